@@ -42,9 +42,9 @@ statuses! {
     NotFound = 1, "no such object";
     /// The object is there already; nothing was changed.
     Exists = 2, "the object exists already and was left as it is";
-    /// Not enough room, even after evicting everything that may be evicted; or an SSD that takes no writes cannot take
-    /// note of a removal.
-    NoSpace = 3, "the pool is full of what is pinned or being written: add memory; or the SSD takes no writes";
+    /// Not enough room, even after evicting everything that may be evicted; or the SSD failed to take what was to be
+    /// written to it, or takes no writes and so cannot take note of a removal.
+    NoSpace = 3, "the pool is full of what is pinned or being written: add memory; or the SSD failed to take the write";
     /// The object is over the limit of one object, or larger than the pool.
     TooLarge = 4, "the object is larger than the store accepts";
     /// An object of 0 bytes cannot be stored.

@@ -68,13 +68,14 @@ impl Service {
         Ok(room)
     }
 
-    /// What a put that `asked` for this is told where there is an object already: that, or to come again. A copy of
+    /// What a put that `asked` for this is told where there is an object already: that, to come again, or that the SSD
+    /// did not take it. A copy of
     /// what was there before may have to go first; and what is there may be of this very put, whose answer was lost,
     /// and still be on its way to the SSD for which it was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.note_orphans();
-        self.write_at_once(digest, asked);
-        if self.owes(digest) || self.is_awaited(digest, asked) { Status::Busy } else { Status::Exists }
+        let awaited = self.awaits_ssd(digest, asked);
+        if self.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
     }
 
     /// Room for an object and its tail, which is on its way there.

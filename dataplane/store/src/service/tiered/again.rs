@@ -2,13 +2,14 @@
 //!
 //! An object whose write failed stays in memory and is tried again after a pause, a few times: each try that fails
 //! costs a segment, and a device that fails them all takes no more writes soon. Nobody is told: who waited for the
-//! write was refused, and that object is gone.
+//! write was refused, and that object is gone. Who asks for it on the SSD in a pause is told at once that the SSD did
+//! not take it, rather than to come again until a deadline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
+use kvplane_proto::{Digest, Status};
 
 use super::{Held, Service, Tiered};
 
@@ -21,6 +22,8 @@ const PAUSE_NS: u64 = 1_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     waiting: BTreeMap<(u64, Digest, Version), Held>,
+    /// Which they are.
+    paused: BTreeSet<(Digest, Version)>,
 }
 
 impl Retries {
@@ -38,6 +41,7 @@ impl Tiered {
         let due_ns = now_ns.saturating_add(PAUSE_NS << (2 * held.tries));
         let again = Held { tries: held.tries + 1, ..*held };
         self.retries.waiting.insert((due_ns, held.digest, held.version), again);
+        self.retries.paused.insert((held.digest, held.version));
         true
     }
 
@@ -47,24 +51,50 @@ impl Tiered {
         while let Some(first) = self.retries.waiting.first_entry()
             && (all || first.key().0 <= now_ns)
         {
-            self.writes.push_back(first.remove());
+            let held = first.remove();
+            self.retries.paused.remove(&(held.digest, held.version));
+            self.writes.push_back(held);
         }
+    }
+
+    /// Whether a version waits for its next try: its put was answered before, as none waited for the write.
+    pub(super) fn is_paused(&self, digest: Digest, version: Version) -> bool {
+        self.retries.paused.contains(&(digest, version))
     }
 }
 
 impl Service {
-    /// Whether a put that asked for this would wait for what is on its way to the SSD.
-    pub(in crate::service) fn is_awaited(&self, digest: Digest, asked: Option<PutAck>) -> bool {
-        let Some(tiered) = &self.tiered else { return false };
-        tiered.policy.ack_of(asked) != PutAck::Memory && tiered.is_writing(digest)
+    /// What a put of an object that is there already is told which would wait for the SSD: to come again while that is
+    /// on its way there, and at once that the SSD did not take it. Nothing where it is there, or the put does not wait.
+    pub(in crate::service) fn awaits_ssd(&mut self, digest: Digest, asked: Option<PutAck>) -> Option<Status> {
+        self.write_at_once(digest, asked);
+        let tiered = self.tiered.as_ref()?;
+        if tiered.policy.ack_of(asked) == PutAck::Memory {
+            return None;
+        }
+        let version = self.store.as_ref()?.peek(digest).map(|object| object.version);
+        if version.is_some_and(|version| tiered.is_paused(digest, version)) {
+            return Some(Status::NoSpace);
+        }
+        if tiered.is_writing(digest) {
+            return Some(Status::Busy);
+        }
+        // What was never to be written is promised to nobody, unless this put says itself what it wants.
+        if asked.is_none() || version.is_none() || tiered.tier.locate(digest).is_some() {
+            return None;
+        }
+        self.hold_for_write(digest, None, asked);
+        self.write_at_once(digest, asked);
+        let begun = self.tiered.as_ref().is_some_and(|tiered| tiered.is_writing(digest));
+        Some(if begun { Status::Busy } else { Status::NoSpace })
     }
 
     /// Somebody would wait for what may still wait to be written: it gets in line, and is written as is asked for now.
-    pub(in crate::service) fn write_at_once(&mut self, digest: Digest, asked: Option<PutAck>) {
-        if !self.is_awaited(digest, asked) {
+    fn write_at_once(&mut self, digest: Digest, asked: Option<PutAck>) {
+        let Some(tiered) = &mut self.tiered else { return };
+        if tiered.policy.ack_of(asked) == PutAck::Memory || !tiered.is_writing(digest) {
             return;
         }
-        let Some(tiered) = &mut self.tiered else { return };
         let of = |held: &Held| held.digest == digest;
         // In their order: those that were replaced meanwhile are let go when it is their turn.
         while let Some(at) = tiered.dirty.iter().position(of) {

@@ -115,7 +115,8 @@ impl Service {
     /// for the SSD, wait still, or have been a refusal.
     pub(in crate::service) fn kept(&self, digest: Digest, version: Version) -> Status {
         let Some(tiered) = &self.tiered else { return Status::Ok };
-        if tiered.writing.contains(&(digest, version)) || tiered.removing.contains(&digest) {
+        let writing = tiered.writing.contains(&(digest, version)) && !tiered.is_paused(digest, version);
+        if writing || tiered.removing.contains(&digest) {
             return Status::Busy;
         }
         let here = self.store.as_ref().and_then(|store| store.peek(digest)).is_some_and(|now| now.version >= version);

@@ -80,6 +80,44 @@ fn what_the_device_failed_to_take_is_written_when_it_is_well() {
 }
 
 #[test]
+fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
+    for ack in [PutAck::Buffered, PutAck::Durable] {
+        let mut world = World::new(1250, policy(WritePolicy::Through));
+        world.failing_writes = 2;
+        assert_eq!(put(&mut world, None), Status::Ok);
+        for _ in 0..2 {
+            assert_eq!(put(&mut world, Some(ack)), Status::NoSpace);
+            let version = world.service.store().and_then(|store| store.peek(digest(3))).expect("in memory").version;
+            assert_eq!(world.service.kept(digest(3), version), Status::Ok, "as it was answered");
+            world.now_ns += 5 * SECOND_NS;
+            world.settle();
+        }
+        assert_eq!(put(&mut world, Some(ack)), Status::Exists);
+        assert!(world.service.on_ssd(digest(3)).is_some());
+        world.end();
+    }
+}
+
+#[test]
+fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
+    for ack in [PutAck::Buffered, PutAck::Durable] {
+        let selective = policy(WritePolicy::Selective { times: 9 });
+        let mut world = World::new(1260, TierPolicy { backlog_percent: 90, ..selective });
+        assert_eq!(put(&mut world, None), Status::Ok);
+        assert!(world.service.on_ssd(digest(3)).is_none(), "nobody asked for it");
+        assert_eq!(put(&mut world, None), Status::Exists);
+        world.failing_writes = 1;
+        assert_eq!(put(&mut world, Some(ack)), Status::Busy);
+        assert_eq!(put(&mut world, Some(ack)), Status::NoSpace);
+        world.now_ns += 2 * SECOND_NS;
+        world.settle();
+        assert_eq!(put(&mut world, Some(ack)), Status::Exists);
+        assert!(world.service.on_ssd(digest(3)).is_some());
+        world.end();
+    }
+}
+
+#[test]
 fn a_device_that_takes_nothing_is_not_asked_for_ever() {
     let mut world = World::on(8 * super::DEVICE_BYTES, 1300, policy(WritePolicy::Through));
     world.failing_writes = u32::MAX;
