@@ -226,6 +226,7 @@ ATTRIBUTES = {
         "data_type": "ObjectDataType",
         "group_ids": "Optional[List[str]]",
     },
+    "TransferEngine": {"TransferOpcode": "Any"},
     "TransferNotify": {"name": "str", "msg": "str"},
 }
 #: Classes that are enumerations.

@@ -17,6 +17,7 @@ mod puts;
 mod questions;
 mod ranges;
 mod replicas;
+mod run;
 mod sessions;
 mod striped_puts;
 mod stripes;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
 use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
-use kvplane_proto::{BatchId, Digest, Limits, Status, Version};
+use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
 
 use crate::error::Error;
@@ -286,55 +287,6 @@ impl Client {
 
     pub(crate) const fn initiator(&mut self) -> &mut Initiator {
         &mut self.initiator
-    }
-
-    /// Starts a batch, for callers who keep several open.
-    pub(crate) fn submit(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
-        self.follow_map();
-        Ok(self.initiator.submit_puts(requests, puts, self.deadline)?)
-    }
-
-    /// Runs the puts of the client's book as one batch.
-    fn run_puts(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
-        self.follow_map();
-        let batch = self.initiator.submit_puts(requests, &self.puts, self.deadline)?;
-        self.wait(batch)?;
-        let results = self.initiator.results(batch).to_vec();
-        self.initiator.release(batch);
-        Ok(results)
-    }
-
-    /// Runs requests as one batch and returns their results in order.
-    ///
-    /// # Errors
-    /// When a request is malformed, or the kernel fails us; never for the requests' own outcomes.
-    pub fn run(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
-        self.follow_map();
-        let batch = self.initiator.submit(requests, self.deadline)?;
-        self.wait(batch)?;
-        let results = self.initiator.results(batch).to_vec();
-        self.initiator.release(batch);
-        Ok(results)
-    }
-
-    fn run_one(&mut self, request: Request) -> Result<TaskResult, Error> {
-        self.follow_map();
-        let batch = self.initiator.submit(&[request], self.deadline)?;
-        self.wait(batch)?;
-        let result = self.initiator.results(batch)[0];
-        self.initiator.release(batch);
-        Ok(result)
-    }
-
-    fn wait(&mut self, batch: BatchId) -> Result<(), Error> {
-        while !self.initiator.is_complete(batch) {
-            // With trouble about, a newer map may be what is waited for.
-            let longest = if self.initiator.take_map_wanted() { MAP_LOOK } else { Duration::from_millis(50) };
-            self.initiator.round(longest, || false)?;
-            self.follow_map();
-        }
-        while self.initiator.poll_done().is_some() {}
-        Ok(())
     }
 
     /// Goes on by the newest map and ticket.

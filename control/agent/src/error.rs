@@ -111,6 +111,12 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
+    /// The caller's wait was ended before there was an outcome: see [`kvplane_sys::interrupt`].
+    pub(crate) fn interrupted() -> Self {
+        let what = "the call was interrupted before it had an outcome".to_owned();
+        Self::Status { what, status: Status::Cancelled, cause: None }
+    }
+
     /// The status, when a store or a peer gave one.
     #[must_use]
     pub const fn status(&self) -> Option<Status> {

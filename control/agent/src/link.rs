@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Request, Streamed, Welcome};
 use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
+use kvplane_sys::interrupt::{self, Nothing};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
@@ -175,7 +176,11 @@ impl ControlLink {
         R: Request + Send + 'static,
         R::Reply: Send + 'static,
     {
-        self.begin(request)?.recv().map_err(|_| ended())?.map_err(Error::Call)
+        match interrupt::receive(&self.begin(request)?, None) {
+            Ok(answer) => answer.map_err(Error::Call),
+            Err(Nothing::Ended) => Err(Error::interrupted()),
+            Err(Nothing::Late | Nothing::Gone) => Err(ended()),
+        }
     }
 
     /// As [`Self::call`], and gives up after `budget`; the call may take effect all the same.
@@ -187,12 +192,11 @@ impl ControlLink {
         R: Request + Send + 'static,
         R::Reply: Send + 'static,
     {
-        match self.begin(request)?.recv_timeout(budget) {
+        match interrupt::receive(&self.begin(request)?, Some(budget)) {
             Ok(answer) => answer.map_err(Error::Call),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(Error::Call(CallError::Deadline { address: self.address, waited: budget }))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(ended()),
+            Err(Nothing::Late) => Err(Error::Call(CallError::Deadline { address: self.address, waited: budget })),
+            Err(Nothing::Ended) => Err(Error::interrupted()),
+            Err(Nothing::Gone) => Err(ended()),
         }
     }
 

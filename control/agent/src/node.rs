@@ -26,6 +26,7 @@ use kvplane_rpc::message::Drain;
 use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
+use kvplane_sys::interrupt;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
@@ -261,7 +262,9 @@ impl Node {
             if left == 0 || Instant::now() >= until {
                 return Ok(left);
             }
-            std::thread::sleep(DRAIN_LOOK);
+            if !interrupt::sleep(DRAIN_LOOK) {
+                return Err(Error::interrupted());
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_rpc::{CallError, Role};
+use kvplane_sys::interrupt;
 
 use crate::error::Error;
 use crate::link::{ControlLink, seed};
@@ -175,7 +176,10 @@ impl Scheduler {
             if Instant::now() >= until {
                 return false;
             }
-            drop(self.shared.changed.wait_timeout(inner, LOOK));
+            drop(self.shared.changed.wait_timeout(inner, interrupt::step(LOOK)));
+            if interrupt::ended() {
+                return false;
+            }
         }
     }
 
@@ -195,7 +199,10 @@ impl Scheduler {
             if left.is_zero() {
                 return None;
             }
-            drop(self.shared.changed.wait_timeout(inner, LOOK.min(left)));
+            drop(self.shared.changed.wait_timeout(inner, interrupt::step(LOOK.min(left))));
+            if interrupt::ended() {
+                return None;
+            }
         }
     }
 
@@ -260,7 +267,7 @@ impl Scheduler {
                 Ok(Scheduled::Queued { reservation, .. }) => {
                     asked = match self.wait_told(id, until) {
                         Some(told) => Ok(told),
-                        None if Instant::now() < until => self.ask(request),
+                        None if Instant::now() < until && !interrupt::is_ended() => self.ask(request),
                         None => {
                             // It may have ended there at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
@@ -308,8 +315,15 @@ impl Scheduler {
             if now >= until || !self.shared.assignments.load(Ordering::Acquire) {
                 return None;
             }
-            let waited = self.shared.changed.wait_timeout(inner, LOOK.min(until - now));
+            let waited = self.shared.changed.wait_timeout(inner, interrupt::step(LOOK.min(until - now)));
             inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if interrupt::is_watched() {
+                drop(inner);
+                if interrupt::ended() {
+                    return None;
+                }
+                inner = self.shared.inner();
+            }
         }
     }
 

@@ -19,6 +19,7 @@ pub mod doorbell;
 pub mod errno;
 pub mod file;
 pub mod hwloc;
+pub mod interrupt;
 mod library;
 pub mod net;
 pub mod nvme;

@@ -3,12 +3,13 @@
 //! A client of the store belongs to one thread at a time, so each call takes one for itself and gives it back. They
 //! share what is registered: a client learns of a buffer when it first uses it, and forgets those that are gone.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice};
+use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice, interrupt};
 
 use crate::memory::{Entry, Memory};
 use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
@@ -148,6 +149,34 @@ impl Drop for Call {
     }
 }
 
+/// A call of some clients under way, and this thread's.
+struct Own<'a>(&'a Clients);
+
+thread_local! {
+    /// Whose calls are under way on this thread: several where a signal's handler makes one.
+    static OWN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<'a> Own<'a> {
+    fn begin(clients: &'a Clients) -> Self {
+        clients.calls.fetch_add(1, Ordering::SeqCst);
+        OWN.with_borrow_mut(|own| own.push(std::ptr::from_ref(clients).addr()));
+        Self(clients)
+    }
+
+    fn count(clients: &Clients) -> usize {
+        let at = std::ptr::from_ref(clients).addr();
+        OWN.with_borrow(|own| own.iter().filter(|one| **one == at).count())
+    }
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        OWN.with_borrow_mut(Vec::pop);
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Clients {
     /// Clients over a first one.
     pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
@@ -201,19 +230,15 @@ impl Clients {
         }
         let until = *self.node_by.get_or_init(|| Instant::now() + self.config.deadline.min(FIRST_NODE));
         let goes_on = || !self.closed.load(Ordering::SeqCst) && !ENDING.load(Ordering::SeqCst);
-        while Instant::now() < until && goes_on() && !self.is_served() {
-            std::thread::sleep(LOOK);
-        }
+        while Instant::now() < until && goes_on() && !self.is_served() && interrupt::sleep(LOOK) {}
     }
 
     /// Runs `work` with a client of its own; else the number of the error.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
         let _call = Call::begin(self.process)?;
-        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _own = Own::begin(self);
         self.await_node();
-        let result = self.with_member(work);
-        self.calls.fetch_sub(1, Ordering::SeqCst);
-        result
+        self.with_member(work)
     }
 
     fn with_member<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
@@ -242,7 +267,15 @@ impl Clients {
             if left.is_zero() {
                 return Err(failed(NO_ROOM, format!("{CLIENTS} calls are under way: the most at a time")));
             }
-            members = self.returned.wait_timeout(members, left).unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.returned.wait_timeout(members, interrupt::step(left));
+            members = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if interrupt::is_watched() && members.idle.is_empty() {
+                drop(members);
+                if interrupt::ended() {
+                    return Err(failed(INTERNAL, "the call was interrupted"));
+                }
+                members = self.lock();
+            }
         }
     }
 
@@ -271,7 +304,9 @@ impl Clients {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let until = Instant::now() + self.config.deadline;
-        while self.calls.load(Ordering::SeqCst) > 0 && Instant::now() < until {
+        // Those of this thread, where a signal's handler closes, end after it has returned.
+        let own = Own::count(self);
+        while self.calls.load(Ordering::SeqCst) > own && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(200));
         }
         let idle = core::mem::take(&mut self.lock().idle);

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use kvplane::interrupt::{self, Nothing};
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
 use kvplane::{Control, Error, Remote};
 use pyo3::exceptions::PyValueError;
@@ -194,5 +195,9 @@ pub(crate) fn within<T: Send + 'static>(
     let thread = std::thread::Builder::new().name("kvplane-setup".to_owned());
     let started = thread.spawn(move || drop(done.send(work())));
     started.map_err(|error| format!("no thread for the setup: {error}"))?;
-    wait.recv_timeout(longest).unwrap_or(Err(late))
+    match interrupt::receive(&wait, Some(longest)) {
+        Ok(done) => done,
+        Err(Nothing::Ended) => Err("the call was interrupted".to_owned()),
+        Err(Nothing::Late | Nothing::Gone) => Err(late),
+    }
 }

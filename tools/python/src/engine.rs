@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use kvplane::{
-    Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
+    Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine, interrupt,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -15,6 +15,7 @@ use crate::host_memory::allocate;
 use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::transfers;
+use crate::waiting::waiting;
 
 /// Batches that may be under way or not asked for yet, about 600 bytes each.
 const BATCHES: usize = 65_536;
@@ -105,11 +106,14 @@ impl Engine {
     #[new]
     #[pyo3(signature = (host, metadata, shared_memory=true, tcp=true))]
     fn new(py: Python<'_>, host: &str, metadata: &str, shared_memory: bool, tcp: bool) -> PyResult<Self> {
-        let started = py.detach(|| {
-            let config = transfers::config(host, metadata)?;
+        let (host, metadata) = (host.to_owned(), metadata.to_owned());
+        let start = move || {
+            let config = transfers::config(&host, &metadata)?;
             let config = kvplane::TransferEngineConfig { shared_memory, tcp, ..config };
             TransferEngine::start(config).map_err(|error| error.to_string())
-        });
+        };
+        let interrupted = || Err("the start was interrupted".to_owned());
+        let started = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))?;
         let engine = started.map_err(PyRuntimeError::new_err)?;
         Ok(Self {
             engine: RwLock::new(Some(Arc::new(engine))),
@@ -196,13 +200,13 @@ impl Engine {
         notice: Option<(String, String)>,
     ) -> PyResult<i64> {
         let asked = Asked::of((target, write), ours, theirs, lengths, notice)?;
-        Ok(py.detach(|| {
+        waiting(py, || {
             let done = self.call(|engine| {
                 let batch = self.start(engine, &asked, false)?;
                 outcome(&batch)
             });
             done.map_or_else(|code| code, |()| 0)
-        }))
+        })
     }
 
     /// Starts such a transfer: its number, from 1 on, or an error's.
@@ -217,14 +221,18 @@ impl Engine {
         lengths: &Bound<'_, PyAny>,
     ) -> PyResult<i64> {
         let asked = Asked::of((target, write), ours, theirs, lengths, None)?;
-        Ok(py.detach(|| {
+        waiting(py, || {
             let started = self.call(|engine| {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;
                 let batch = Arc::new(self.start(engine, &asked, true)?);
+                if interrupt::is_ended() {
+                    // Nobody will know its number: it ends here.
+                    return Err(INTERNAL);
+                }
                 Ok(self.batches.lock().unwrap_or_else(PoisonError::into_inner).add(batch) as i64)
             });
             started.unwrap_or_else(|code| code)
-        }))
+        })
     }
 
     /// How such a transfer stands, all of its parts: 1 done, 0 under way, -1 failed, -2 too late. One that has ended is
@@ -239,10 +247,10 @@ impl Engine {
         code
     }
 
-    /// Waits for such transfers: 0 when all went well.
-    fn wait(&self, py: Python<'_>, numbers_: &Bound<'_, PyAny>) -> PyResult<i64> {
-        let wanted = numbers(numbers_)?;
-        Ok(py.detach(|| {
+    /// Waits for such transfers: 0 when all went well. A signal whose handler raises withdraws them all.
+    fn wait(&self, py: Python<'_>, numbers: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let wanted = crate::cpython::numbers(numbers)?;
+        waiting(py, || {
             let mut code = 0;
             for number in wanted {
                 let Some(batch) = self.batch(number) else {
@@ -255,25 +263,25 @@ impl Engine {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
             }
             code
-        }))
+        })
     }
 
     /// Whether the engine of this name lives: 0, or an error's number.
-    fn probe(&self, py: Python<'_>, name: &str) -> i64 {
-        let probed = py.detach(|| self.call(|engine| engine.probe(name).map_err(|error| engine_code(&error))));
-        probed.map_or_else(|code| code, |_| 0)
+    fn probe(&self, py: Python<'_>, name: &str) -> PyResult<i64> {
+        let probed = waiting(py, || self.call(|engine| engine.probe(name).map_err(|error| engine_code(&error))))?;
+        Ok(probed.map_or_else(|code| code, |_| 0))
     }
 
     /// Leaves a message with the engine of this name.
-    fn notify(&self, py: Python<'_>, target: &str, name: String, message: String) -> i64 {
+    fn notify(&self, py: Python<'_>, target: &str, name: String, message: String) -> PyResult<i64> {
         let notice = Notice { name, message };
-        let told = py.detach(|| {
+        let told = waiting(py, || {
             self.call(|engine| {
                 let handle = self.open(engine, target)?;
                 engine.notify(handle, &notice).map_err(|error| engine_code(&error))
             })
-        });
-        told.map_or_else(|code| code, |()| 0)
+        })?;
+        Ok(told.map_or_else(|code| code, |()| 0))
     }
 
     /// The messages that others left here, oldest first; each is given once.
@@ -283,16 +291,16 @@ impl Engine {
     }
 
     /// Where the first buffer of a segment begins, or an error's number.
-    fn first_buffer(&self, py: Python<'_>, target: &str) -> i64 {
-        let found = py.detach(|| {
+    fn first_buffer(&self, py: Python<'_>, target: &str) -> PyResult<i64> {
+        let found = waiting(py, || {
             self.call(|engine| {
                 let handle = self.open(engine, target)?;
                 let info = engine.segment_info(handle).map_err(|error| engine_code(&error))?;
                 let first = info.buffers.first().map(|buffer| buffer.address as i64);
                 first.ok_or_else(|| failed(-3, format!("{target} has registered nothing")))
             })
-        });
-        found.unwrap_or_else(|code| code)
+        })?;
+        Ok(found.unwrap_or_else(|code| code))
     }
 
     /// Ends it: withdraws what is under way, and returns when nothing touches its memory any more.

@@ -25,6 +25,7 @@ mod store;
 mod tasks;
 mod transfers;
 mod values;
+mod waiting;
 
 use pyo3::prelude::*;
 

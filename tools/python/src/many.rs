@@ -17,6 +17,7 @@ use crate::cpython::Keys;
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, failed, store_code};
 use crate::store::{DIRECT_BYTES, Store};
+use crate::waiting::waiting;
 
 /// Memory of Python's: where, and how long. Whoever made it keeps it there until the call has ended.
 pub(crate) type Place = (u64, u64);
@@ -202,7 +203,7 @@ impl Store {
             values.push(value);
         }
         // SAFETY: `values` keeps the bytes until after the call, and nobody reads them before it has ended.
-        let codes = py.detach(|| unsafe { self.get_places(&some, &places) });
+        let codes = waiting(py, || unsafe { self.get_places(&some, &places) })?;
         let mut codes = codes.into_iter().zip(&places);
         for (index, _) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
             let Some((code, place)) = codes.next() else { break };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kvplane::Region;
+use kvplane::{Region, interrupt};
 
 /// How long unregistering waits for calls that use the memory; each ends by its own deadline before that.
 const LEAVE: Duration = Duration::from_secs(20);
@@ -151,7 +151,9 @@ impl Memory {
             if Instant::now() > until {
                 return Err(format!("the memory at {address:#x} is still used by a call of another thread"));
             }
-            std::thread::sleep(LOOK);
+            if !interrupt::sleep(LOOK) {
+                return Err("the call was interrupted".to_owned());
+            }
         }
         Ok(())
     }

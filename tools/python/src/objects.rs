@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, ReadOptions, Region};
+use kvplane::{
+    Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, ReadOptions, Region, interrupt,
+};
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 
@@ -16,6 +18,7 @@ use crate::control::Wanted;
 use crate::cpython::numbers;
 use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
+use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`.
 const EXISTS: i64 = -705;
@@ -125,17 +128,19 @@ impl Objects {
         let listen: SocketAddr =
             listen.parse().map_err(|_| PyValueError::new_err(format!("{listen:?} is no address: ip:port")))?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
-        let started = py.detach(|| {
+        let start = move || {
             let mut config = P2pConfig::new(wanted.found()?);
             config.tenant = tenant;
             config.engine.listen = SocketAddr::new(listen.ip(), 0);
             config.engine.data_port = listen.port();
             config.engine.shared_memory = shared_memory;
-            config.engine.runtime_directory.clone_from(&wanted.runtime_directory);
+            config.engine.runtime_directory = wanted.runtime_directory;
             config.host = host.unwrap_or(config.host);
             config.rack = rack;
             P2pStore::connect(config).map_err(|error| error.to_string())
-        });
+        };
+        let interrupted = || Err("the start was interrupted".to_owned());
+        let started = waiting(py, || interrupt::aside("kvplane-setup", start).unwrap_or_else(interrupted))?;
         let store = started.map_err(|why: String| PyConnectionError::new_err(why))?;
         Ok(Self { store: RwLock::new(Some(Arc::new(store))), process: std::process::id() })
     }
@@ -160,47 +165,47 @@ impl Objects {
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
         let options = PublishOptions { version, shard_bytes, about };
-        let done = py.detach(|| {
+        let done = waiting(py, || {
             let regions = regions(&addresses, &sizes, false)?;
             self.call(|store| store.register(name, &regions, &options).map_err(|error| code_of(&error)))
-        });
+        })?;
         Ok(done.map_or_else(|code| code, |version| version as i64))
     }
 
     /// Stops serving an object and waits for its readers: 0, or an error's number; then the memory must stay.
     #[pyo3(signature = (name, version))]
-    fn unregister(&self, py: Python<'_>, name: &str, version: Option<u64>) -> i64 {
-        let done = py.detach(|| self.call(|store| store.unregister(name, version).map_err(|error| code_of(&error))));
-        done.map_or_else(|code| code, |()| 0)
+    fn unregister(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<i64> {
+        let done = waiting(py, || self.call(|store| store.unregister(name, version).map_err(|error| code_of(&error))))?;
+        Ok(done.map_or_else(|code| code, |()| 0))
     }
 
     /// What an object is.
     #[pyo3(signature = (name, version))]
-    fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> Answer<Found> {
-        let found = py.detach(|| self.call(|store| store.find(name, version).map_err(|error| code_of(&error))));
+    fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<Found>> {
+        let found = waiting(py, || self.call(|store| store.find(name, version).map_err(|error| code_of(&error))))?;
         let tell = |object: kvplane::Object| {
             let layout = &object.layout;
             let (sizes, shards) = (layout.sizes().to_vec(), layout.shards());
             (object.version, sizes, layout.shard_bytes(), shards, object.about)
         };
-        found.map(tell).into()
+        Ok(found.map(tell).into())
     }
 
     /// Objects whose names begin with this.
-    fn list(&self, py: Python<'_>, prefix: &str) -> Answer<Vec<Listed>> {
-        let found = py.detach(|| self.call(|store| store.list(prefix).map_err(|error| code_of(&error))));
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Answer<Vec<Listed>>> {
+        let found = waiting(py, || self.call(|store| store.list(prefix).map_err(|error| code_of(&error))))?;
         let tell = |one: kvplane::rpc::p2p::ObjectSummary| {
             (one.name, one.version, one.total_bytes, one.shard_bytes, one.shards, one.members)
         };
-        found.map(|objects| objects.into_iter().map(tell).collect::<Vec<Listed>>()).into()
+        Ok(found.map(|objects| objects.into_iter().map(tell).collect::<Vec<Listed>>()).into())
     }
 
     /// Who holds an object.
     #[pyo3(signature = (name, version))]
-    fn members(&self, py: Python<'_>, name: &str, version: Option<u64>) -> Answer<Vec<Member>> {
-        let found = py.detach(|| self.call(|store| store.describe(name, version).map_err(|error| code_of(&error))));
+    fn members(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<Vec<Member>>> {
+        let found = waiting(py, || self.call(|store| store.describe(name, version).map_err(|error| code_of(&error))))?;
         let tell = |one: kvplane::rpc::p2p::ObjectMember| (one.segment, one.origin, one.have, one.excluded);
-        found.map(|found| found.members.into_iter().map(tell).collect::<Vec<Member>>()).into()
+        Ok(found.map(|found| found.members.into_iter().map(tell).collect::<Vec<Member>>()).into())
     }
 
     /// The shards that hold a range of a buffer: the first, and how many.
@@ -211,16 +216,16 @@ impl Objects {
         name: &str,
         version: Option<u64>,
         place: (usize, u64, u64),
-    ) -> Answer<(u32, u32)> {
+    ) -> PyResult<Answer<(u32, u32)>> {
         let (buffer, offset, bytes) = place;
-        let found = py.detach(|| self.call(|store| store.find(name, version).map_err(|error| code_of(&error))));
+        let found = waiting(py, || self.call(|store| store.find(name, version).map_err(|error| code_of(&error))))?;
         let cover = |object: kvplane::Object| {
             object.layout.covering(buffer, offset, bytes).ok_or_else(|| {
                 let size = object.layout.sizes().get(buffer);
                 failed(INVALID, format!("{bytes} bytes from {offset} on of buffer {buffer}, which has {size:?}"))
             })
         };
-        found.and_then(cover).into()
+        Ok(found.and_then(cover).into())
     }
 
     /// Fetches an object into memory and serves it: the bytes that were fetched, or an error's number. `progress` is
@@ -251,7 +256,7 @@ impl Objects {
                 raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         };
-        let done = py.detach(|| {
+        let done = waiting(py, || {
             let regions = regions(&addresses, &sizes, true)?;
             let each: Option<&(dyn Fn(Progress) + Sync)> = if progress.is_some() { Some(&each) } else { None };
             let options = GetOptions { shards, resume, deadline, each };
@@ -264,7 +269,7 @@ impl Objects {
                 }
                 Ok(bytes)
             })
-        });
+        })?;
         match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(done.map_or_else(|code| code, |bytes| bytes as i64)),
@@ -294,12 +299,12 @@ impl Objects {
             offsets,
         };
         let parts: Vec<NamedPart> = parts.into_iter().map(named).collect();
-        let read = py.detach(move || {
+        let read = waiting(py, move || {
             let memory = regions(&[place.0], &[place.1], true)?;
             let (names, to) = ((&*manifests.0, &*manifests.1, participant), (&memory[0], offsets.as_deref()));
             let options = ReadOptions { deadline, each: None };
             self.call(|store| store.reshard_named(names, &parts, to, &options).map_err(|error| code_of(&error)))
-        });
+        })?;
         Ok(read.map(|read| (read.bytes, read.checked)).into())
     }
 

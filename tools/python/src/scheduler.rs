@@ -20,6 +20,7 @@ use crate::control::{Wanted, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::scheduling::{Change, Context, Decided, Explained, Holders, Table, nanoseconds, part_of, step_of, tier_of};
+use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`: here, another prompt, life or instance has the name.
 const CONFLICT: i64 = -705;
@@ -89,7 +90,7 @@ impl Scheduler {
     ) -> PyResult<Self> {
         let budget = seconds("budget", budget, 60)?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
-        let connected = py.detach(|| wanted.connect(move |control| kvplane::Scheduler::connect(&control, budget)));
+        let connected = waiting(py, || wanted.connect(move |control| kvplane::Scheduler::connect(&control, budget)))?;
         let line = connected.map_err(PyConnectionError::new_err)?;
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
     }
@@ -120,27 +121,27 @@ impl Scheduler {
         let decided = self.ask(py, |line| match failed {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
             None => line.schedule(request, patience),
-        });
+        })?;
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(Decided::of(decision)))))
     }
 
     /// How a booked request fares: 0, or an error's number.
     #[pyo3(signature = (reservation, step, reused_tokens=0, took=0.0))]
-    fn update(&self, py: Python<'_>, reservation: u64, step: &str, reused_tokens: u32, took: f64) -> i64 {
+    fn update(&self, py: Python<'_>, reservation: u64, step: &str, reused_tokens: u32, took: f64) -> PyResult<i64> {
         let Some(step) = step_of(step, reused_tokens, took) else {
-            return invalid(format!("there is no step {step:?}"));
+            return Ok(invalid(format!("there is no step {step:?}")));
         };
-        self.ask(py, |line| line.update(reservation, step)).map_or_else(|code| code, |()| 0)
+        Ok(self.ask(py, |line| line.update(reservation, step))?.map_or_else(|code| code, |()| 0))
     }
 
     /// A request that went to `prefill` by the local rule has ended.
-    fn ended(&self, py: Python<'_>, prefill: String) -> i64 {
+    fn ended(&self, py: Python<'_>, prefill: String) -> PyResult<i64> {
         let decision = Decision::Local { prefill, decode: None };
         let told = self.ask(py, |line| {
             line.ended(&decision);
             Ok(())
-        });
-        told.map_or_else(|code| code, |()| 0)
+        })?;
+        Ok(told.map_or_else(|code| code, |()| 0))
     }
 
     /// Who has how much of the beginning of a prompt.
@@ -155,28 +156,28 @@ impl Scheduler {
         let hashes = numbers(hashes)?;
         let Some(tier) = tier_of(tier) else { return Ok((invalid(format!("there is no tier {tier:?}")), None)) };
         let question = QueryPrefix { context: context.out(), hashes, most, tier };
-        let found = self.ask(py, |line| line.call(question));
+        let found = self.ask(py, |line| line.call(question))?;
         Ok(found.map_or_else(|code| (code, None), |found| (0, Some(Holders::of(found)))))
     }
 
     /// Why a request went where it went.
-    fn explain(&self, py: Python<'_>, request: String) -> (i64, Option<Explained>) {
-        let found = self.ask(py, |line| line.call(ExplainRequest { request }));
-        found.map_or_else(|code| (code, None), |found| (0, Some(Explained::of(found))))
+    fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<Explained>)> {
+        let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
+        Ok(found.map_or_else(|code| (code, None), |found| (0, Some(Explained::of(found)))))
     }
 
     /// The first table of instances after the `seen` that came, and its number; none when that takes longer.
-    fn table_after(&self, py: Python<'_>, seen: u64, patience: f64) -> (i64, Option<(u64, Table)>) {
+    fn table_after(&self, py: Python<'_>, seen: u64, patience: f64) -> PyResult<(i64, Option<(u64, Table)>)> {
         let patience = Duration::from_nanos(nanoseconds(patience));
-        let told = self.ask(py, |line| Ok(line.table_after(seen, patience)));
-        told.map_or_else(|code| (code, None), |told| (0, told.map(|(number, table)| (number, Table::of(table)))))
+        let told = self.ask(py, |line| Ok(line.table_after(seen, patience)))?;
+        Ok(told.map_or_else(|code| (code, None), |told| (0, told.map(|(number, table)| (number, Table::of(table))))))
     }
 
     /// Has objects copied to a second node each: the task's number, or an error's.
     fn replicate(&self, py: Python<'_>, tenant: &str, keys: &Bound<'_, PyAny>) -> PyResult<(i64, u64)> {
         let keys = Keys::many(keys)?;
         let keys: Vec<&[u8]> = keys.iter().collect();
-        let task = self.ask(py, |line| line.replicate(tenant, &keys));
+        let task = self.ask(py, |line| line.replicate(tenant, &keys))?;
         Ok(task.map_or_else(|code| (code, 0), |task| (0, task)))
     }
 
@@ -187,11 +188,11 @@ impl Scheduler {
         py: Python<'_>,
         instance: Registering,
         events: Option<(String, String, String)>,
-    ) -> (i64, bool, f64) {
+    ) -> PyResult<(i64, bool, f64)> {
         let (instance, life, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
             instance;
         let Some(part) = part_of(&part) else {
-            return (invalid(format!("part {part:?}: prefill, decode or mixed")), false, 0.0);
+            return Ok((invalid(format!("part {part:?}: prefill, decode or mixed")), false, 0.0));
         };
         let events = events.map(|(publisher, replay, topic)| EventSource { publisher, replay, topic });
         let report_ns = nanoseconds(report);
@@ -208,25 +209,27 @@ impl Scheduler {
             address,
             events,
         };
-        let told = self.ask(py, |line| line.call(call));
-        told.map_or_else(
+        let told = self.ask(py, |line| line.call(call))?;
+        Ok(told.map_or_else(
             |code| (code, false, 0.0),
             |told| (0, told.fresh, Duration::from_nanos(told.doubted_after_ns).as_secs_f64()),
-        )
+        ))
     }
 
     /// An instance goes.
-    fn deregister(&self, py: Python<'_>, tenant: String, instance: String, life: u64) -> i64 {
-        self.ask(py, |line| line.call(DeregisterInstance { tenant, instance, life })).map_or_else(|code| code, |_| 0)
+    fn deregister(&self, py: Python<'_>, tenant: String, instance: String, life: u64) -> PyResult<i64> {
+        Ok(self
+            .ask(py, |line| line.call(DeregisterInstance { tenant, instance, life }))?
+            .map_or_else(|code| code, |_| 0))
     }
 
     /// How busy an instance is: its tenant, name, life and the report's number; prompts' tokens, decodes' tokens,
     /// decodes.
-    fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> i64 {
+    fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
         let (tenant, instance, life, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
         let call = ReportLoad { tenant, instance, life, seq, queued_tokens, decode_tokens, decodes };
-        self.ask(py, |line| line.call(call)).map_or_else(|code| code, |_| 0)
+        Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }
 
     /// What became of an instance's cache: the number of the next batch, and what is wanted: nothing, replay, snapshot.
@@ -236,18 +239,18 @@ impl Scheduler {
         of: (String, String, u64, u64),
         kind: &str,
         changes: Vec<Change>,
-    ) -> (i64, u64, &'static str) {
+    ) -> PyResult<(i64, u64, &'static str)> {
         let (tenant, instance, life, seq) = of;
         let kind = match kind {
             "goes" => CacheReport::Goes,
             "snapshot" => CacheReport::Snapshot,
             "lost" => CacheReport::Lost,
-            other => return (invalid(format!("kind {other:?}: goes, snapshot or lost")), 0, ""),
+            other => return Ok((invalid(format!("kind {other:?}: goes, snapshot or lost")), 0, "")),
         };
         let changes: Option<Vec<_>> = changes.into_iter().map(Change::out).collect();
-        let Some(changes) = changes else { return (invalid("a change of a tier that there is not"), 0, "") };
-        let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, life, seq, kind, changes }));
-        told.map_or_else(|code| (code, 0, ""), |told| (0, told.next, crate::scheduling::wanted_name(told.wanted)))
+        let Some(changes) = changes else { return Ok((invalid("a change of a tier that there is not"), 0, "")) };
+        let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, life, seq, kind, changes }))?;
+        Ok(told.map_or_else(|code| (code, 0, ""), |told| (0, told.next, crate::scheduling::wanted_name(told.wanted))))
     }
 
     /// The number under which the Conductor knows this client; 0 once closed.
@@ -273,8 +276,8 @@ impl Scheduler {
         &self,
         py: Python<'_>,
         call: impl FnOnce(&kvplane::Scheduler) -> Result<T, Error> + Send,
-    ) -> Result<T, i64> {
-        py.detach(|| {
+    ) -> PyResult<Result<T, i64>> {
+        waiting(py, || {
             let _call = Call::begin(self.process)?;
             let line = self.open()?;
             call(&line).map_err(|error| code_of(&error))

@@ -18,6 +18,7 @@ use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, sto
 use crate::ranges::{self, Sessions};
 use crate::segment::Segment;
 use crate::tasks;
+use crate::waiting::waiting;
 
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.
 pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
@@ -59,12 +60,12 @@ impl Store {
     ) -> PyResult<Self> {
         let deadline = seconds("deadline", deadline, 3_600)?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
-        let connected = py.detach(|| {
+        let connected = waiting(py, || {
             wanted.connect(move |control| {
                 let config = ClientConfig { control, tenant, shared_memory, deadline, ..ClientConfig::local("") };
                 Client::connect(&config).map(|client| (config, client))
             })
-        });
+        })?;
         let (config, client) = connected.map_err(PyConnectionError::new_err)?;
         Ok(Self {
             control: config.control.clone(),
@@ -81,17 +82,17 @@ impl Store {
     }
 
     /// Forgets memory; when this returns, no call uses it.
-    fn unregister(&self, py: Python<'_>, address: u64) -> i64 {
+    fn unregister(&self, py: Python<'_>, address: u64) -> PyResult<i64> {
         if self.clients.process() != std::process::id() {
             // A thread of the parent's may hold the locks for ever here.
-            return failed(INTERNAL, "the process was forked after the setup: nothing is registered there");
+            return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered there"));
         }
-        let gone = py.detach(|| {
+        let gone = waiting(py, || {
             let gone = self.clients.memory.unregister(address);
             self.clients.sweep();
             gone
-        });
-        gone.map_or_else(|why| failed(INVALID, why), |()| 0)
+        })?;
+        Ok(gone.map_or_else(|why| failed(INVALID, why), |()| 0))
     }
 
     /// Stores the bytes of an object with the buffer protocol.
@@ -111,13 +112,13 @@ impl Store {
         let keeping = options(kept);
         if view.bytes() < DIRECT_BYTES {
             let value = view.to_vec();
-            return Ok(py.detach(|| self.put_copied(&keys, &value, &keeping)));
+            return waiting(py, || self.put_copied(&keys, &value, &keeping));
         }
         let (address, bytes) = (view.address(), view.bytes());
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
         let Some(region) = region else { return Ok(failed(INVALID, "the value is no memory")) };
-        let code = py.detach(|| {
+        let code = waiting(py, || {
             let put = self.clients.with(|member| {
                 let buffer = member.client.register(region);
                 let options = keeping.with(&mut member.client);
@@ -126,7 +127,7 @@ impl Store {
                 put
             });
             put.map_or_else(|code| code, |put| put.map_or_else(|error| store_code(&error), |_| 0))
-        });
+        })?;
         drop(view);
         Ok(code)
     }
@@ -149,7 +150,7 @@ impl Store {
             return Ok(code);
         }
         let keeping = options(kept);
-        Ok(py.detach(|| self.put_copied(&keys, &value, &keeping)))
+        waiting(py, || self.put_copied(&keys, &value, &keeping))
     }
 
     /// The bytes of an object, or an error's number.
@@ -177,7 +178,7 @@ impl Store {
         }
         let (places, keeping) = (places(&views), options(kept));
         // SAFETY: `views` keep the bytes where they are until after the call.
-        Ok(py.detach(|| unsafe { self.put_places(&keys, &places, &keeping) }))
+        waiting(py, || unsafe { self.put_places(&keys, &places, &keeping) })
     }
 
     /// Receives many objects in one batch into writable objects with the buffer protocol: the length of each, or an
@@ -189,7 +190,7 @@ impl Store {
         }
         let places = places(&views);
         // SAFETY: `views` keep the bytes where they are until after the call; whose buffers they are lends them.
-        Ok(py.detach(|| unsafe { self.get_places(&keys, &places) }))
+        waiting(py, || unsafe { self.get_places(&keys, &places) })
     }
 
     /// Receives an object into a writable object with the buffer protocol: its length, or an error's number.
@@ -203,7 +204,7 @@ impl Store {
         // SAFETY: `view` keeps the bytes where they are until after the call.
         let region = unsafe { adopt(address, bytes) };
         let Some(region) = region else { return Ok(failed(INVALID, "nothing can be received into 0 bytes")) };
-        let got = py.detach(|| self.get_whole(keys.get(0), region, bytes));
+        let got = waiting(py, || self.get_whole(keys.get(0), region, bytes))?;
         drop(view);
         Ok(got.map_or_else(
             |code| code,
@@ -218,12 +219,12 @@ impl Store {
     /// Where the objects of these keys are or would be: `host:port` of the shard, empty where nobody owns the key.
     fn owners(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let keys = Keys::many(keys)?;
-        Ok(py.detach(|| {
+        waiting(py, || {
             let keys: Vec<&[u8]> = keys.iter().collect();
             let owners = self.clients.with(|member| member.client.owners(&keys));
             let owners = owners.ok().and_then(Result::ok).unwrap_or_else(|| vec![None; keys.len()]);
             owners.into_iter().map(|owner| owner.map_or_else(String::new, |at| at.to_string())).collect()
-        }))
+        })
     }
 
     /// Stores pieces of memory: for each object a list of addresses and one of lengths.
@@ -238,7 +239,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        Ok(py.detach(|| batches::put(&self.clients, &keys, &pieces, &options(kept))))
+        waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
     }
 
     /// As `put_from`, with several pieces for each object.
@@ -253,7 +254,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        Ok(py.detach(|| batches::put(&self.clients, &keys, &pieces, &options(kept))))
+        waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
     }
 
     /// Brings objects into registered memory: the length of each, or an error's number.
@@ -266,7 +267,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        Ok(py.detach(|| batches::get(&self.clients, &keys, &pieces)))
+        waiting(py, || batches::get(&self.clients, &keys, &pieces))
     }
 
     /// As `get_into`, with several pieces for each object.
@@ -279,7 +280,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        Ok(py.detach(|| batches::get(&self.clients, &keys, &pieces)))
+        waiting(py, || batches::get(&self.clients, &keys, &pieces))
     }
 
     /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths.
@@ -294,7 +295,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
         let parts = parts(&keys, which, offsets, addresses, sizes)?;
-        Ok(py.detach(|| ranges::get(&self.clients, &keys, &parts)))
+        waiting(py, || ranges::get(&self.clients, &keys, &parts))
     }
 
     /// Begins to write objects of these lengths.
@@ -310,7 +311,7 @@ impl Store {
         if keys.len() != sizes.len() {
             return Ok(vec![INVALID; keys.len()]);
         }
-        Ok(py.detach(|| self.sessions.begin(&self.clients, &keys, &sizes, options(kept).anywhere())))
+        waiting(py, || self.sessions.begin(&self.clients, &keys, &sizes, options(kept).anywhere()))
     }
 
     /// Writes parts of objects that were begun.
@@ -325,13 +326,13 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
         let parts = parts(&keys, which, offsets, addresses, sizes)?;
-        Ok(py.detach(|| self.sessions.fill(&self.clients, &keys, &parts)))
+        waiting(py, || self.sessions.fill(&self.clients, &keys, &parts))
     }
 
     /// Makes objects of what was written, or gives it up.
     fn end(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, commit: bool) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
-        Ok(py.detach(|| self.sessions.end(&self.clients, &keys, commit)))
+        waiting(py, || self.sessions.end(&self.clients, &keys, commit))
     }
 
     /// 1 for each key that has an object, 0 for the others; an error's number for all when an owner cannot be asked.
@@ -368,22 +369,22 @@ impl Store {
     }
 
     /// Removes the objects whose keys a pattern matches; how many.
-    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> i64 {
+    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> PyResult<i64> {
         self.count(py, |client| client.remove_matching(pattern))
     }
 
     /// Removes all objects of this tenant; how many.
-    fn remove_all(&self, py: Python<'_>) -> i64 {
+    fn remove_all(&self, py: Python<'_>) -> PyResult<i64> {
         self.count(py, |client| client.remove_all(false))
     }
 
     /// Whether the control plane answers and the connection is open: 0, or an error's number.
-    fn check(&self, py: Python<'_>) -> i64 {
+    fn check(&self, py: Python<'_>) -> PyResult<i64> {
         if !self.clients.is_served() {
-            return failed(NO_ROOM, NO_NODE);
+            return Ok(failed(NO_ROOM, NO_NODE));
         }
-        let checked = py.detach(|| self.clients.with(|member| member.client.exists(b"kvplane:health")));
-        checked.map_or_else(|code| code, |found| found.map_or_else(|error| store_code(&error), |_| 0))
+        let checked = waiting(py, || self.clients.with(|member| member.client.exists(b"kvplane:health")))?;
+        Ok(checked.map_or_else(|code| code, |found| found.map_or_else(|error| store_code(&error), |_| 0)))
     }
 
     /// The first shards of the members of the cluster, as `host:port`.
@@ -396,7 +397,7 @@ impl Store {
     /// Has objects copied to a second node: the number of the task, or 0 and an error's number.
     fn create_copy_task(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, targets: Vec<String>) -> PyResult<(u64, i64)> {
         let keys = Keys::many(keys)?;
-        Ok(py.detach(move || {
+        waiting(py, move || {
             let keys: Vec<&[u8]> = keys.iter().collect();
             let made = self.clients.with(|member| member.client.create_copy_task(&keys, &targets));
             match made {
@@ -404,16 +405,16 @@ impl Store {
                 Ok(Err(error)) => (0, tasks::code_of(&error)),
                 Err(code) => (0, code),
             }
-        }))
+        })
     }
 
     /// How a task is, or an error's number.
-    fn task(&self, py: Python<'_>, id: u64) -> (Option<tasks::Seen>, i64) {
-        let seen = py.detach(|| match self.clients.with(|member| member.client.task(id)) {
+    fn task(&self, py: Python<'_>, id: u64) -> PyResult<(Option<tasks::Seen>, i64)> {
+        let seen = waiting(py, || match self.clients.with(|member| member.client.task(id)) {
             Ok(task) => task.map_err(|error| store_code(&error)).and_then(tasks::seen),
             Err(code) => Err(code),
-        });
-        seen.map_or_else(|code| (None, code), |seen| (Some(seen), 0))
+        })?;
+        Ok(seen.map_or_else(|code| (None, code), |seen| (Some(seen), 0)))
     }
 
     /// Gives memory to the cluster, as a node of one shard: its name, or an error's number. `host` is this host's name
@@ -424,7 +425,7 @@ impl Store {
             let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
             return Ok(code.into_pyobject(py)?.into_any());
         }
-        match py.detach(|| Segment::join(&self.control, bytes, host)) {
+        match waiting(py, || Segment::join(&self.control, bytes, host))? {
             Ok(segment) => {
                 let name = segment.name.clone();
                 self.segments.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
@@ -435,15 +436,15 @@ impl Store {
     }
 
     /// Takes a node's memory back; its objects may go to others within the time given, in seconds.
-    fn leave(&self, py: Python<'_>, name: &str, grace: u64) -> i64 {
+    fn leave(&self, py: Python<'_>, name: &str, grace: u64) -> PyResult<i64> {
         let segment = {
             let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
             let position = segments.iter().position(|segment| segment.name == name);
             position.map(|position| segments.swap_remove(position))
         };
         match segment {
-            Some(segment) => py.detach(|| segment.leave(Duration::from_secs(grace))),
-            None => failed(-101, format!("no segment {name:?} of this process")),
+            Some(segment) => waiting(py, || segment.leave(Duration::from_secs(grace))),
+            None => Ok(failed(-101, format!("no segment {name:?} of this process"))),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::cpython::{Keys, each_key};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, NOT_FOUND, failed, store_code};
 use crate::store::Store;
+use crate::waiting::waiting;
 
 impl Store {
     /// Stores a copy of a value.
@@ -41,7 +42,10 @@ impl Store {
 
     /// The bytes of an object, or an error's number.
     pub(crate) fn get_value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        let first = check_key(key).and_then(|()| py.detach(|| self.get_short(key)));
+        let first = match check_key(key) {
+            Ok(()) => waiting(py, || self.get_short(key))?,
+            Err(code) => Err(code),
+        };
         match first {
             Ok(Some(value)) => Ok(PyBytes::new(py, &value).into_any()),
             Ok(None) => self.get_long(py, key),
@@ -71,7 +75,7 @@ impl Store {
     fn get_long<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         // An object may be replaced by a longer one between the two questions; each time is not to be expected.
         for _ in 0..4 {
-            let size = py.detach(|| self.clients.with(|member| member.client.size(key)));
+            let size = waiting(py, || self.clients.with(|member| member.client.size(key)))?;
             let size = size.and_then(|size| size.map_err(|error| store_code(&error)));
             let bytes = match size {
                 Ok(Some(bytes)) => bytes,
@@ -87,7 +91,7 @@ impl Store {
             let address = unsafe { ffi::PyBytes_AsString(value.as_ptr()) } as u64;
             // SAFETY: `value` keeps the bytes until after the call, and nobody reads them before it has ended.
             let Some(region) = (unsafe { adopt(address, bytes) }) else { break };
-            let got = py.detach(|| self.get_whole(key, region, bytes));
+            let got = waiting(py, || self.get_whole(key, region, bytes))?;
             match got {
                 Ok(Ok(Some(got))) if got.bytes == bytes => return Ok(value),
                 Ok(Ok(None)) => return Ok(failed(NOT_FOUND, "no such object").into_pyobject(py)?.into_any()),
@@ -112,11 +116,11 @@ impl Store {
         if good.is_empty() {
             return Ok(codes);
         }
-        let answers = py.detach(|| {
+        let answers = waiting(py, || {
             let asked = self.clients.with(|member| question(&mut member.client, &good));
             let all = |code| vec![code; good.len()];
             asked.map_or_else(all, |answers| answers.unwrap_or_else(|error| all(store_code(&error))))
-        });
+        })?;
         let mut answers = answers.into_iter();
         for code in codes.iter_mut().filter(|code| **code == 0) {
             *code = answers.next().unwrap_or(INTERNAL);
@@ -136,20 +140,20 @@ impl Store {
             digests.push(names.digest(key));
         })?;
         if !bad.is_empty() {
-            return Ok((Vec::new(), self.present_of_good(py, &digests, &bad)));
+            return Ok((Vec::new(), self.present_of_good(py, &digests, &bad)?));
         }
-        let asked = py.detach(|| self.clients.with(|member| member.client.batch_exists_by_digest(&digests)));
+        let asked = waiting(py, || self.clients.with(|member| member.client.batch_exists_by_digest(&digests)))?;
         let asked = asked.and_then(|found| found.map_err(|error| store_code(&error)));
         Ok(asked.map_or_else(|code| (Vec::new(), vec![code; digests.len()]), |found| (found, Vec::new())))
     }
 
     /// The same where some keys can be none.
-    fn present_of_good(&self, py: Python<'_>, digests: &[Digest], bad: &[(usize, i64)]) -> Vec<i64> {
+    fn present_of_good(&self, py: Python<'_>, digests: &[Digest], bad: &[(usize, i64)]) -> PyResult<Vec<i64>> {
         let mut codes = vec![0; digests.len()];
         bad.iter().for_each(|(at, code)| codes[*at] = *code);
         let good: Vec<Digest> =
             digests.iter().zip(&codes).filter(|(_, code)| **code == 0).map(|(one, _)| *one).collect();
-        let asked = py.detach(|| self.clients.with(|member| member.client.batch_exists_by_digest(&good)));
+        let asked = waiting(py, || self.clients.with(|member| member.client.batch_exists_by_digest(&good)))?;
         let asked = asked.and_then(|found| found.map_err(|error| store_code(&error)));
         let mut answers = asked
             .map_or_else(|code| vec![code; good.len()], |found| found.into_iter().map(i64::from).collect::<Vec<i64>>())
@@ -157,7 +161,7 @@ impl Store {
         for code in codes.iter_mut().filter(|code| **code == 0) {
             *code = answers.next().unwrap_or(INTERNAL);
         }
-        codes
+        Ok(codes)
     }
 
     /// A removal of many: how many they were, or the number of an error.
@@ -165,8 +169,9 @@ impl Store {
         &self,
         py: Python<'_>,
         remove: impl FnOnce(&mut Client) -> Result<u64, kvplane::Error> + Send,
-    ) -> i64 {
-        let removed = py.detach(|| self.clients.with(|member| remove(&mut member.client)));
-        removed.map_or_else(|code| code, |count| count.map_or_else(|error| store_code(&error), |count| count as i64))
+    ) -> PyResult<i64> {
+        let removed = waiting(py, || self.clients.with(|member| remove(&mut member.client)))?;
+        Ok(removed
+            .map_or_else(|code| code, |count| count.map_or_else(|error| store_code(&error), |count| count as i64)))
     }
 }

@@ -38,7 +38,7 @@ impl Client {
 
     fn ask(&mut self, count: usize, mut digest: impl FnMut(usize) -> Digest) -> Result<Vec<bool>, Error> {
         let until = Instant::now() + self.deadline;
-        self.follow_map();
+        self.prepare()?;
         let (mut open, mut refused, mut digests) = (Vec::new(), None, Vec::with_capacity(TOGETHER.min(count)));
         for from in (0..count).step_by(TOGETHER) {
             digests.clear();

@@ -9,6 +9,7 @@ use kvplane_cluster::p2p::{Interval, ShardSet};
 use kvplane_engine::Region;
 use kvplane_proto::Status;
 use kvplane_rpc::p2p::{FetchFailure, ReportObject};
+use kvplane_sys::interrupt;
 
 use super::fetch::{Sources, work};
 use super::replica::Replica;
@@ -166,6 +167,9 @@ impl Shared {
             if Instant::now() >= until && missing > 0 {
                 return Err(self.given_up(replica, missing, "time is up"));
             }
+            if missing > 0 && interrupt::ended() {
+                return Err(Error::interrupted());
+            }
             if got.is_empty() && failed.is_empty() {
                 if missing == 0 {
                     return Ok(());
@@ -195,7 +199,7 @@ impl Shared {
                 fetch.got.extend(got);
                 fetch.failed.extend(failed);
                 drop(fetch);
-                std::thread::sleep(AWAY);
+                interrupt::sleep(AWAY);
                 Ok(())
             }
             // All that is there is announced with it.
@@ -240,7 +244,7 @@ impl Shared {
 
 /// Waits for something to report, for a while. And how many shards are missing.
 fn news(replica: &Replica, until: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32) {
-    let look = LOOK.min(until.saturating_duration_since(Instant::now()));
+    let look = interrupt::step(LOOK.min(until.saturating_duration_since(Instant::now())));
     let fetch = replica.fetch();
     let is_quiet =
         |fetch: &mut super::replica::Fetch| fetch.got.is_empty() && fetch.failed.is_empty() && !fetch.want.is_empty();

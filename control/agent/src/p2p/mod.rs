@@ -45,6 +45,7 @@ use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
 };
 use kvplane_rpc::{CallError, RefusalCode, Role};
+use kvplane_sys::interrupt;
 
 use crate::error::Error;
 use crate::link::{ControlLink, seed};
@@ -213,8 +214,8 @@ impl Shared {
             let wait = Instant::now() < until;
             let call = ReleaseObject { client: self.client, member: replica.member(), wait };
             match self.link.call(call) {
-                Ok(released) if released.readers > 0 && wait => std::thread::sleep(LOOK),
-                Err(error) if is_away(&error) && wait => std::thread::sleep(LOOK),
+                Ok(released) if released.readers > 0 && wait && interrupt::sleep(LOOK) => {}
+                Err(error) if is_away(&error) && wait && interrupt::sleep(LOOK) => {}
                 // Nobody is sent here any more. Those that read nevertheless are cut off by the engine.
                 _ => break,
             }

@@ -7,12 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::reshard::Copy;
 use kvplane_engine::Region;
 use kvplane_proto::Status;
 use kvplane_rpc::p2p::{DescribeObject, LocateObject, ObjectPlace};
+use kvplane_sys::interrupt;
 
 use super::checks::Checked;
 use super::fetch::Sources;
@@ -75,6 +77,8 @@ pub(super) struct Reader<'a> {
     pub(super) buffer: usize,
     pub(super) memory: &'a Arc<Region>,
     pub(super) until: Instant,
+    /// Set by others when it is to end early.
+    pub(super) stop: &'a AtomicBool,
     pub(super) each: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
@@ -112,6 +116,7 @@ impl P2pStore {
                 buffer,
                 memory,
                 until: Instant::now() + options.deadline,
+                stop: &AtomicBool::new(false),
                 each: options.each,
             };
             reader.read(|| copies.iter().copied())
@@ -227,7 +232,7 @@ impl Reader<'_> {
                     if rounds > ROUNDS {
                         return Err(self.given_up("nobody who holds it serves it", trouble));
                     }
-                    std::thread::sleep(AGAIN);
+                    interrupt::sleep(AGAIN);
                 }
                 *places = self.locate(trouble.clone().or_else(|| told(wrong)).as_deref(), wrong)?;
             }
@@ -242,10 +247,18 @@ impl Reader<'_> {
                     trouble = Some(format!("{}: {why}", place.segment));
                 }
             }
+            if self.is_stopped() {
+                return Err(Error::interrupted());
+            }
             if Instant::now() >= self.until {
                 return Err(self.given_up("time is up", trouble));
             }
         }
+    }
+
+    /// Whether whoever waits for this, on this thread or another one, does not any more.
+    fn is_stopped(&self) -> bool {
+        interrupt::ended() || self.stop.load(Ordering::Relaxed)
     }
 
     /// Has copies carried out by a source, and waits.
@@ -262,7 +275,13 @@ impl Reader<'_> {
         let left = self.until.saturating_duration_since(Instant::now());
         let options = SubmitOptions { deadline: Some(left.min(PATIENCE)), ..SubmitOptions::default() };
         let batch = self.shared.engine.submit(&requests, &options).map_err(|error| error.to_string())?;
-        let status = batch.wait();
+        let status = loop {
+            match batch.wait_for(interrupt::LOOK) {
+                Some(status) => break status,
+                None if self.is_stopped() => batch.cancel(),
+                None => {}
+            }
+        };
         match status.state {
             TaskState::Completed => Ok(()),
             state => Err(batch.problem().map_or_else(|| format!("{state:?}"), str::to_owned)),
@@ -302,7 +321,10 @@ impl Reader<'_> {
             if Instant::now() + AGAIN >= self.until {
                 return Err(self.given_up("time is up", trouble));
             }
-            std::thread::sleep(AGAIN);
+            interrupt::sleep(AGAIN);
+            if self.is_stopped() {
+                return Err(Error::interrupted());
+            }
         }
     }
 
@@ -319,7 +341,7 @@ impl Reader<'_> {
                     let good = found.members.into_iter().filter(|member| member.excluded.is_empty());
                     return Ok(served.is_subset(&good.map(|member| member.member).collect()));
                 }
-                Err(error) if is_away(&error) && Instant::now() + AGAIN < self.until => std::thread::sleep(AGAIN),
+                Err(error) if is_away(&error) && Instant::now() + AGAIN < self.until && interrupt::sleep(AGAIN) => {}
                 Err(error) => return Err(error),
             }
         }

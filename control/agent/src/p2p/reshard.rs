@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvplane_cluster::reshard::{Placement, Plan, ReshardError};
 use kvplane_engine::Region;
+use kvplane_sys::interrupt;
 
 use super::ranges::{ReadBytes, ReadOptions, Reader};
 use super::{Object, P2pStore};
@@ -14,6 +15,8 @@ use crate::error::Error;
 
 /// Ranks that are read from at a time.
 const READERS: usize = 8;
+/// How often a watched thread looks whether the others are done.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Where the bytes of one rank of the source are.
 #[derive(Clone, Debug)]
@@ -135,6 +138,7 @@ impl P2pStore {
                         buffer: source.buffer,
                         memory,
                         until,
+                        stop: &failed,
                         each: options.each,
                     };
                     match reader.read(|| resharding.plan.copies(part, &source.offsets, to)) {
@@ -143,19 +147,28 @@ impl P2pStore {
                             checked.fetch_add(read.checked, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            failed.store(true, Ordering::Relaxed);
                             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                            failed.store(true, Ordering::Relaxed);
                         }
                     }
                 }
             };
             std::thread::scope(|scope| {
-                for _ in 1..READERS.min(parts.len()) {
+                let start = |_| {
                     let builder = std::thread::Builder::new().name("kvp-p2p-read".to_owned());
                     // Without a thread for it, fewer are read from at a time.
-                    let _ = builder.spawn_scoped(scope, work);
-                }
+                    builder.spawn_scoped(scope, work).ok()
+                };
+                let others: Vec<_> = (1..READERS.min(parts.len())).filter_map(start).collect();
                 work();
+                // The others cannot be interrupted, but by this one.
+                while interrupt::is_watched() && others.iter().any(|other| !other.is_finished()) {
+                    if !interrupt::sleep(LOOK) {
+                        failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Error::interrupted());
+                        failed.store(true, Ordering::Relaxed);
+                        break;
+                    }
+                }
             });
             match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
                 Some(error) => Err(error),

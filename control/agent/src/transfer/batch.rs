@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_proto::Status;
+use kvplane_sys::interrupt;
 
 use super::driver::Driver;
 use crate::error::Error;
@@ -142,6 +143,13 @@ impl Batch {
     /// Waits until it is done. Its deadline bounds the wait. Nothing touches its memory afterwards, whatever the
     /// outcome.
     pub fn wait(&self) -> BatchStatus {
+        while interrupt::is_watched() && !self.is_done() {
+            if interrupt::ended() {
+                self.cancel();
+                break;
+            }
+            self.driver.wait(&self.state, Instant::now().checked_add(interrupt::LOOK));
+        }
         self.driver.wait(&self.state, None);
         self.status()
     }

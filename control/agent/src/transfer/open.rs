@@ -8,9 +8,11 @@ use kvplane_engine::cpu;
 use kvplane_mooncake::Notice;
 use kvplane_proto::Status;
 use kvplane_proto::client::{Intent, PeerId, PeerKind, Request, SubmitOptions};
+use kvplane_sys::interrupt;
 
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
+use super::directory::Directory;
 use super::driver::Work;
 use super::file_name::is_file;
 use super::near::Theirs;
@@ -168,7 +170,8 @@ impl TransferEngine {
     /// When it does not.
     pub fn probe(&self, name: &str) -> Result<Duration, Error> {
         let start = Instant::now();
-        self.directory.probe(name.trim_start_matches('/'))?;
+        let name = name.trim_start_matches('/').to_owned();
+        self.ask_directory(move |directory| directory.probe(&name))?;
         Ok(start.elapsed())
     }
 
@@ -178,7 +181,8 @@ impl TransferEngine {
     /// When the handle is not open, or the notice was not taken.
     pub fn notify(&self, handle: SegmentHandle, notice: &Notice) -> Result<(), Error> {
         let name = self.name_of(handle)?;
-        self.directory.notify(&name, notice)
+        let notice = notice.clone();
+        self.ask_directory(move |directory| directory.notify(&name, &notice))
     }
 
     /// The notices that others left here, oldest first; each is given once. As many as wait at most are kept, and
@@ -201,12 +205,25 @@ impl TransferEngine {
         }
     }
 
+    /// Asks others, who may take their time: what is asked has a deadline of its own.
+    fn ask_directory<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Directory) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let directory = Arc::clone(&self.directory);
+        interrupt::aside("kvp-ask", move || ask(&directory)).unwrap_or_else(|| Err(Error::interrupted()))
+    }
+
     fn describe(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
         let start_ns = cpu::monotonic_ns();
         let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        let descriptor = self.directory.find(name, timeout)?;
-        let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
-        let address = self.directory.address_of(&descriptor, Duration::from_nanos(left_ns))?;
+        let wanted = name.to_owned();
+        let (descriptor, address) = self.ask_directory(move |directory| {
+            let descriptor = directory.find(&wanted, timeout)?;
+            let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
+            let address = directory.address_of(&descriptor, Duration::from_nanos(left_ns))?;
+            Ok((descriptor, address))
+        })?;
         let peer = self.segments.write().peers.at(&address, name);
         if let PeerKind::MooncakeRdma { .. } = address.kind {
             let (_, known, generation) = self.directory.stock().learn(&descriptor)?;

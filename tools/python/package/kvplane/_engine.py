@@ -33,8 +33,8 @@ class Batch:
     def wait(self) -> None:
         """Waits until all have ended; raises when one failed."""
         if not self._ended:
-            self._ended = True
             code = self._engine.wait([self._number])
+            self._ended = True
             if code < 0:
                 raise _problem(code)
 

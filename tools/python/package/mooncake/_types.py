@@ -309,7 +309,7 @@ class MooncakeHostMemAllocator:
     def __init__(self):
         self._memory = _native.HostMemory()
 
-    def alloc(self, size):
+    def alloc(self, size, /):
         """alloc(self: mooncake.store.MooncakeHostMemAllocator, arg0: int) -> int
 
         The address, or 0 when there is no memory.
@@ -319,7 +319,7 @@ class MooncakeHostMemAllocator:
         except (MemoryError, ValueError):
             return 0
 
-    def free(self, ptr):
+    def free(self, ptr, /):
         """free(self: mooncake.store.MooncakeHostMemAllocator, arg0: int) -> int"""
         return 0 if self._memory.free(ptr) else -1
 

@@ -300,9 +300,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             self._pool.open(int(mem_pool_size))
         return code
 
-    def init_all(self, protocol, device_name, mount_segment_size):
+    def init_all(self, arg0, arg1, arg2, /):
         """Connects to the control plane of this host with the defaults."""
-        return self._connect("localhost", int(mount_segment_size), protocol, "", "", False)
+        return self._connect("localhost", int(arg2), arg0, "", "", False)
 
     def close(self):
         """Ends it. Calls of other threads that are under way end first."""

@@ -1,0 +1,73 @@
+//! How batches are run: submitted, waited for on the caller's thread, and withdrawn where that wait is to end early.
+
+use std::time::Duration;
+
+use kvplane_proto::BatchId;
+use kvplane_proto::client::{PutBook, Request, TaskResult};
+use kvplane_sys::interrupt;
+
+use super::{Client, MAP_LOOK};
+use crate::error::Error;
+
+impl Client {
+    /// Starts a batch, for callers who keep several open.
+    pub(crate) fn submit(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
+        self.prepare()?;
+        Ok(self.initiator.submit_puts(requests, puts, self.deadline)?)
+    }
+
+    /// Runs the puts of the client's book as one batch.
+    pub(super) fn run_puts(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.prepare()?;
+        let batch = self.initiator.submit_puts(requests, &self.puts, self.deadline)?;
+        self.wait(batch)?;
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        Ok(results)
+    }
+
+    /// Runs requests as one batch and returns their results in order.
+    ///
+    /// # Errors
+    /// When a request is malformed, or the kernel fails us; never for the requests' own outcomes.
+    pub fn run(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.prepare()?;
+        let batch = self.initiator.submit(requests, self.deadline)?;
+        self.wait(batch)?;
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        Ok(results)
+    }
+
+    pub(super) fn run_one(&mut self, request: Request) -> Result<TaskResult, Error> {
+        self.prepare()?;
+        let batch = self.initiator.submit(&[request], self.deadline)?;
+        self.wait(batch)?;
+        let result = self.initiator.results(batch)[0];
+        self.initiator.release(batch);
+        Ok(result)
+    }
+
+    /// Before something is asked for: nothing more is, once the caller's waits were ended.
+    pub(super) fn prepare(&mut self) -> Result<(), Error> {
+        self.follow_map();
+        if interrupt::is_ended() { Err(Error::interrupted()) } else { Ok(()) }
+    }
+
+    pub(super) fn wait(&mut self, batch: BatchId) -> Result<(), Error> {
+        let mut withdrawn = false;
+        while !self.initiator.is_complete(batch) {
+            // With trouble about, a newer map may be what is waited for.
+            let longest = if self.initiator.take_map_wanted() { MAP_LOOK } else { Duration::from_millis(50) };
+            self.initiator.round(longest, || false)?;
+            self.follow_map();
+            if !withdrawn && interrupt::ended() {
+                // It is complete when nothing touches its memory any more.
+                self.initiator.cancel(batch);
+                withdrawn = true;
+            }
+        }
+        while self.initiator.poll_done().is_some() {}
+        Ok(())
+    }
+}

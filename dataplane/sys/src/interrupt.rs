@@ -1,0 +1,204 @@
+//! Waits of a thread that somebody may want to end early: a signal arrived, or a user has lost patience.
+//!
+//! Who calls something that waits lends the waits of its thread a question ([`watched`]). They ask it every
+//! [`LOOK`], and when the answer is yes, they withdraw what they wait for and end. A thread that nobody watches waits
+//! as if this were not here.
+
+use std::cell::Cell;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// How often a watched thread asks while it waits.
+pub const LOOK: Duration = Duration::from_millis(50);
+
+/// What calls may take that tidy up after a wait was ended.
+const TIDY: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy)]
+struct Watch {
+    ask: fn() -> bool,
+    next: Instant,
+    ended: bool,
+}
+
+thread_local! {
+    static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
+}
+
+/// Puts back what was there before, also where the work panics.
+struct Before(Option<Watch>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        WATCH.set(self.0);
+    }
+}
+
+/// Runs `work`. What it waits for on this thread ends early once `ask` has answered yes; `ask` is called on this
+/// thread, at a moment when no lock of ours is held, and may call what waits itself.
+pub fn watched<T>(ask: fn() -> bool, work: impl FnOnce() -> T) -> T {
+    let _before = Before(WATCH.replace(Some(Watch { ask, next: Instant::now() + LOOK, ended: false })));
+    work()
+}
+
+/// Whether somebody watches this thread.
+#[must_use]
+pub fn is_watched() -> bool {
+    WATCH.get().is_some()
+}
+
+/// Whether the waits of this thread were ended. Does not ask.
+#[must_use]
+pub fn is_ended() -> bool {
+    WATCH.get().is_some_and(|watch| watch.ended)
+}
+
+/// Whether the waits of this thread are to end; asks when it is time to.
+#[must_use]
+pub fn ended() -> bool {
+    let Some(watch) = WATCH.get() else { return false };
+    if watch.ended || Instant::now() < watch.next {
+        return watch.ended;
+    }
+    // What is called there is not watched by us.
+    let before = Before(WATCH.replace(None));
+    let ended = (watch.ask)();
+    drop(before);
+    WATCH.set(Some(Watch { ended, next: Instant::now() + LOOK, ..watch }));
+    ended
+}
+
+/// The longest that this thread may wait at a time of a wait that may take `longest`.
+#[must_use]
+pub fn step(longest: Duration) -> Duration {
+    if is_watched() { longest.min(LOOK) } else { longest }
+}
+
+/// Sleeps for so long; false when it was to end before.
+pub fn sleep(longest: Duration) -> bool {
+    let until = Instant::now() + longest;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if ended() || left.is_zero() {
+            return !is_ended();
+        }
+        std::thread::sleep(step(left));
+    }
+}
+
+/// Why nothing was received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Nothing {
+    /// It took longer than it may.
+    Late,
+    /// The other side is gone.
+    Gone,
+    /// The wait was to end.
+    Ended,
+}
+
+/// Waits for an answer, for `longest` at most. After this thread's waits were ended, for a short time only: what is
+/// called then tidies up.
+///
+/// # Errors
+/// Why there is none.
+pub fn receive<T>(from: &Receiver<T>, longest: Option<Duration>) -> Result<T, Nothing> {
+    let tidies = is_ended();
+    let longest = if tidies { Some(longest.map_or(TIDY, |longest| longest.min(TIDY))) } else { longest };
+    if longest.is_none() && !is_watched() {
+        return from.recv().map_err(|_| Nothing::Gone);
+    }
+    let until = longest.and_then(|longest| Instant::now().checked_add(longest));
+    loop {
+        let left = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
+        match from.recv_timeout(step(left)) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => return Err(Nothing::Gone),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(if tidies { Nothing::Ended } else { Nothing::Late });
+        }
+        if !tidies && ended() {
+            return Err(Nothing::Ended);
+        }
+    }
+}
+
+/// Runs what waits without asking, and has a bound of its own, so that a watched thread need not wait for its end: on
+/// another thread then, where it ends by itself. Nothing when the wait was ended first, or there is no thread.
+pub fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    if !is_watched() {
+        return Some(work());
+    }
+    if is_ended() {
+        return None;
+    }
+    let (done, wait) = sync_channel(1);
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    // Whoever asked may be gone.
+    thread.spawn(move || drop(done.send(work()))).ok()?;
+    receive(&wait, None).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unwatched_thread_waits_and_is_not_asked() {
+        assert!(!is_watched() && !ended() && !is_ended());
+        assert!(sleep(Duration::from_millis(1)));
+        assert_eq!(step(Duration::MAX), Duration::MAX);
+        let (send, wait) = sync_channel(1);
+        send.send(7).expect("room");
+        assert_eq!(receive(&wait, None), Ok(7));
+        assert_eq!(receive(&wait, Some(Duration::from_millis(1))), Err(Nothing::Late));
+        drop(send);
+        assert_eq!(receive(&wait, None), Err(Nothing::Gone));
+        assert_eq!(aside("here", std::thread::current).map(|thread| thread.id()), Some(std::thread::current().id()));
+    }
+
+    #[test]
+    fn waits_end_when_the_answer_is_yes() {
+        let (kept, wait) = sync_channel::<()>(1);
+        watched(
+            || true,
+            || {
+                assert!(!is_ended() && !ended(), "it is not time to ask yet");
+                assert_eq!(receive(&wait, None), Err(Nothing::Ended));
+                assert!(is_ended() && !sleep(Duration::from_secs(3600)));
+                assert_eq!(aside("never", || ()), None);
+                // What tidies up has a little time, and gets what comes.
+                assert_eq!(receive(&wait, None), Err(Nothing::Ended));
+                kept.send(()).expect("room");
+                assert_eq!(receive(&wait, None), Ok(()));
+            },
+        );
+        assert!(!is_watched() && !is_ended());
+    }
+
+    #[test]
+    fn waits_go_on_when_the_answer_is_no_and_what_asks_may_wait_too() {
+        thread_local!(static ASKED: Cell<u32> = const { Cell::new(0) });
+        fn ask() -> bool {
+            ASKED.set(ASKED.get() + 1);
+            assert!(!is_watched(), "a wait in here would ask again");
+            assert!(sleep(Duration::from_millis(1)) && !watched(|| true, is_ended));
+            false
+        }
+        watched(ask, || {
+            assert!(sleep(3 * LOOK));
+            assert_eq!(aside("elsewhere", || 3), Some(3));
+            assert!(is_watched() && !is_ended());
+        });
+        assert!(ASKED.get() > 0);
+    }
+
+    #[test]
+    fn a_panic_leaves_nothing_behind() {
+        let work = || watched(|| true, || panic!("on purpose"));
+        assert!(std::panic::catch_unwind(work).is_err());
+        assert!(!is_watched());
+    }
+}
