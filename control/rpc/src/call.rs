@@ -23,8 +23,8 @@ use crate::message::{
     SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, PublishObject, ReleaseObject,
-    RenewObjects, ReportObject, WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::rights::{Called, is_bound};
@@ -256,6 +256,8 @@ impl Call {
             ListObjects::KIND => self.answer(frame, |c| service.list_objects(caller, c)),
             DescribeObject::KIND => self.answer(frame, |c| service.describe_object(caller, c)),
             LocateObject::KIND => self.answer(frame, |c| service.locate_object(caller, c)),
+            JoinRanks::KIND => self.answer(frame, |c| service.join_ranks(caller, c)),
+            WantShards::KIND => self.answer(frame, |c| service.want_shards(caller, c)),
             GetPeerKeys::KIND => self.answer(frame, |c| service.get_peer_keys(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }

@@ -25,9 +25,9 @@ pub use crate::events::{
 };
 pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 use crate::p2p::{
-    DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound,
-    ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
-    PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+    DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
+    ObjectFound, ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
+    PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement};
 pub use crate::segments::{
@@ -173,6 +173,8 @@ messages! {
     WatchFetches = 0x0058 small;
     GetPeerKeys = 0x0059 small => TicketKeys;
     LocateObject = 0x005a small => ObjectPlaces;
+    JoinRanks = 0x005b small => RanksJoined;
+    WantShards = 0x005c large => Done;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -214,6 +216,7 @@ messages! {
     ObjectMembers = 0x8057 large;
     FetchOrders = 0x8058 large;
     ObjectPlaces = 0x805a large;
+    RanksJoined = 0x805b large;
 }
 
 /// First call of every connection.

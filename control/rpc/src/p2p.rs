@@ -273,6 +273,60 @@ pub struct ObjectPlace {
     pub distance: u8,
 }
 
+/// A member is a rank of a job whose ranks all fetch the same object by a schedule that each of them works out. Asked
+/// for each half of the shards, and again until the one is there whom that half comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct JoinRanks {
+    /// The random number that the process drew.
+    pub client: u64,
+    /// The member's number.
+    pub member: u64,
+    /// The job's name; all its ranks give the same.
+    pub job: String,
+    /// Which one this is, from 0 on.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// Where in its memory it says which shards it has: a bit for each, as 64-bit words of little endian.
+    pub board: u64,
+    /// Which half: 0 for shards with even numbers, 1 for those with odd ones.
+    pub half: u8,
+}
+
+/// The answer to [`JoinRanks`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RanksJoined {
+    /// Whom the half is fetched from, if that one is there.
+    pub parent: Option<RankParent>,
+}
+
+/// Whom a rank fetches from.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RankParent {
+    /// The member's number.
+    pub member: u64,
+    /// The name by which its memory is opened.
+    pub segment: String,
+    /// By buffer: its address there.
+    pub addresses: Vec<u64>,
+    /// Where it says which shards it has; none if it has all.
+    pub board: Option<u64>,
+}
+
+/// A member is to be ordered to fetch shards that it was not to be ordered before: a rank that does not get them by
+/// its schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct WantShards {
+    /// Its process.
+    pub client: u64,
+    /// Its number.
+    pub member: u64,
+    /// Which, those among them that it has or is told to fetch already included.
+    pub want: Vec<(u32, u32)>,
+    /// What it did not get by its schedule.
+    pub failed: Vec<FetchFailure>,
+}
+
 /// Asks for the keys with which the peers of a tenant let each other in, and for a ticket under them: the reply is
 /// [`TicketKeys`](crate::message::TicketKeys). Nodes do not believe such tickets, nor peers of other tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -17,8 +17,8 @@ use crate::message::{
     WatchOrders,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, PublishObject, ReleaseObject,
-    RenewObjects, ReportObject, WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::role::{Role, Scope};
@@ -138,6 +138,8 @@ rights! {
     DescribeObject = "describe_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     WatchFetches = "watch_fetches" HOLDERS;
     LocateObject = "locate_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    JoinRanks = "join_ranks" HOLDERS;
+    WantShards = "want_shards" HOLDERS;
     GetPeerKeys = "get_peer_keys" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
 }
 
@@ -231,6 +233,8 @@ mod tests {
         "describe_object cnca",
         "watch_fetches cnc",
         "locate_object cnc",
+        "join_ranks cnc",
+        "want_shards cnc",
         "get_peer_keys cnc",
     ];
 

@@ -23,9 +23,9 @@ use crate::message::{
     UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
-    ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+    RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::role::Role;
@@ -267,6 +267,14 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Where an object may be read from.
     fn locate_object(&self, _caller: Caller, _call: LocateObject) -> Result<ObjectPlaces, Refusal> {
+        Err(no_objects())
+    }
+    /// A member is a rank, and asks whom it fetches from.
+    fn join_ranks(&self, _caller: Caller, _call: JoinRanks) -> Result<RanksJoined, Refusal> {
+        Err(no_objects())
+    }
+    /// A member is to be ordered what it does not get by its schedule.
+    fn want_shards(&self, _caller: Caller, _call: WantShards) -> Result<Done, Refusal> {
         Err(no_objects())
     }
     /// What a process of the P2P store needs to let its peers in, and to be let in by them.

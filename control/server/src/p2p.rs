@@ -9,13 +9,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectSpec as Spec, Objects, ObjectsConfig, Place,
+    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectSpec as Spec, Objects, ObjectsConfig, Place, RankJoin,
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::p2p::{
-    DescribeObject, FetchOrder, FetchOrders, FindObject, HoldObject, ListObjects, LocateObject, ObjectFound,
-    ObjectHeld, ObjectList, ObjectMember, ObjectMembers, ObjectPlace, ObjectPlaces, ObjectPublished, ObjectReleased,
-    ObjectSpec, ObjectSummary, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+    DescribeObject, FetchFailure, FetchOrder, FetchOrders, FindObject, HoldObject, JoinRanks, ListObjects,
+    LocateObject, ObjectFound, ObjectHeld, ObjectList, ObjectMember, ObjectMembers, ObjectPlace, ObjectPlaces,
+    ObjectPublished, ObjectReleased, ObjectSpec, ObjectSummary, ObjectsRenewed, PublishObject, RankParent, RanksJoined,
+    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
@@ -129,13 +130,28 @@ impl P2p {
     }
 
     pub(crate) fn report(&self, call: &ReportObject) -> Result<Done, Refusal> {
-        let kind = |corrupt| if corrupt { FailureKind::Corrupt } else { FailureKind::Unreachable };
-        let failed = call.failed.iter();
-        let failed: Vec<Failure> = failed
-            .map(|failed| Failure { shard: failed.shard, source: failed.source, kind: kind(failed.corrupt) })
-            .collect();
+        let failed = failures(&call.failed);
         self.with(|objects, now_ns| objects.report(now_ns, (call.client, call.member), &call.got, &failed))?;
         Ok(Done)
+    }
+
+    pub(crate) fn want(&self, call: &WantShards) -> Result<Done, Refusal> {
+        let failed = failures(&call.failed);
+        self.with(|objects, now_ns| objects.want(now_ns, (call.client, call.member), &call.want, &failed))?;
+        Ok(Done)
+    }
+
+    pub(crate) fn join_ranks(&self, call: JoinRanks) -> Result<RanksJoined, Refusal> {
+        let JoinRanks { client, member, job, rank, ranks, board, half } = call;
+        let join = RankJoin { job, rank, ranks, board };
+        let parent = self.with(|objects, _| objects.join_ranks((client, member), &join, usize::from(half)))?;
+        let parent = parent.map(|parent| RankParent {
+            member: parent.member,
+            segment: parent.segment.to_string(),
+            addresses: parent.addresses,
+            board: parent.board,
+        });
+        Ok(RanksJoined { parent })
     }
 
     pub(crate) fn renew(&self, call: RenewObjects) -> Result<ObjectsRenewed, Refusal> {
@@ -242,6 +258,12 @@ impl Core {
             }
         }
     }
+}
+
+fn failures(failed: &[FetchFailure]) -> Vec<Failure> {
+    let kind = |corrupt| if corrupt { FailureKind::Corrupt } else { FailureKind::Unreachable };
+    let failed = failed.iter();
+    failed.map(|failed| Failure { shard: failed.shard, source: failed.source, kind: kind(failed.corrupt) }).collect()
 }
 
 fn refusal(error: &ObjectError) -> Refusal {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::ranks::RankJoin;
 use super::shards::{Interval, ShardSet};
 
 /// Where a member is, by labels; empty ones say nothing.
@@ -166,6 +167,8 @@ pub(super) struct Member {
     pub(super) doubted: bool,
     /// What is wrong with its bytes.
     pub(super) corrupt: Option<String>,
+    /// Which rank it is, if it fetches by a schedule.
+    pub(super) rank: Option<RankJoin>,
     pub(super) lease_ns: u64,
 }
 

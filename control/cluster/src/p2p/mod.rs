@@ -9,18 +9,25 @@
 //! pure: time comes as an argument, and grants are taken out ([`Objects::poll_grant`]).
 
 mod choose;
+mod follow;
 mod locate;
 mod member;
 mod object;
 mod objects;
+mod ranks;
+mod schedule;
 mod shards;
+mod shown;
 mod swarm;
 
+pub use follow::Follow;
 pub use locate::Located;
 pub use member::{Failure, FailureKind, Hold, MemberReport, Place};
 pub use object::{
     Layout, MAX_ABOUT_BYTES, MAX_BUFFERS, MAX_NAME_BYTES, MAX_SHARDS, ObjectError, ObjectSpec, ShardPlace,
 };
 pub use objects::{MAX_LABEL_BYTES, ObjectKey, ObjectRow, Objects, ObjectsConfig};
+pub use ranks::{RankJoin, RankParent};
+pub use schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
 pub use shards::{Interval, ShardSet};
 pub use swarm::Grant;

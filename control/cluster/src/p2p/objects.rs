@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::locate::Located;
 use super::member::{Failure, Hold, MemberReport, Place};
 use super::object::{MAX_NAME_BYTES, ObjectError, ObjectSpec};
+use super::ranks::{RankJoin, RankParent};
 use super::shards::Interval;
 use super::swarm::{Grant, Swarm};
 
@@ -265,6 +266,37 @@ impl Objects {
     ) -> Result<(), ObjectError> {
         let (id, swarm) = self.swarm_of(client, member)?;
         swarm.report(member, got, failed, now_ns);
+        self.settle(id);
+        Ok(())
+    }
+
+    /// A member is a rank of a job from now on: whom it fetches a half of the shards from by their schedule, if that
+    /// one is there. To be asked again if not.
+    ///
+    /// # Errors
+    /// When it is not a member, or what is said makes no sense or is not what the job's other ranks say.
+    pub fn join_ranks(
+        &mut self,
+        (client, member): (u64, u64),
+        join: &RankJoin,
+        half: usize,
+    ) -> Result<Option<RankParent>, ObjectError> {
+        self.swarm_of(client, member)?.1.join_ranks(member, join, half)
+    }
+
+    /// A member wants shards from whoever has them; `failed` is what a rank did not get by its schedule.
+    ///
+    /// # Errors
+    /// When it is not a member, or the object has no such shards.
+    pub fn want(
+        &mut self,
+        now_ns: u64,
+        (client, member): (u64, u64),
+        want: &[Interval],
+        failed: &[Failure],
+    ) -> Result<(), ObjectError> {
+        let (id, swarm) = self.swarm_of(client, member)?;
+        swarm.want(member, want, failed, now_ns)?;
         self.settle(id);
         Ok(())
     }

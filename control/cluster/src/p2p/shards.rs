@@ -57,6 +57,18 @@ impl ShardSet {
         fresh
     }
 
+    /// Puts in what others say as 64 shards at a time, the first in the lowest bit; what is beyond the last is nothing.
+    /// Those that were not there are the answer.
+    pub fn insert_words(&mut self, words: &[u64]) -> Vec<u32> {
+        let pairs = words.iter().zip(&self.words).map(|(theirs, ours)| theirs & !ours);
+        let fresh = pairs.enumerate().flat_map(|(index, word)| bits(word).map(move |bit| index as u32 * 64 + bit));
+        let fresh: Vec<u32> = fresh.filter(|&shard| shard < self.shards).collect();
+        fresh.iter().for_each(|&shard| {
+            self.insert(shard);
+        });
+        fresh
+    }
+
     /// Takes one out; false when it is not there.
     pub fn remove(&mut self, shard: u32) -> bool {
         let there = self.contains(shard);
@@ -100,13 +112,16 @@ impl ShardSet {
         self.words.len()
     }
 
+    /// All of them, 64 at a time, as [`Self::insert_words`] takes them.
+    #[must_use]
+    pub fn as_words(&self) -> &[u64] {
+        &self.words
+    }
+
     /// Those that are there, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.words.iter().enumerate().flat_map(|(index, &word)| {
-            std::iter::successors(Some(word), |&word| Some(word & word.wrapping_sub(1)))
-                .take_while(|&word| word != 0)
-                .map(move |word| index as u32 * 64 + word.trailing_zeros())
-        })
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(index, &word)| bits(word).map(move |bit| index as u32 * 64 + bit))
     }
 
     /// As few intervals as say the same.
@@ -121,4 +136,10 @@ impl ShardSet {
         }
         runs
     }
+}
+
+/// The bits that are set, ascending.
+fn bits(word: u64) -> impl Iterator<Item = u32> {
+    let rest = std::iter::successors(Some(word), |&word| Some(word & word.wrapping_sub(1)));
+    rest.take_while(|&word| word != 0).map(u64::trailing_zeros)
 }

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use kvplane_proto::rng::Rng;
 
 use super::choose::Choice;
-use super::member::{Coming, Failure, FailureKind, Hold, Member, MemberReport, Rate, Typical};
+use super::member::{Coming, Failure, FailureKind, Hold, Member, Rate, Typical};
 use super::object::{ObjectError, ObjectSpec};
+use super::ranks::Job;
 use super::shards::{Interval, ShardSet};
 
 /// Places of a source and of a receiver: at least, and at most where shards are fetched in no time.
@@ -59,6 +60,8 @@ pub(super) struct Swarm {
     pub(super) unseeded: ShardSet,
     /// Members by host, where they say it.
     pub(super) hosts: BTreeMap<String, BTreeSet<u64>>,
+    /// Jobs by name: who fetches by a schedule.
+    pub(super) jobs: BTreeMap<String, Job>,
     /// Sources with a place to give, and receivers with one to fill.
     pub(super) free: BTreeSet<u64>,
     pub(super) hungry: BTreeSet<u64>,
@@ -89,6 +92,7 @@ impl Swarm {
             copies: vec![0; shards as usize],
             unseeded: ShardSet::full(shards),
             hosts: BTreeMap::new(),
+            jobs: BTreeMap::new(),
             free: BTreeSet::new(),
             hungry: BTreeSet::new(),
             first: u64::MAX,
@@ -144,6 +148,7 @@ impl Swarm {
             leaving: false,
             doubted: false,
             corrupt: None,
+            rank: None,
             lease_ns,
         };
         if !member.place.host.is_empty() {
@@ -239,7 +244,7 @@ impl Swarm {
         self.pump(now_ns);
     }
 
-    fn blame(&mut self, by: u64, failure: Failure) {
+    pub(super) fn blame(&mut self, by: u64, failure: Failure) {
         let who = self.members.get(&by).map(|member| member.segment.to_string()).unwrap_or_default();
         match failure.kind {
             FailureKind::Unreachable => {
@@ -299,12 +304,13 @@ impl Swarm {
     /// Nothing more is fetched from a member, nor by it; how many fetch from it still.
     pub(super) fn leave(&mut self, number: u64) -> usize {
         self.retire(number, |member| member.leaving = true);
-        self.members.get(&number).map_or(0, |member| member.serving.len())
+        self.members.get(&number).map_or(0, |member| member.serving.len()) + self.followers(number)
     }
 
     /// A member is gone: its client, and how many addresses it had.
     pub(super) fn drop_member(&mut self, number: u64, now_ns: u64) -> Option<(u64, usize)> {
         self.leave(number);
+        self.leave_ranks(number);
         let coming: Vec<u32> = self.members.get(&number)?.coming.keys().copied().collect();
         for shard in coming {
             self.end(number, shard);
@@ -388,6 +394,12 @@ impl Swarm {
         self.pump(now_ns);
     }
 
+    /// A member changed.
+    pub(super) fn look_at(&mut self, number: u64, now_ns: u64) {
+        self.dirty.push_back(number);
+        self.pump(now_ns);
+    }
+
     /// Makes grants until none is possible.
     fn pump(&mut self, now_ns: u64) {
         while let Some(number) = self.dirty.pop_front() {
@@ -466,28 +478,5 @@ impl Swarm {
             })
         };
         member.coming.iter().filter_map(told).collect()
-    }
-
-    /// Shards that no source has.
-    pub(super) fn lost(&self) -> u32 {
-        let mut held = ShardSet::empty(self.spec.layout.shards());
-        for member in self.members.values().filter(|member| member.is_source()) {
-            for shard in member.have.iter() {
-                held.insert(shard);
-            }
-        }
-        held.shards() - held.count()
-    }
-
-    pub(super) fn rows(&self) -> Vec<MemberReport> {
-        let row = |(&number, member): (&u64, &Member)| MemberReport {
-            member: number,
-            segment: member.segment.to_string(),
-            origin: member.origin,
-            have: member.have.count(),
-            need: member.need.count() + member.coming.values().filter(|coming| !coming.stuck).count() as u32,
-            excluded: member.corrupt.clone().unwrap_or_default(),
-        };
-        self.members.iter().map(row).collect()
     }
 }

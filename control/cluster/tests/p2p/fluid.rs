@@ -1,12 +1,16 @@
 //! Members with links of their own: what is sent shares the sender's link, and the receiver's, evenly. Grants and
 //! reports take a while. The catalog is the real one; everything else is this.
 
+mod ranks;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kvplane_cluster::p2p::{
     Failure, FailureKind, Grant, Hold, Layout, ObjectSpec, Objects, ObjectsConfig, Place, ShardSet,
 };
+
+use ranks::Ranked;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
@@ -35,6 +39,10 @@ enum Event {
     Freeze(u64),
     /// Somebody joins who was to join later.
     Join(usize),
+    /// A rank asks where a half comes from, or hears what its parent has.
+    Follow(u64, usize),
+    /// A rank may have waited long enough.
+    Patience(u64),
 }
 
 struct Flow {
@@ -81,6 +89,9 @@ pub(crate) struct Fluid {
     waited_for: usize,
     clients: BTreeMap<u64, u64>,
     fetching: BTreeMap<(u64, u32), u64>,
+    /// Those who fetch by a schedule.
+    ranked: BTreeMap<u64, Ranked>,
+    by_rank: BTreeMap<u32, u64>,
 }
 
 pub(crate) fn spec(bytes: u64, shard_bytes: u64) -> ObjectSpec {
@@ -111,6 +122,8 @@ impl Fluid {
             waited_for: 0,
             clients: BTreeMap::new(),
             fetching: BTreeMap::new(),
+            ranked: BTreeMap::new(),
+            by_rank: BTreeMap::new(),
         }
     }
 
@@ -121,9 +134,13 @@ impl Fluid {
 
     /// The same, who sends no more than this.
     pub(crate) fn join_limited(&mut self, link: Link, origin: bool, place: Place, upload: u64) -> u64 {
+        let all = vec![(0, self.spec.layout.shards())];
+        self.join_wanting(link, origin, place, upload, if origin { Vec::new() } else { all })
+    }
+
+    fn join_wanting(&mut self, link: Link, origin: bool, place: Place, upload: u64, want: Vec<(u32, u32)>) -> u64 {
         let shards = self.spec.layout.shards();
-        let all = vec![(0, shards)];
-        let (have, want) = if origin { (all, Vec::new()) } else { (Vec::new(), all) };
+        let have = if origin { vec![(0, shards)] } else { Vec::new() };
         let (client, host) = (self.peers.len() as u64 + 1, place.host.clone());
         let segment = format!("{client}");
         let hold = Hold { client, segment, addresses: vec![0], origin, have, want, place, ..Hold::default() };
@@ -201,6 +218,7 @@ impl Fluid {
                     self.finish(number, true);
                 }
             }
+            Event::Reported(member, shard, source, false) if self.rank_failed(member, shard, source) => {}
             Event::Reported(member, shard, source, good) => {
                 let client = self.client_of(member);
                 let kind = if self.corrupt == Some(source) { FailureKind::Corrupt } else { FailureKind::Unreachable };
@@ -229,6 +247,8 @@ impl Fluid {
                 touched.into_iter().for_each(|flow| self.finish(flow, false));
             }
             Event::Freeze(member) => self.freeze(member),
+            Event::Follow(member, half) => self.follow(member, half),
+            Event::Patience(member) => self.wait_on(member),
             Event::Join(index) => {
                 self.waited_for -= 1;
                 let (link, place) = self.later[index].clone();
@@ -307,6 +327,9 @@ impl Fluid {
             }
         }
         self.at(self.latency_ns, Event::Reported(flow.receiver, flow.shard, flow.source, good));
+        if good {
+            self.rank_arrived(flow.receiver, flow.shard);
+        }
     }
 
     /// Shares both links anew. A receiver's is shared evenly; of a sender's, what some cannot take the others get.

@@ -3,4 +3,5 @@
 
 mod catalog;
 mod fluid;
+mod ranks;
 mod swarm;

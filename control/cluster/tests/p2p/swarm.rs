@@ -5,19 +5,19 @@ use kvplane_cluster::p2p::Place;
 use crate::fluid::{Fluid, Link, SECOND};
 
 const MIB: u64 = 1 << 20;
-const BYTES: u64 = 64 * MIB;
+pub(crate) const BYTES: u64 = 64 * MIB;
 /// 200 Mbit/s.
 const RATE: f64 = 25e6;
-const LINK: Link = Link { up: RATE, down: RATE };
+pub(crate) const LINK: Link = Link { up: RATE, down: RATE };
 /// How long one link takes.
-const ALONE_NS: f64 = BYTES as f64 / RATE * 1e9;
+pub(crate) const ALONE_NS: f64 = BYTES as f64 / RATE * 1e9;
 
-fn nowhere() -> Place {
+pub(crate) fn nowhere() -> Place {
     Place::default()
 }
 
 /// The time that no way of sending beats where links are equal and shards are sent whole.
-fn binomial(receivers: u64, shards: u64) -> f64 {
+pub(crate) fn binomial(receivers: u64, shards: u64) -> f64 {
     let rounds = shards + u64::from((receivers + 1).next_power_of_two().ilog2()) - 1;
     rounds as f64 / shards as f64 * ALONE_NS
 }

@@ -43,6 +43,11 @@ pub(crate) fn show_all(show: Show<'_>) {
     show("WatchFetches", encode(&WatchFetches { client: 1 }));
     let [t, n, host, rack] = ["t", "n", "h", "r"].map(str::to_owned);
     show("LocateObject", encode(&LocateObject { client: 1, tenant: t, name: n, version: 7, buffer: 2, host, rack }));
+    let job = "j".to_owned();
+    let join = JoinRanks { client: 1, member: 2, job, rank: 3, ranks: 4, board: 4096, half: 1 };
+    show("JoinRanks", encode(&join));
+    let failed = vec![FetchFailure { shard: 4, source: 5, corrupt: false }];
+    show("WantShards", encode(&WantShards { client: 1, member: 2, want: vec![(3, 1)], failed }));
     show("ObjectPublished", encode(&ObjectPublished { version: 7 }));
     show("ObjectFound", encode(&ObjectFound { version: 7, spec: spec() }));
     show("ObjectHeld", encode(&ObjectHeld { member: 2, lease_ns: 3 }));
@@ -55,6 +60,8 @@ pub(crate) fn show_all(show: Show<'_>) {
     show("ObjectMembers", encode(&ObjectMembers { members: vec![member], lost: 1 }));
     let place = ObjectPlace { member: 2, segment: segment.clone(), address: 3, distance: 1 };
     show("ObjectPlaces", encode(&ObjectPlaces { places: vec![place] }));
+    let parent = RankParent { member: 2, segment: segment.clone(), addresses: vec![4096], board: Some(8192) };
+    show("RanksJoined", encode(&RanksJoined { parent: Some(parent) }));
     let order = FetchOrder { member: 2, shard: 3, source: 4, segment, address: 5 };
     show("FetchOrders", encode(&FetchOrders { orders: vec![order] }));
 }
@@ -71,6 +78,9 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<DescribeObject>(frame);
     let _ = decode::<WatchFetches>(frame);
     let _ = decode::<LocateObject>(frame);
+    let _ = decode::<JoinRanks>(frame);
+    let _ = decode::<WantShards>(frame);
+    let _ = decode::<RanksJoined>(frame);
     let _ = decode::<ObjectPlaces>(frame);
     let _ = decode::<ObjectPublished>(frame);
     let _ = decode::<ObjectFound>(frame);

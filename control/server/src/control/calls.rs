@@ -16,9 +16,9 @@ use kvplane_rpc::message::{
     Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
-    ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+    RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
@@ -395,6 +395,14 @@ impl Service for Control {
 
     fn locate_object(&self, _: Caller, call: LocateObject) -> Result<ObjectPlaces, Refusal> {
         self.p2p.locate(&call)
+    }
+
+    fn join_ranks(&self, _: Caller, call: JoinRanks) -> Result<RanksJoined, Refusal> {
+        self.p2p.join_ranks(call)
+    }
+
+    fn want_shards(&self, _: Caller, call: WantShards) -> Result<Done, Refusal> {
+        self.p2p.want(&call)
     }
 
     fn get_peer_keys(&self, caller: Caller, call: GetPeerKeys) -> Result<TicketKeys, Refusal> {
