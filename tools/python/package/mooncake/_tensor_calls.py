@@ -4,6 +4,8 @@ A tensor is an object with a header (`_tensors`). One that is split is an object
 tensor-parallel axis, the key is `KEY_tp_r`.
 """
 
+import copy
+
 from mooncake import _tensors
 from mooncake._types import TensorParallelism, kept
 
@@ -36,6 +38,15 @@ def _full_key(key, axes):
         elif axis.kind == "pp" and axis.size > 1:
             key = f"{key}_pp_{axis.rank if axis.stage_id is None else axis.stage_id}"
     return key
+
+
+def _of_rank(axis, rank, split):
+    """An axis; where it is the one that is put together, that of a rank."""
+    if axis is not split:
+        return axis
+    one = copy.copy(axis)
+    one.rank = rank
+    return one
 
 
 class TensorCalls:
@@ -239,8 +250,7 @@ class TensorCalls:
         split = next((axis for axis in axes if axis.kind == "tp" and axis.size > 1), None)
         if split is None:
             return self.get_tensor(_full_key(key, axes))
-        others = [axis for axis in axes if axis is not split]
-        keys = [_full_key(_part_key(key, rank), others) for rank in range(split.size)]
+        keys = [_full_key(key, [_of_rank(axis, rank, split) for axis in axes]) for rank in range(split.size)]
         parts = self.batch_get_tensor(keys)
         return None if any(part is None for part in parts) else torch.cat(parts, split.split_dim or 0)
 
