@@ -93,6 +93,12 @@ impl fmt::Display for OpenError {
                     "the device has format version {found}, this program knows {known}: use the program that wrote it"
                 )
             }
+            // The device has digests of names, which tell nobody anything.
+            Self::OtherOwner { field: "cluster", .. } => write!(
+                f,
+                "the device belongs to a cluster of another name: start with the name that it was formatted under \
+                 (--cluster NAME); else {WIPE}"
+            ),
             Self::OtherOwner { field, found, expected } => {
                 write!(f, "the device belongs to {field} {found:#x}, not to {expected:#x}: it is not touched")
             }

@@ -257,6 +257,9 @@ pub struct RecoveryReport {
     pub superseded_records: u64,
     /// Parts of segments that could not be read.
     pub unreadable_windows: u64,
+    /// Segments that were in use when the life before ended, and of which nothing is left, as the header of the one
+    /// made ready after it says. What replaced or removed objects there may be undone.
+    pub missing_segments: u32,
     /// Times when something durable was found missing that may have been a removal.
     pub lost_removals: u32,
     /// Objects given up for that, or for want of room in the index.
@@ -269,7 +272,7 @@ impl fmt::Display for RecoveryReport {
             f,
             "{} objects from {} footers and {} scanned segments ({} unreadable); records: {} torn, {} stale, {} \
              misdirected, {} superseded; {} damaged headers, {} unreadable parts, {} losses of removals, {} objects \
-             given up",
+             given up, {} segments in use are gone",
             self.objects,
             self.sealed_segments,
             self.scanned_segments,
@@ -281,7 +284,8 @@ impl fmt::Display for RecoveryReport {
             self.damaged_headers,
             self.unreadable_windows,
             self.lost_removals,
-            self.given_up
+            self.given_up,
+            self.missing_segments
         )
     }
 }

@@ -254,7 +254,10 @@ impl Host {
         work.notices.push_back(match event {
             Event::Recovered(report) => {
                 let text = format!("{path}: {report}");
-                TierNotice { is_trouble: report.given_up > 0 || report.unreadable_windows > 0, text }
+                TierNotice {
+                    is_trouble: report.given_up > 0 || report.unreadable_windows > 0 || report.missing_segments > 0,
+                    text,
+                }
             }
             Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, self.last_problem.as_ref())),
             Event::Refused(error) => TierNotice::trouble(alone(&path, error, self.last_problem.as_ref())),

@@ -231,7 +231,7 @@ impl Tier {
         (end.next_multiple_of(self.block()) - self.block()).max(of_footer).min(room)
     }
 
-    /// How much of all segments was taken in this life, in the same bytes. A segment that was left early is taken whole.
+    /// How much of all segments was taken in this life, in the same bytes. One that was left early is taken whole.
     pub(super) fn log_taken(&self) -> u64 {
         let open = self.log.open.as_ref().map_or(0, |open| self.segment_taken(open.end, open.entries.len()));
         self.log.filled * self.segment_room() + open

@@ -118,6 +118,7 @@ impl Tier {
         self.life = self.life.max((newest >> super::SEQUENCE_BITS) + 1);
         self.next_sequence = (self.life << super::SEQUENCE_BITS) + 1;
         self.durable_oldest_live = self.oldest_live;
+        self.recovery.report.missing_segments = self.missing_segments();
         let mut dead: Vec<(u64, u32)> = Vec::new();
         let mut live: Vec<(u64, u32)> = Vec::new();
         for (number, segment) in self.segments.iter() {
@@ -137,5 +138,19 @@ impl Tier {
         }
         self.recovery.begin(live.into_iter().map(|(_, segment)| segment));
         self.opened(Phase::Recovering);
+    }
+
+    /// How many segments are gone that were opened in the life before this one: a header is made when the segment
+    /// before it is open, whose own is durable by then and stays as it is until that one is reclaimed. Of earlier lives
+    /// nobody knows, as a start uses segments anew in which nothing was; nor where a header is damaged.
+    fn missing_segments(&self) -> u32 {
+        let all = || self.segments.iter();
+        if all().any(|(number, _)| self.recovery.is_damaged(number)) {
+            return 0;
+        }
+        let lately = |generation: u64| (generation >> super::SEQUENCE_BITS) + 1 == self.life;
+        let named = all().filter(|(_, segment)| lately(segment.generation) && segment.previous != 0);
+        let named = named.map(|(_, segment)| segment.previous).filter(|previous| *previous >= self.oldest_live);
+        named.filter(|previous| !all().any(|(_, other)| other.generation == *previous)).count() as u32
     }
 }

@@ -257,7 +257,10 @@ impl World {
             Event::Opened { .. } => self.opened = true,
             Event::Refused(error) => self.refused = Some(error),
             Event::OwnershipNoted => {}
-            Event::Recovered(report) => self.reports.push(report),
+            Event::Recovered(report) => {
+                assert!(self.device_fails || report.missing_segments == 0, "{report}");
+                self.reports.push(report);
+            }
             Event::Degraded(reason) => assert!(self.device_fails, "{reason}"),
             Event::Stored { token, ack } => self.promised(token, Some(ack)),
             Event::Removed { token } => self.promised(token, None),

@@ -331,7 +331,8 @@ fn a_device_is_one_nodes_and_says_so() {
     let try_it = |more: &[&str]| other.run(&[&words[..], more].concat());
     try_it(&["--shards", "1"]).failed(1, &["in use by another process"]);
     assert!(dev.stop().success());
-    try_it(&["--shards", "1"]).failed(1, &["belongs to cluster", "it is not touched"]);
+    let said = ["belongs to a cluster of another name", "--cluster NAME", "it is not touched"];
+    try_it(&["--shards", "1"]).failed(1, &said);
     let again = |more: &[&str]| bed.place.run(&[&["dev", "--pool", "16M", "--ssd", path], more].concat());
     again(&["--shards", "1", "--node-id", "9"]).failed(1, &["belongs to node 0x1, not to 0x9"]);
     again(&["--shards", "2"]).failed(1, &["as many shards and SSDs"]);
