@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvplane_sys::{ClaimedFile, NvmeNamespace};
 use kvplane_tier::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound};
@@ -45,6 +46,8 @@ pub struct Ssd {
     offers: Offers,
     namespace: Option<NvmeNamespace>,
     remarks: Vec<String>,
+    /// A flush of it failed, whoever asked for it.
+    flush_failed: AtomicBool,
 }
 
 impl Ssd {
@@ -75,7 +78,7 @@ impl Ssd {
             None => "io_uring".to_owned(),
         };
         remarks.push(format!("{}: {} MiB, {way}, {described}", path.display(), claimed.bytes() >> 20));
-        Ok(Self { claimed, path: path.to_owned(), offers, namespace, remarks })
+        Ok(Self { claimed, path: path.to_owned(), offers, namespace, remarks, flush_failed: AtomicBool::new(false) })
     }
 
     /// Bytes that may be used.
@@ -98,6 +101,16 @@ impl Ssd {
 
     pub(super) const fn namespace(&self) -> Option<&NvmeNamespace> {
         self.namespace.as_ref()
+    }
+
+    /// A flush failed. What the device or the kernel dropped may be of any part, and the kernel tells of it once: the
+    /// next flush of another part may succeed, and says nothing of what was written there before.
+    pub(super) fn note_failed_flush(&self) {
+        self.flush_failed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_failed_flush(&self) -> bool {
+        self.flush_failed.load(Ordering::Acquire)
     }
 
     pub(super) const fn claimed(&self) -> &ClaimedFile {

@@ -341,7 +341,14 @@ impl Nvme {
             let error = io::Error::from_raw_os_error(-result);
             let fault = fault_of(&error);
             self.problem(op, &error.to_string());
+            if op.action == Action::Flush {
+                self.part.ssd.note_failed_flush();
+            }
             return Err(fault);
+        }
+        if op.action == Action::Flush && self.part.ssd.has_failed_flush() {
+            self.problem(op, "an earlier flush of the device failed, for this shard or another");
+            return Err(Fault::Io);
         }
         if result as u32 != op.bytes {
             self.problem(op, &format!("only {result} bytes were moved"));

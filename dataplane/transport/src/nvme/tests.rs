@@ -447,3 +447,20 @@ fn a_drive_that_refuses_a_command_is_given_no_more() {
     let after = bed.nvme.counters();
     assert_eq!((after.commands_failed, after.commands), (1, before.commands));
 }
+
+const EIO: i32 = 5;
+
+/// The kernel tells of what it or the device dropped once; it may have been of any part.
+#[test]
+fn a_flush_that_failed_for_one_part_is_no_flush_of_another() {
+    let scratch = Scratch::new("flushes");
+    let ssd = Arc::new(Ssd::open(&scratch.0, Some(2 * FILE_BYTES), IoChoice::Uring).expect("a file"));
+    let [mut one, mut other] = [0, 1].map(|which| Bed::over(Part::new(&ssd, which, 2), false));
+    assert!(matches!(other.put(1, 5000, Ack::Durable), Event::Stored { .. }));
+    fill(&mut one, Ack::Buffered);
+    let flush = BlockOp { action: Action::Flush, ..block_op(&mut one, 6) };
+    assert_eq!(one.nvme.outcome(&flush, -EIO), Err(Fault::Io));
+    assert!(matches!(other.put(3, 5000, Ack::Durable), Event::StoreFailed { .. }));
+    let problem = other.nvme.take_problem().expect("a problem");
+    assert!(problem.contains("an earlier flush of the device failed"), "{problem}");
+}

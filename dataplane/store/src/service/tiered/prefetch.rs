@@ -10,6 +10,7 @@ use kvplane_proto::frame::{FLAG_AHEAD, Header};
 use kvplane_tier::{Priority, RecordView};
 
 use super::Service;
+use super::tails::tail_bytes_of;
 
 /// How long what was read ahead stays without being asked for, where nobody said.
 const UNUSED_NS: u64 = 10_000_000_000;
@@ -98,7 +99,10 @@ impl Service {
     /// not counted where there is none: whoever needs it has few at a time.
     pub(in crate::service) fn prefetch(&mut self, view: &RecordView, until_ns: u64, needed: bool) {
         let Some(tiered) = &mut self.tiered else { return };
-        let (digest, bytes) = (view.digest, u64::from(view.payload_bytes));
+        let unit = self.store.as_ref().map_or(1, |store| store.config().unit_bytes);
+        // What it takes of the pool, however short it is.
+        let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
+        let digest = view.digest;
         if tiered.prefetched.extend(digest, until_ns) || tiered.reading.contains_key(&digest) {
             return;
         }

@@ -5,7 +5,7 @@ use kvplane_proto::frame::FLAG_AHEAD;
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
 
 use super::super::rig::{digest, digests};
-use super::world::World;
+use super::world::{KEYS, World};
 use crate::service::{TierCounters, TierPolicy, WritePolicy};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -163,4 +163,28 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
         assert_eq!(world.service.store().expect("a store").exists(digest(3)), wanted);
         world.end();
     }
+}
+
+/// Short objects take whole units of the pool, and so of the part of it that is for what is read ahead.
+#[test]
+fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
+    let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
+    let mut world = World::new(1500, TierPolicy { prefetch_percent: 10, ..buffered });
+    for key in 0..KEYS as u8 {
+        // The last of five has 700 bytes.
+        for _ in 0..5 {
+            world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+            world.settle();
+            assert_eq!(world.last_put, Status::Ok);
+        }
+    }
+    world.restart();
+    world.settle();
+    for key in 0..KEYS as u8 {
+        world.ask(Operation::Exists, FLAG_AHEAD, &digests([key]));
+    }
+    world.settle();
+    // A tenth of 256 KiB has room for six units of 4096 bytes.
+    assert_eq!((counters(&world).prefetches, counters(&world).prefetch_refusals), (6, 6));
+    world.end();
 }
