@@ -96,6 +96,11 @@ statuses! {
     TicketEnded = 27, "the ticket has ended and was not renewed; the client does not reach the control plane";
     /// A put is to be acknowledged when an SSD has it, and the object's owner has none.
     NoSsd = 28, "the node of this key has no SSD to acknowledge the put from; leave that to the node, or give it --ssd";
+    /// The shard takes sealed connections only.
+    WantsTls = 29, "the shard wants TLS on data connections: start this process with --data-tls offer or require";
+    /// No sealed connection could be had; never on the wire.
+    TlsFailed = 30, "the TLS handshake with the shard failed: look at both ends' certificates and --data-tls, and at \
+                     this process' log for which it is";
 }
 
 impl fmt::Display for Status {

@@ -44,6 +44,8 @@ pub enum Gone {
     Setup(String),
     /// The RDMA device or the connection on it failed: says which and why.
     Rdma(String),
+    /// It cannot be sealed, or not be trusted any more: says why and what to do.
+    Tls(String),
     /// There is no such way to the peer from here, and trying again soon would end the same: says why.
     Unavailable(String),
 }
@@ -56,7 +58,7 @@ impl fmt::Display for Gone {
             Self::Kernel(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
             Self::Frame(error) => write!(f, "{error}"),
             Self::Ring(error) => write!(f, "{error}"),
-            Self::Setup(why) | Self::Rdma(why) | Self::Unavailable(why) => f.write_str(why),
+            Self::Setup(why) | Self::Rdma(why) | Self::Tls(why) | Self::Unavailable(why) => f.write_str(why),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvplane_store::service::SLOW_AFTER_NS;
 use kvplane_ticket::Challenges;
+use kvplane_tls::Keychain;
 use kvplane_transport::mooncake::ServerOptions;
 use kvplane_transport::{FaultPlan, StrangerLimits, ZeroCopyCounters, ZeroCopyOptions};
 
@@ -30,6 +31,8 @@ pub struct HostConfig {
     pub fetch: Option<FetchConfig>,
     /// Whoever asks the service must prove a ticket, and is challenged with these; without, nobody is asked for one.
     pub tickets: Option<Challenges>,
+    /// What TCP connections are sealed with, and when; without, they are plain.
+    pub tls: Option<Arc<Keychain>>,
     /// How many peers may be connected that have not said who they are.
     pub strangers: StrangerLimits,
     /// From how many nanoseconds on a request that was answered here is remembered as slow.
@@ -48,6 +51,7 @@ impl Default for HostConfig {
             tier: None,
             fetch: None,
             tickets: None,
+            tls: None,
             strangers: StrangerLimits::default(),
             slow_after_ns: SLOW_AFTER_NS,
         }
@@ -67,6 +71,8 @@ pub struct HostCounters {
     pub accepted: u64,
     /// Of those, closed for others that came before they had said who they are.
     pub crowded_out: u64,
+    /// Connections that ended because they could not be sealed, or a record was wrong.
+    pub tls_failed: u64,
     /// Segments' bytes that this host copied through mappings of its peers' memory.
     pub map_bytes: u64,
     /// The same by the kernel, between processes.

@@ -1,6 +1,9 @@
 //! What comes in: connections, frames, payloads, and their ends.
 
 use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
+use std::sync::Arc;
+
+use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
@@ -8,7 +11,10 @@ use kvplane_sys::IoBuf;
 use kvplane_transport::{ConnectionId, Gone, Input, Pieces, Target};
 
 use super::roles::{Lent, Link, Role};
-use super::{FRAMES_PER_ROUND, Host};
+use super::{FRAMES_PER_ROUND, Host, HostConfig};
+
+/// How long nothing is said of connections that could not be sealed after one was.
+const TLS_SAID_NS: u64 = 1_000_000_000;
 
 /// How a host takes input from one of its drivers.
 pub(super) struct Inputs {
@@ -21,6 +27,16 @@ pub(super) struct Inputs {
 }
 
 impl Host {
+    /// How connections over TCP begin.
+    pub(super) fn set_up_tcp(&mut self, config: &HostConfig) {
+        if let Some(keychain) = &config.tls {
+            self.tcp.set_tls(Arc::clone(keychain));
+        }
+        if self.service.is_some() {
+            self.tcp.limit_strangers(config.strangers);
+        }
+    }
+
     pub(super) fn accepted(&mut self, link: Link, now_ns: u64) {
         self.counters.accepted += 1;
         match &mut self.service {
@@ -69,6 +85,7 @@ impl Host {
             Gone::Kernel(_) | Gone::Setup(_) | Gone::Rdma(_) | Gone::Unavailable(_) => {
                 self.last_problem = Some(why.to_string());
             }
+            Gone::Tls(text) => self.tls_failed(text),
         }
         if let Link::Rdma(id) = link {
             self.carried_gone(id);
@@ -102,8 +119,22 @@ impl Host {
         let Some(client) = &mut self.client else { return };
         match why {
             Gone::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
+            Gone::Tls(_) => {
+                client.refused(lane, Status::TlsFailed);
+                client.lane_gone(lane, now_ns);
+            }
             _ => client.lane_gone(lane, now_ns),
         }
+    }
+
+    /// A connection could not be sealed. Said now and then: whoever connects may have that as often as it likes.
+    fn tls_failed(&mut self, text: &str) {
+        self.counters.tls_failed += 1;
+        if self.now_ns >= self.tls_said_ns {
+            self.tls_said_ns = self.now_ns.saturating_add(TLS_SAID_NS);
+            tracing::warn!("a data connection ended: {text}");
+        }
+        self.last_problem = Some(text.to_owned());
     }
 
     pub(super) fn close(&mut self, link: Link, why: Gone) {

@@ -110,6 +110,8 @@ pub struct Host {
     unregistered: Vec<SegmentId>,
     map_wanted: bool,
     last_problem: Option<String>,
+    /// When it may be said again that a connection could not be sealed.
+    tls_said_ns: u64,
     counters: HostCounters,
     now_ns: u64,
     /// Bytes that were copied here since the clock was read.
@@ -194,6 +196,7 @@ impl Host {
             unregistered: Vec::new(),
             map_wanted: false,
             last_problem: None,
+            tls_said_ns: 0,
             counters: HostCounters::default(),
             now_ns: cpu::monotonic_ns(),
             copied_bytes: 0,
@@ -203,9 +206,7 @@ impl Host {
             idle_rounds: 0,
             long_round: false,
         };
-        if host.service.is_some() {
-            host.tcp.limit_strangers(config.strangers);
-        }
+        host.set_up_tcp(config);
         host.begin_fetches(fetch);
         Ok(host)
     }

@@ -210,7 +210,8 @@ impl Client {
         if self.back_to_first(index, status) {
             return;
         }
-        if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt | Status::NoKey | Status::TicketEnded) {
+        let passing = matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt);
+        if passing || matches!(status, Status::NoKey | Status::TicketEnded | Status::TlsFailed) {
             self.retry(index, status);
         } else {
             self.leave_lane(index);

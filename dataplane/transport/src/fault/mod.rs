@@ -18,10 +18,12 @@ mod plan;
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{Poller, Readiness};
+use kvplane_tls::Keychain;
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
@@ -98,6 +100,11 @@ impl Fault {
     /// When the poller does not take it.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         self.tcp.listen(poller, listener)
+    }
+
+    /// See [`Tcp::set_tls`].
+    pub fn set_tls(&mut self, keychain: Arc<Keychain>) {
+        self.tcp.set_tls(keychain);
     }
 
     /// As [`Tcp::limit_strangers`].

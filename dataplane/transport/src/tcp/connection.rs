@@ -9,6 +9,7 @@ use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{IoBuf, MAX_PIECES};
 
+use super::sealed::Wire;
 use super::zero_copy::Lending;
 use crate::types::{Gone, Outgoing, Pieces};
 
@@ -183,12 +184,15 @@ pub(super) struct Connection {
     /// Bytes that the kernel has taken.
     pub(super) sent_bytes: u64,
     pub(super) lending: Lending,
+    pub(super) wire: Wire,
+    /// The peer did not begin with TLS, as it should have.
+    pub(super) must_be_refused: bool,
     /// Why it is ending.
     pub(super) why: Option<Gone>,
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, state: State) -> Self {
+    pub(super) fn new(socket: OwnedFd, state: State, wire: Wire) -> Self {
         Self {
             socket,
             state,
@@ -211,6 +215,8 @@ impl Connection {
             left: Vec::new(),
             sent_bytes: 0,
             lending: Lending::Undecided,
+            wire,
+            must_be_refused: false,
             why: None,
         }
     }
@@ -228,7 +234,11 @@ impl Connection {
 
     /// Whether nothing waits to be sent.
     pub(super) fn is_sent(&self) -> bool {
-        self.frames.is_empty() && self.pieces.is_empty()
+        let has_left = match &self.wire {
+            Wire::Plain | Wire::Unknown => true,
+            Wire::Tls(sealed) => sealed.has_left(),
+        };
+        self.frames.is_empty() && self.pieces.is_empty() && has_left
     }
 
     /// Whether nothing waits to be sent and no memory is lent.

@@ -19,6 +19,7 @@ mod active;
 mod connection;
 mod outstanding;
 mod receive;
+mod sealed;
 mod send;
 mod strangers;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use kvplane_proto::Limits;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{Interest, Poller, Readiness, net, stream};
 
+use sealed::Wire;
 pub use strangers::StrangerLimits;
 use strangers::Strangers;
 
@@ -79,6 +81,7 @@ pub struct Tcp {
     zero_copy_counters: ZeroCopyCounters,
     /// Connections that wait for notices, to be looked at when they wait too long.
     waiting: Vec<u32>,
+    tls: Box<sealed::Tls>,
     /// Accepted connections whose peers are not known yet, where that counts.
     strangers: Option<Strangers>,
     /// How many of those had to go for others.
@@ -109,6 +112,7 @@ impl Tcp {
             zero_copy,
             zero_copy_counters: ZeroCopyCounters::default(),
             waiting: Vec::new(),
+            tls: Box::new(sealed::Tls::new()),
             strangers: None,
             crowded_out: 0,
         }
@@ -149,10 +153,10 @@ impl Tcp {
     pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
         let socket = net::tcp_socket(address)?;
         stream::start_connect(socket.as_fd(), address)?;
-        self.add(poller, socket, State::Connecting)
+        self.add(poller, socket, State::Connecting, Wire::Plain)
     }
 
-    fn add(&mut self, poller: &Poller, socket: OwnedFd, state: State) -> std::io::Result<ConnectionId> {
+    fn add(&mut self, poller: &Poller, socket: OwnedFd, state: State, wire: Wire) -> std::io::Result<ConnectionId> {
         if self.open >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(std::io::Error::other(text));
@@ -166,7 +170,7 @@ impl Tcp {
             self.generations.push(0);
         }
         self.generations[index as usize] = generation;
-        self.connections[index as usize] = Some(Connection::new(socket, state));
+        self.connections[index as usize] = Some(Connection::new(socket, state, wire));
         self.open += 1;
         Ok(ConnectionId { index, generation })
     }
@@ -192,7 +196,7 @@ impl Tcp {
                 return;
             }
             connection.state = State::Open;
-            self.events.push_back(Event::Connected(id));
+            self.opened(id);
         }
         let Some(connection) = self.get(id) else { return };
         // Where payloads are lent, an error without an end is a notice.
@@ -231,8 +235,11 @@ impl Tcp {
             // A refused connection is closed by its drop; the peer sees that and tries again later.
             let address = net::peer_address(socket.as_fd()).map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |at| at.ip());
             if net::set_nodelay(socket.as_fd()).is_ok()
-                && let Ok(id) = self.add(poller, socket, State::Open)
+                && let Ok(id) = self.add(poller, socket, State::Open, self.tls.wire_of_accepted())
             {
+                if self.get(id).is_some_and(|connection| !connection.is_agreed()) {
+                    self.await_handshake(id);
+                }
                 self.events.push_back(Event::Accepted(id));
                 if let Some(gone) = self.strangers.as_mut().and_then(|strangers| strangers.add(id, address)) {
                     self.crowded_out += 1;
@@ -341,6 +348,7 @@ impl Tcp {
             }
         }
         self.lose_patience();
+        self.watch_handshakes();
         while let Some(index) = self.again.pop() {
             self.mark_ready(index);
         }
@@ -372,14 +380,20 @@ impl Tcp {
         self.trust(id);
         self.active.forget(id.index);
         self.staging.forget(id.index);
+        self.tls.forget(id.index);
         if self.end_lent(id, &why) {
             return;
         }
-        let Some(connection) = self.connections[id.index as usize].take() else { return };
+        let Some(mut connection) = self.connections[id.index as usize].take() else { return };
         // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
         // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
-        let socket = connection.socket.as_fd();
         let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
+        if let Wire::Tls(sealed) = &mut connection.wire
+            && !unanswered
+        {
+            sealed.say_goodbye(&connection.socket);
+        }
+        let socket = connection.socket.as_fd();
         if !unanswered || net::abort(socket).is_err() {
             let _ = net::shutdown(socket);
         }

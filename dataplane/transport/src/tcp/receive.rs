@@ -10,9 +10,11 @@ use kvplane_proto::Limits;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::{FrameError, HEADER_BYTES, Header};
 use kvplane_sys::{IoBuf, Scatter};
+use kvplane_tls::FIRST_BYTE;
 
 use super::Tcp;
 use super::connection::{Connection, Expect, Payload, Place, State};
+use super::sealed::{Turn, Wire};
 use crate::types::{ConnectionId, Gone, Input, Target};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads.
@@ -41,7 +43,7 @@ pub(super) struct Staging {
     /// The connection whose unread bytes are here.
     owner: Option<u32>,
     start: usize,
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl Staging {
@@ -60,7 +62,7 @@ impl Staging {
     }
 
     /// Free place for the bytes that arrive next, behind those that are unread.
-    fn room(&mut self, wanted: usize) -> &mut [u8] {
+    pub(super) fn room(&mut self, wanted: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.end + wanted > STAGING_BYTES {
@@ -74,7 +76,7 @@ impl Staging {
 
 impl Tcp {
     /// Makes the staging this connection's.
-    fn claim(&mut self, index: u32) {
+    pub(super) fn claim(&mut self, index: u32) {
         let staging = &mut self.staging;
         if staging.owner == Some(index) {
             return;
@@ -126,28 +128,52 @@ impl Tcp {
                     return Input::Wait;
                 }
                 Expect::Frame => match self.take_frame(id.index, scratch) {
+                    Ok(Some(header)) if self.ends_for_want_of_tls(id, &header) => return Input::Wait,
                     Ok(Some(header)) if self.keep_back(id, &header, scratch) => continue,
                     Ok(Some(header)) => return Input::Frame(header),
                     Ok(None) => {}
                     Err(error) => {
-                        self.close(id, Gone::Frame(error));
+                        self.close(id, why_no_frame(error));
                         return Input::Wait;
                     }
                 },
             }
-            let Some(connection) = self.get(id) else { return Input::Wait };
-            if !connection.readable {
-                return Input::Wait;
-            }
-            if connection.budget_bytes == 0 {
-                self.again.push(id.index);
-                return Input::Wait;
-            }
-            if let Err(why) = self.receive(id.index) {
-                self.close(id, why);
-                return Input::Wait;
+            match self.bring(id) {
+                Ok(true) => {}
+                Ok(false) => return Input::Wait,
+                Err(why) => {
+                    self.close(id, why);
+                    return Input::Wait;
+                }
             }
         }
+    }
+
+    /// Brings more bytes: opens what came, or receives. False when there is nothing more, or not in this round.
+    fn bring(&mut self, id: ConnectionId) -> Result<bool, Gone> {
+        let Some(connection) = self.get(id) else { return Ok(false) };
+        let plain = matches!(connection.wire, Wire::Plain);
+        if !plain {
+            match self.open_next(id)? {
+                Turn::Opened => return Ok(true),
+                Turn::Later => return Ok(false),
+                Turn::Receive => {}
+            }
+        }
+        let Some(connection) = self.get(id) else { return Ok(false) };
+        if !connection.readable {
+            return Ok(false);
+        }
+        if connection.budget_bytes == 0 {
+            self.again.push(id.index);
+            return Ok(false);
+        }
+        if plain {
+            self.receive(id.index)?;
+        } else {
+            self.receive_sealed(id.index)?;
+        }
+        Ok(true)
     }
 
     /// The next frame, if it is there as a whole.
@@ -262,6 +288,17 @@ impl Tcp {
             }
             connection.expect = Expect::Payload(payload);
         }
+    }
+}
+
+/// Why a connection ends whose bytes are no frame.
+fn why_no_frame(error: FrameError) -> Gone {
+    match error {
+        FrameError::Magic(found) if found & 0xff == u32::from(FIRST_BYTE) => {
+            let text = "a peer began with TLS, but --data-tls is off here; start this process with offer or require";
+            Gone::Tls(text.to_owned())
+        }
+        error => Gone::Frame(error),
     }
 }
 

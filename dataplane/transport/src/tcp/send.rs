@@ -12,9 +12,11 @@ use kvplane_proto::Limits;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES};
 use kvplane_sys::{Gather, IoBuf, MAX_PIECES};
+use kvplane_tls::PLAIN_BYTES;
 
 use super::Tcp;
 use super::connection::{Connection, Frame, Piece, State};
+use super::sealed::Wire;
 use super::zero_copy::{ZeroCopyCounters, ZeroCopyOptions};
 use crate::types::{ConnectionId, Event, Gone, Pieces};
 
@@ -25,6 +27,8 @@ const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
 /// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
 /// be in the cache when the kernel copies it.
 const ROUND_BYTES: usize = 512 << 10;
+/// About so much is sealed before it is sent: a connection whose peer does not read keeps no more than that.
+const SEALED_BYTES: usize = 128 << 10;
 /// Payloads up to this length are copied to where their header is: cheaper than another piece for the kernel.
 const COPIED_BYTES: usize = 8 << 10;
 /// Payloads of pieces that are shorter than this on average are copied too, as far as they fit.
@@ -100,6 +104,10 @@ impl Tcp {
             if connection.state != State::Open || !connection.writable {
                 return;
             }
+            if matches!(connection.wire, Wire::Tls(_)) {
+                self.transmit_sealed(id);
+                return;
+            }
             if sent >= ROUND_BYTES && !connection.is_sent() {
                 self.mark_dirty(id.index);
                 return;
@@ -128,6 +136,47 @@ impl Tcp {
                 }
             }
             connection.keep(staged_here, staging);
+        }
+        self.sent_all(id);
+    }
+
+    /// The same in records: so many are sealed, then sent, and the next when the kernel has taken them.
+    fn transmit_sealed(&mut self, id: ConnectionId) {
+        let mut sent = 0;
+        loop {
+            let (staging, spare) = (&mut self.send_staging, &mut self.spare_bodies);
+            let Some(connection) = self.connections[id.index as usize].as_mut() else { return };
+            if connection.state != State::Open || !connection.writable {
+                return;
+            }
+            if connection.is_sent() {
+                break;
+            }
+            if sent >= ROUND_BYTES {
+                self.mark_dirty(id.index);
+                return;
+            }
+            let staged_here = connection.is_agreed() && connection.pieces.is_empty();
+            if staged_here {
+                connection.gather(staging, spare, &mut self.events);
+            }
+            let left = core::mem::take(&mut connection.left);
+            let staged = if staged_here { &staging.bytes[..] } else { &left[..] };
+            let result = connection.send_sealed(staged, &mut self.tls.plain, &mut self.events);
+            connection.left = left;
+            connection.keep(staged_here, staging);
+            match result {
+                // Nothing can leave before the handshake is done.
+                Ok(0) => return,
+                Ok(bytes) => {
+                    self.moved_bytes += bytes;
+                    sent += bytes;
+                }
+                Err(why) => {
+                    self.close(id, why);
+                    return;
+                }
+            }
         }
         self.sent_all(id);
     }
@@ -244,6 +293,34 @@ impl Connection {
         Ok((bytes, all))
     }
 
+    /// Seals and sends the pieces, some at a time, until the kernel takes no more. How many bytes left.
+    fn send_sealed(&mut self, staged: &[u8], plain: &mut Vec<u8>, events: &mut VecDeque<Event>) -> Result<usize, Gone> {
+        let mut sent = 0;
+        while self.writable {
+            let mut leaving = 0;
+            while leaving < SEALED_BYTES && self.is_agreed() && !self.pieces.is_empty() {
+                let bytes = fill(&self.pieces, staged, plain);
+                let Wire::Tls(sealed) = &mut self.wire else { return Ok(sent) };
+                leaving += sealed.seal(&plain[..bytes])?;
+                self.sent_bytes += bytes as u64;
+                self.advance(bytes, events);
+            }
+            let Wire::Tls(sealed) = &mut self.wire else { return Ok(sent) };
+            if sealed.has_left() {
+                break;
+            }
+            match sealed.send(&self.socket) {
+                Ok((bytes, all)) => {
+                    self.writable = all;
+                    sent += bytes;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) => return Err(Gone::Kernel(error.raw_os_error().unwrap_or_default())),
+            }
+        }
+        Ok(sent)
+    }
+
     /// Turns waiting frames into pieces. Holds of payloads that were copied are reported: nobody needs them any more.
     fn gather(&mut self, staging: &mut Staging, spare: &mut Vec<Vec<u8>>, events: &mut VecDeque<Event>) {
         staging.used = 0;
@@ -336,6 +413,32 @@ impl Connection {
             }
         }
     }
+}
+
+/// Puts the first bytes of the pieces side by side, as many as one record takes; how many.
+fn fill(pieces: &VecDeque<Piece>, staged: &[u8], plain: &mut Vec<u8>) -> usize {
+    plain.resize(PLAIN_BYTES, 0);
+    let mut at = 0;
+    for piece in pieces {
+        match piece {
+            Piece::Staged(range) => {
+                let part = range.len().min(PLAIN_BYTES - at);
+                plain[at..at + part].copy_from_slice(&staged[range.start..range.start + part]);
+                at += part;
+            }
+            Piece::Memory { pieces, next, .. } => {
+                for buffer in &pieces.as_slice()[*next..] {
+                    let part = buffer.bytes().min(PLAIN_BYTES - at);
+                    buffer.copy_out(&mut plain[at..at + part]);
+                    at += part;
+                }
+            }
+        }
+        if at == PLAIN_BYTES {
+            break;
+        }
+    }
+    at
 }
 
 /// How much of a payload is copied to where its header is: all or nothing.

@@ -1,6 +1,7 @@
 //! Two ends of the TCP driver, with memory in which each payload has a place of its own.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::{Rng, mix64};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, net};
+use kvplane_tls::Keychain;
 use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Target, Tcp, Token, ZeroCopyOptions};
 
 /// Where the payload of the frame with this number goes, cut into pieces of these lengths, or nowhere.
@@ -178,6 +180,27 @@ pub(crate) fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> 
         assert!(Instant::now() < limit, "nothing comes any more");
         ends.iter_mut().for_each(|end| end.round());
     }
+}
+
+/// A sender and a receiver with what their connections are sealed with, and the receiver's address.
+pub(crate) fn keyed_pair(
+    parts: usize,
+    places: Places,
+    sender_keys: Option<Keychain>,
+    receiver_keys: Option<Keychain>,
+) -> (End, End, SocketAddr) {
+    let end = |keys: Option<Keychain>| {
+        let mut end = End::new(parts * PART_BYTES, places, ZeroCopyOptions::default());
+        if let Some(keys) = keys {
+            end.tcp.set_tls(Arc::new(keys));
+        }
+        end
+    };
+    let (sender, mut receiver) = (end(sender_keys), end(receiver_keys));
+    let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 1024).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    receiver.tcp.listen(&receiver.poller, listener).expect("a poller with room");
+    (sender, receiver, address)
 }
 
 /// A sender with this many connections to a receiver.

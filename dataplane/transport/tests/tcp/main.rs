@@ -2,6 +2,9 @@
 //! turns.
 
 mod bed;
+#[path = "../../../tls/tests/support/mod.rs"]
+mod certificates;
+mod tls;
 mod zero_copy;
 
 use std::collections::BTreeMap;

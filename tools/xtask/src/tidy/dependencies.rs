@@ -19,10 +19,11 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 23] = [
+const EDGES: [(&str, Uses); 24] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
+    ("kvplane-tls", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&["kvplane-ticket"])),
     ("kvplane-sys", Uses::Only(&[])),
     ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
@@ -30,7 +31,7 @@ const EDGES: [(&str, Uses); 23] = [
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
     ("kvplane-sim", Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-conductor"])),
-    ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys", "kvplane-tier"])),
+    ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys", "kvplane-tier", "kvplane-tls"])),
     (
         "kvplane-engine",
         Uses::Only(&[
@@ -39,6 +40,7 @@ const EDGES: [(&str, Uses); 23] = [
             "kvplane-ticket",
             "kvplane-tier",
             "kvplane-sys",
+            "kvplane-tls",
             "kvplane-transport",
             "kvplane-topology",
         ]),
@@ -66,6 +68,7 @@ const EDGES: [(&str, Uses); 23] = [
             "kvplane-ticket",
             "kvplane-tier",
             "kvplane-sys",
+            "kvplane-tls",
             "kvplane-transport",
             "kvplane-engine",
             "kvplane-topology",
@@ -99,12 +102,13 @@ const HOMES: [(&str, &[&str]); 25] = [
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
-    ("rcgen", &["kvplane-rpc"]),
+    // The last two in their tests only.
+    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
     ("ring", &["kvplane-ticket"]),
     ("roxmltree", &["kvplane-topology"]),
-    ("rustls", &["kvplane-rpc", "kvplane-etcd"]),
+    ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing", &["kvplane-engine", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing-subscriber", &["kvplane-tools"]),
