@@ -31,10 +31,11 @@ use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
+use kvplane_tls::DataTls;
 
 use crate::error::Error;
 use crate::link::{ControlLink, seed};
-use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
+use crate::transfer::{RdmaConfig, RdmaUse};
 use crate::which::Control;
 pub use ahead::PrefetchTo;
 pub use keys::{KeyInfo, ListCursor, ListPage};
@@ -63,6 +64,8 @@ pub struct ClientConfig {
     pub shared_memory: bool,
     /// Whether TCP is used.
     pub tcp: bool,
+    /// Whether TCP connections to nodes are sealed. As it is, where a node says that they must be.
+    pub data_tls: DataTls,
     /// Whether RDMA is used, and which devices.
     pub rdma: RdmaConfig,
     /// TCP connections to each shard.
@@ -93,6 +96,7 @@ impl ClientConfig {
             keep_keys: true,
             shared_memory: true,
             tcp: true,
+            data_tls: DataTls::Offer,
             rdma: RdmaConfig::default(),
             lanes: 2,
             pacing: Pacing::default(),
@@ -220,8 +224,8 @@ impl Client {
             spread: config.spread,
             ..Config::default()
         };
-        let rdma = config.rdma.devices()?;
-        let host = HostConfig { verify_shared: config.verify_shared, rdma, ..HostConfig::default() };
+        let (rdma, tls) = (config.rdma.devices()?, link.keychain(config.data_tls)?);
+        let host = HostConfig { verify_shared: config.verify_shared, rdma, tls, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*first.map).clone());
         let (tenant, keep_keys) = (config.tenant.clone().into_bytes(), config.keep_keys);
@@ -255,14 +259,6 @@ impl Client {
     #[must_use]
     pub const fn link(&self) -> &ControlLink {
         &self.link
-    }
-
-    /// What this client counted, its rails without the names of their shards.
-    pub fn metrics(&mut self) -> Metrics {
-        let mut metrics = Metrics::default();
-        let devices = self.initiator.device_names();
-        metrics.add(0, self.initiator.books(), &devices, &|_| String::new());
-        metrics
     }
 
     /// Registers memory with this client.

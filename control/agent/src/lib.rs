@@ -23,6 +23,7 @@
 
 mod asynchronous;
 mod client;
+mod data_tls;
 mod error;
 mod link;
 mod machine;
@@ -85,3 +86,4 @@ pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;
 pub use kvplane_sys::{interrupt, verbs};
+pub use kvplane_tls::DataTls;

@@ -18,6 +18,7 @@ use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
 use kvplane_sys::interrupt::{self, Nothing};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::data_tls::{self, Sealing};
 use crate::error::Error;
 use crate::tickets::Holder;
 use crate::which::{Control, Line};
@@ -38,6 +39,7 @@ struct Shared {
     generation: AtomicU64,
     map: Mutex<Option<StateMap>>,
     holder: Holder,
+    sealing: Sealing,
 }
 
 /// A map, and which state of the control plane it is of: epochs of different states do not compare.
@@ -88,8 +90,8 @@ impl ControlLink {
     /// Connects, says hello, and waits for the first map.
     fn start(line: Line) -> Result<Self, Error> {
         let address = line.address();
-        let shared =
-            Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None), holder: Holder::default() });
+        let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
+        let shared = Arc::new(Shared { generation, map, holder, sealing: line.sealing() });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -142,6 +144,11 @@ impl ControlLink {
     /// What is held of tickets.
     pub(crate) fn holder(&self) -> &Holder {
         &self.shared.holder
+    }
+
+    /// What is known of sealing data connections.
+    pub(crate) fn sealing(&self) -> &Sealing {
+        &self.shared.sealing
     }
 
     /// What the control plane said first.
@@ -268,6 +275,8 @@ async fn live(
     let (mut known, mut of_state) = (None, None);
     let mut look = tokio::time::interval(LOOK_AGAIN);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut certificates = tokio::time::interval(data_tls::LOOK);
+    certificates.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let seen = watch.state();
         let state = seen.state_id;
@@ -293,6 +302,7 @@ async fn live(
                 tokio::task::spawn_local(async move { shared.holder.renew(client, call).await });
             }
             () = shared.holder.changed.notified() => {}
+            _ = certificates.tick(), if shared.sealing.is_wanted() => shared.sealing.look(),
             _ = look.tick(), if seen.trouble.is_some() => {
                 let Some(elsewhere) = line.moved() else { continue };
                 let found = tokio::select! {

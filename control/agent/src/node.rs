@@ -27,6 +27,7 @@ use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_sys::interrupt;
+use kvplane_tls::{DataTls, Keychain};
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
@@ -59,6 +60,8 @@ pub struct NodeConfig {
     pub listen: IpAddr,
     /// Port of the first shard, the others follow; 0 picks free ones.
     pub port: u16,
+    /// Whether data connections over TCP are sealed.
+    pub data_tls: DataTls,
     /// Number of shards; `None` follows the machine's topology.
     pub shards: Option<usize>,
     /// Memory for objects, over all shards.
@@ -122,6 +125,7 @@ impl NodeConfig {
             node: None,
             listen: Ipv4Addr::LOCALHOST.into(),
             port: 0,
+            data_tls: DataTls::Off,
             shards: None,
             pool_bytes,
             weight: None,
@@ -183,7 +187,8 @@ impl Node {
         let born_ns = unix_ns();
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
         check_listen(config.listen, &tickets)?;
-        let (shards, notes, devices) = start_shards(config, &cluster, (node, Incarnation(born_ns)), &tickets)?;
+        let (life, tls) = ((node, Incarnation(born_ns)), link.keychain(config.data_tls)?);
+        let (shards, notes, devices) = start_shards(config, &cluster, life, &tickets, tls.as_ref())?;
         let shards = Arc::new(shards);
         let member = member_of(config, node, Incarnation(born_ns), &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -342,6 +347,7 @@ fn start_shards(
     cluster: &str,
     (node, incarnation): (NodeId, Incarnation),
     tickets: &NodeTickets,
+    tls: Option<&Arc<Keychain>>,
 ) -> Result<Started, Error> {
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
@@ -349,8 +355,7 @@ fn start_shards(
     check_layout(config, &layout, pool_bytes)?;
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
     let directory = directory_of(config)?;
-    let rdma = config.rdma.devices()?;
-    let count = layout.shards.len();
+    let (rdma, count) = (config.rdma.devices()?, layout.shards.len());
     let ssds = Ssds::open(config, count, cluster, node)?;
     let host = cpu::boot_id()?;
     let mut shards = Vec::new();
@@ -387,6 +392,7 @@ fn start_shards(
                 tier: ssds.tier_of(seat.shard, count)?,
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
+                tls: tls.cloned(),
                 fetch: Some(FetchConfig {
                     client: seed()?,
                     cluster: cluster.to_owned(),

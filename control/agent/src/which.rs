@@ -14,6 +14,7 @@ use kvplane_rpc::{
 };
 use tokio::task::JoinSet;
 
+use crate::data_tls::Sealing;
 use crate::error::Error;
 use crate::link::{reconnections, software};
 
@@ -86,7 +87,7 @@ impl Control {
     }
 
     /// Every control plane that it may be; never none.
-    fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
+    pub(crate) fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
         match self {
             Self::Explicit(config) => Ok(vec![(**config).clone()]),
             Self::Remote(remote) => remote.resolve(role),
@@ -120,6 +121,11 @@ impl Line {
     /// A line to this control plane, in this role.
     pub(crate) fn to(control: &Control, role: Role) -> Result<Self, Error> {
         Ok(Self { configs: control.resolve(role)?, control: control.clone(), role })
+    }
+
+    /// Who we are on it.
+    pub(crate) fn sealing(&self) -> Sealing {
+        Sealing::new(self.control.clone(), self.role)
     }
 
     /// Where the first of them listens.

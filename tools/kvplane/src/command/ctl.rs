@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain};
-use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
+use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
 
 use super::node::AckChoice;
@@ -23,6 +23,9 @@ pub(crate) struct Ctl {
     runtime_directory: Option<PathBuf>,
     #[command(flatten)]
     which: Which,
+    /// TLS 1.3 on data connections over TCP: off; offer, where a node wants it; or require, with no other nodes.
+    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Offer)]
+    data_tls: DataTls,
     /// The tenant whose objects are meant; without, the default one's. Said before what to do.
     #[arg(long, default_value = "", hide_default_value = true)]
     tenant: String,
@@ -242,8 +245,8 @@ impl Ctl {
     }
 
     fn client(&self) -> Result<Client, Failure> {
-        let (control, tenant) = (self.control(), self.tenant.clone());
-        Ok(Client::connect(&ClientConfig { control, tenant, ..ClientConfig::local(&self.cluster) })?)
+        let (control, tenant, data_tls) = (self.control(), self.tenant.clone(), self.data_tls);
+        Ok(Client::connect(&ClientConfig { control, tenant, data_tls, ..ClientConfig::local(&self.cluster) })?)
     }
 
     fn put(&self, key: &str, file: &str, options: &PutOptions) -> Result<(), Failure> {

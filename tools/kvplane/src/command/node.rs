@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kvplane::{
-    Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy,
+    DataTls, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy,
     WritePolicy,
 };
 
@@ -76,6 +76,10 @@ pub(crate) struct Shape {
     /// Data port of the first shard, the others follow; 0 picks free ones.
     #[arg(long, default_value_t = 0)]
     port: u16,
+    /// TLS 1.3 on data connections over TCP, with the certificates of control connections: off; offer, where whoever
+    /// connects may choose; or require, where plain connections are refused and none is made.
+    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Off)]
+    data_tls: DataTls,
     /// Share of the keys relative to other nodes; without it, in proportion to the memory.
     #[arg(long)]
     weight: Option<u32>,
@@ -306,6 +310,7 @@ impl Shape {
             node: self.node_id.map(NodeId),
             listen: self.listen,
             port: self.port,
+            data_tls: self.data_tls,
             shards: self.shards.map(usize::from),
             weight: self.weight,
             failure_domain: self.failure_domain.clone(),

@@ -13,6 +13,7 @@ mod commands;
 mod conductor;
 mod config_files;
 mod counted;
+mod data_tls;
 mod deploy;
 mod disks;
 mod etcd;
