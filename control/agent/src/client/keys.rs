@@ -3,8 +3,10 @@
 //! A list goes from shard to shard, and through each in an order that has nothing to do with keys. Every object that is
 //! there from the first page to the last is listed, at least once: more often only if a shard starts anew or the
 //! cluster's map changes meanwhile, as the list then begins again there. Objects that come or go meanwhile are listed
-//! or
-//! not. Patterns are matched here, not on the shards, which have better things to do.
+//! or not. Patterns are matched here, not on the shards, which have better things to do.
+//!
+//! Objects whose putters kept their keys to themselves, and stripes of any tenant, are listed without tenant and key. A
+//! removal by tenant or by pattern never touches them: they may be anybody's.
 
 use kvplane_proto::client::{ListFrom, Request};
 use kvplane_proto::ids::{SLOTS, Slot};
@@ -68,6 +70,12 @@ impl KeyInfo {
                 _ => Part::Head,
             },
         }
+    }
+
+    /// Whether this is an object that a tenant has under a key. What has no name may be anybody's: the tenant of such
+    /// an entry says nothing, and neither does its empty key.
+    fn is_named_of(&self, tenant: &[u8]) -> bool {
+        !self.key.is_empty() && self.part != Part::Stripe && self.tenant == tenant
     }
 }
 
@@ -158,23 +166,24 @@ impl Client {
         Ok((status, body))
     }
 
-    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes,
-    /// and a
-    /// pattern may match any of them (`(?-u)`). Objects that come meanwhile may stay.
+    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes, and
+    /// a pattern may match any of them (`(?-u)`). What nodes know no key of stays, whatever the pattern, and objects
+    /// that come meanwhile may.
     ///
     /// # Errors
     /// When the pattern is malformed or too large, or a shard cannot be asked.
     pub fn remove_matching(&mut self, pattern: &str) -> Result<u64, Error> {
         let pattern = compile(pattern)?;
-        self.remove_listed(|tenant, key| key.tenant == tenant && pattern.is_match(&key.key))
+        self.remove_listed(|tenant, key| key.is_named_of(tenant) && pattern.is_match(&key.key))
     }
 
-    /// Removes all objects of this client's tenant, or with `of_all` of all tenants and those without names; how many.
+    /// Removes all objects of this client's tenant that nodes know the keys of, or with `of_all` those of all tenants
+    /// and those without names; how many.
     ///
     /// # Errors
     /// When a shard cannot be asked.
     pub fn remove_all(&mut self, of_all: bool) -> Result<u64, Error> {
-        self.remove_listed(|tenant, key| of_all || key.tenant == tenant && !key.key.is_empty())
+        self.remove_listed(|tenant, key| of_all || key.is_named_of(tenant))
     }
 
     /// Removes what a list finds and `chosen` says, page by page.

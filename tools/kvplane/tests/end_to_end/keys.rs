@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kvplane::{Client, ObjectRange, PutOptions, Region, RegionOptions, Status};
+use kvplane::{AsyncClient, Client, ClientConfig, ObjectRange, PutOptions, Region, RegionOptions, Status};
 
-use crate::support::{Way, Workplace, text, wait_until};
+use crate::support::{Way, Workplace, http_ask, text, wait_until};
 
 fn value_of(key: &str, version: usize) -> Vec<u8> {
     let bytes = 100 + key.len() * 1001 % 9000;
@@ -58,6 +58,53 @@ fn keys_are_kept_listed_and_removed_by_pattern() {
         assert_eq!(client.get(b"model/1/block-1").unwrap(), None);
         assert_eq!(client.remove_all(false).unwrap(), 201);
         assert_eq!(listed(client), BTreeSet::new());
+    }
+}
+
+#[test]
+fn removal_by_pattern_leaves_what_has_no_name_and_others_have() {
+    let place = Workplace::new("nameless");
+    let dev = place.dev("64M", &["--shards", "2"]);
+    for way in [Way::Shm, Way::Tcp] {
+        let config = |tenant: &str, keep_keys| ClientConfig {
+            tenant: tenant.to_owned(),
+            keep_keys,
+            stripe_bytes: 1 << 20,
+            ..place.client_config(way)
+        };
+        let long: Vec<u8> = (0..5 << 20).map(|at: u32| (at / 9 + at % 253) as u8).collect();
+        let mut others: Vec<Client> = [("big", true), ("secret", false), ("", false)]
+            .map(|(tenant, keep_keys)| Client::connect(&config(tenant, keep_keys)).unwrap())
+            .into();
+        for other in &mut others {
+            other.put(b"unseen/long", &long).unwrap();
+            other.put(b"unseen/short", b"short").unwrap();
+        }
+        let mine = &mut Client::connect(&config("", true)).unwrap();
+        let fill = |mine: &mut Client| {
+            mine.put(b"long", &long).unwrap();
+            mine.put(b"short", b"short").unwrap();
+        };
+        for pattern in [".*", "a*", "", "^$"] {
+            fill(mine);
+            assert_eq!(mine.remove_matching(pattern).unwrap(), if pattern == "^$" { 0 } else { 2 }, "{pattern:?}");
+            assert_eq!(mine.exists(b"long").unwrap(), pattern == "^$", "{pattern:?}");
+        }
+        assert_eq!(mine.remove_all(false).unwrap(), 2);
+        fill(mine);
+        let future = AsyncClient::connect(&config("", true)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(future.remove_matching(".*")).unwrap(), 2);
+        fill(mine);
+        assert_eq!(runtime.block_on(future.remove_all(false)).unwrap(), 2);
+        fill(mine);
+        let (status, said) = http_ask(dev.http(), "POST", "/api/v1/remove_all", "");
+        assert!(status == 200 && said.contains("\"removed_count\":2"), "{status} {said}");
+        for other in &mut others {
+            assert!(other.get(b"unseen/long").unwrap().as_deref() == Some(&long[..]));
+            assert_eq!(other.get(b"unseen/short").unwrap().as_deref(), Some(&b"short"[..]));
+        }
+        assert_eq!(mine.remove_all(true).unwrap(), 6);
     }
 }
 
