@@ -32,6 +32,10 @@ impl service::PoolBytes for Pool<'_> {
         let at = offset as usize;
         into.copy_from_slice(&self.0[at..at + into.len()]);
     }
+
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
 }
 
 impl World {

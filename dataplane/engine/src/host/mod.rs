@@ -134,6 +134,10 @@ impl kvplane_store::service::PoolBytes for PoolView<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) {
         self.0.copy_out(offset as usize, into);
     }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes() as u64
+    }
 }
 
 impl Host {

@@ -18,7 +18,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use kvplane_tier::RecordView;
 
 use super::Service;
-use super::tail::{TAIL_HEAD_BYTES, TailHead};
+use super::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
 use super::types::{CloseReason, PayloadTo, PeerKey};
 use crate::{ObjectView, Replica};
 
@@ -38,6 +38,8 @@ const ONE: u64 = ListItem::ONE;
 pub trait PoolBytes {
     /// Copies out what lies at `offset`.
     fn read(&self, offset: u64, into: &mut [u8]);
+    /// How long it is.
+    fn bytes(&self) -> u64;
 }
 
 /// Lists under way.
@@ -171,7 +173,7 @@ impl Service {
         let mut names = Vec::new();
         for (at, digest) in digests.iter().enumerate() {
             let Some(view) = store.peek(*digest).filter(|view| view.has_tail) else { continue };
-            let tail = read_tail(view.extent.offset + view.extent.bytes, pool);
+            let tail = read_tail(view.tail_at, pool);
             // Whoever has mapped the pool may have spoilt it.
             if let Some((head, name)) = TailHead::split(&tail)
                 && head.key_bytes > 0
@@ -293,7 +295,7 @@ impl Service {
             (Some(view), _) => {
                 let mut listed = Listed::new(digest, view.version, view.extent.bytes, in_memory(&view));
                 if list.names && view.has_tail {
-                    listed.set_tail(read_tail(view.extent.offset + view.extent.bytes, pool));
+                    listed.set_tail(read_tail(view.tail_at, pool));
                 }
                 (listed, !view.has_tail && record.is_some_and(|record| record.key_bytes > 0))
             }
@@ -326,12 +328,7 @@ impl Service {
 
 /// The tail at a place of the pool; nothing where there is none.
 fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
-    let mut head = [0; TAIL_HEAD_BYTES];
-    pool.read(at, &mut head);
-    let Some(bytes) = TailHead::decode(&head).map(|head| head.tail_bytes()) else { return Vec::new() };
-    let mut tail = vec![0; bytes];
-    pool.read(at, &mut tail);
-    tail
+    tail_within(at, pool.bytes(), |at, into| pool.read(at, into))
 }
 
 /// What a page says of an object in memory.

@@ -100,7 +100,7 @@ impl Service {
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        if let Some(status) = items.clone().find_map(|item| self.may_ask(item.digest).err()) {
+        if let Some(status) = items.clone().find_map(|item| self.answers_for(item.digest).err()) {
             self.refuse(peer, operation, header.request, status);
             return Ok(None);
         }
@@ -117,6 +117,11 @@ impl Service {
         match &self.store {
             Some(store) => store.exist(items.clone().map(|item| item.digest), |_, here| bits.push(here)),
             None => bits.resize(count, false),
+        }
+        if self.asker_tenant.is_some() {
+            for (bit, item) in bits.iter_mut().zip(items.clone()) {
+                *bit &= !self.is_foreign(item.digest);
+            }
         }
         if self.tiered.is_some() && self.asker_tenant.is_none() {
             for (bit, item) in bits.iter_mut().zip(items.clone()).filter(|(bit, _)| !**bit) {
@@ -154,14 +159,20 @@ impl Service {
             self.refuse(peer, Operation::Remove, header.request, Status::Busy);
             return Ok(PayloadTo::Discard);
         }
+        let foreign: Vec<Digest> = match self.asker_tenant {
+            Some(_) => digests.iter().copied().filter(|digest| self.is_foreign(*digest)).collect(),
+            None => Vec::new(),
+        };
         let mut bits = Vec::with_capacity(digests.len());
         let is_head = |digest: &Digest| {
-            header.flags & FLAG_ALL == 0 && self.in_memory_or_on_ssd(*digest).is_some_and(|(_, is_head)| is_head)
+            header.flags & FLAG_ALL == 0
+                && !foreign.contains(digest)
+                && self.in_memory_or_on_ssd(*digest).is_some_and(|(_, is_head)| is_head)
         };
         let heads: Vec<bool> = digests.iter().map(is_head).collect();
         let mut rest = Vec::with_capacity(digests.len());
         for (digest, head) in digests.iter().zip(&heads) {
-            if *head {
+            if *head || foreign.contains(digest) {
                 bits.push(false);
                 continue;
             }
@@ -173,11 +184,12 @@ impl Service {
         }
         if !self.asker_fetches {
             // What a former owner has of them does not count any more either, whether or not it was there.
-            for ((bit, digest), _) in bits.iter_mut().zip(&digests).zip(&heads).filter(|(_, head)| !**head) {
+            let there = bits.iter_mut().zip(&digests).zip(&heads);
+            for ((bit, digest), _) in there.filter(|((_, digest), head)| !**head && !foreign.contains(digest)) {
                 *bit |= self.touched(*digest);
             }
         }
-        let heads = if rest.len() < digests.len() { heads } else { Vec::new() };
+        let heads = if heads.contains(&true) { heads } else { Vec::new() };
         // It is not done before copies are gone too.
         let owed = self.owed_among(&rest);
         if self.tiered.is_some() && !rest.is_empty() {
@@ -215,7 +227,12 @@ impl Service {
             };
             SizeReply { status, bytes }
         };
-        let replies: Vec<SizeReply> = items.clone().map(size).collect();
+        let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
+        for (reply, item) in replies.iter_mut().zip(items.clone()) {
+            if self.is_foreign(item.digest) {
+                *reply = SizeReply { status: Status::NotFound, bytes: 0 };
+            }
+        }
         let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
         let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
         if !elsewhere.is_empty() {
@@ -282,8 +299,8 @@ impl Service {
     }
 
     fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
-        self.may_ask(digest).map_err(|status| (status, self.epoch.0))?;
-        if self.is_hidden(digest) {
+        self.answers_for(digest).map_err(|status| (status, self.epoch.0))?;
+        if self.is_hidden(digest) || self.is_foreign(digest) {
             return Err((Status::NotFound, 0));
         }
         if let Some(here) = self.may_read_copy(digest) {

@@ -9,13 +9,19 @@ use super::types::{CloseReason, Identity, PeerKey};
 use super::{Service, owns};
 
 impl Service {
+    /// Whether an object may be asked for here, and is not another tenant's than the asker's.
+    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
+        self.answers_for(digest)?;
+        if self.is_foreign(digest) { Err(Status::Unauthorized) } else { Ok(()) }
+    }
+
     /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
     /// we had may ask for that, and nobody else any more.
-    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
+    pub(super) fn answers_for(&mut self, digest: Digest) -> Result<(), Status> {
         let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
         let status = match self.asker_fetches {
             _ if !knows => Status::WrongOwner,
-            false if owns(&self.owned, digest) || self.may_read_copy(digest).is_some() => return self.may_use(digest),
+            false if owns(&self.owned, digest) || self.may_read_copy(digest).is_some() => return Ok(()),
             false => Status::WrongOwner,
             true if self.moves.exports.has(digest) => return Ok(()),
             true => Status::Stale,

@@ -1,5 +1,6 @@
 //! Room for objects that are to be put: who may put what, and what is told where there is no room.
 
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::ReservationId;
 use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status};
@@ -40,13 +41,13 @@ impl Service {
         if self.asker_fetches {
             return Err(Status::Unauthorized);
         }
-        self.may_ask(digest)?;
+        self.answers_for(digest)?;
         // However large the pool is: no peer could get it over a stream.
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
         named_right(item, name)?;
-        let replace = item.options().replace;
+        let replace = self.may_replace(item, name)?;
         let PutOptions { ack: asked, part, .. } = item.options();
         let asked = if part == Part::None { asked } else { asked.or_else(|| self.ack_of_parts()) };
         if !replace && self.on_ssd(digest).is_some() {
@@ -66,6 +67,20 @@ impl Service {
             self.take_room(item, (name, asked), Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
         self.acks.note(room.0, asked);
         Ok(room)
+    }
+
+    /// Whether a put takes the place of what is there. An asker whose ticket is for one tenant owns the digests that
+    /// names of its tenant have: what another one has put there gives way. Under other digests it puts what is new
+    /// only, as whose the object there is may not be known, or not yet.
+    fn may_replace(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<bool, Status> {
+        let replace = item.options().replace;
+        let Some(own) = self.asker_tenant else { return Ok(replace) };
+        let foreign = self.is_foreign(item.digest);
+        if item.key_bytes > 0 && tenant_number(name.tenant) == own {
+            return Ok(replace || foreign);
+        }
+        self.counters.unauthorized += u64::from(replace);
+        if replace || foreign { Err(Status::Unauthorized) } else { Ok(false) }
     }
 
     /// What a put that `asked` for this is told where there is an object already: that, to come again, or that the SSD

@@ -95,6 +95,24 @@ impl TailHead {
     }
 }
 
+/// The tail at a place of a pool of so many bytes; nothing where there is none. Whoever has mapped the pool may have
+/// spoilt the lengths in it, which may not lead beyond its end.
+pub(super) fn tail_within(at: u64, pool_bytes: u64, mut read: impl FnMut(u64, &mut [u8])) -> Vec<u8> {
+    let room = pool_bytes.saturating_sub(at);
+    let mut head = [0; TAIL_HEAD_BYTES];
+    if room < TAIL_HEAD_BYTES as u64 {
+        return Vec::new();
+    }
+    read(at, &mut head);
+    let bytes = TailHead::decode(&head).map_or(0, |head| head.tail_bytes());
+    if bytes == 0 || bytes as u64 > room {
+        return Vec::new();
+    }
+    let mut tail = vec![0; bytes];
+    read(at, &mut tail);
+    tail
+}
+
 #[cfg(test)]
 mod tests {
     use kvplane_proto::Digest;
@@ -130,6 +148,29 @@ mod tests {
                 prop_assert_eq!(again, bytes);
             }
         }
+    }
+
+    #[test]
+    fn spoilt_lengths_lead_nowhere() {
+        let (name, options) = (ObjectName { tenant: b"acme", key: b"a key" }, PutOptions::default());
+        let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
+        let mut tail = Vec::new();
+        head.encode(&name, &mut tail);
+        let mut pool = vec![0; 100];
+        pool.extend_from_slice(&tail);
+        let read = |pool: &[u8], at: u64| {
+            tail_within(at, pool.len() as u64, |at, into: &mut [u8]| {
+                into.copy_from_slice(&pool[at as usize..][..into.len()]);
+            })
+        };
+        assert_eq!(read(&pool, 100), tail);
+        let bytes = pool.len() as u64;
+        for at in [bytes - 23, bytes, bytes + 1, u64::MAX] {
+            assert!(read(&pool, at).is_empty(), "{at}");
+        }
+        // A key that is said to be longer than the rest of the pool.
+        pool[117] = 15;
+        assert!(read(&pool, 100).is_empty());
     }
 
     #[test]

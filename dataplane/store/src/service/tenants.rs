@@ -35,16 +35,14 @@ impl Service {
         self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
     }
 
-    /// Whether the asker may use this object, whose ticket may be for one tenant only.
-    pub(super) fn may_use(&mut self, digest: Digest) -> Result<(), Status> {
-        let Some(own) = self.asker_tenant else { return Ok(()) };
-        match self.store.as_ref().and_then(|store| store.tenant_of(digest)) {
-            Some(tenant) if tenant != own => {
-                self.counters.unauthorized += 1;
-                Err(Status::Unauthorized)
-            }
-            _ => Ok(()),
-        }
+    /// Whether an object in memory is another tenant's than the asker's, whose ticket is for one only. It is none for
+    /// the asker, who learns nothing of it; and what others have put under a digest stands in nobody's way.
+    pub(super) fn is_foreign(&mut self, digest: Digest) -> bool {
+        let Some(own) = self.asker_tenant else { return false };
+        let tenant = self.store.as_ref().and_then(|store| store.tenant_of(digest));
+        let foreign = tenant.is_some_and(|tenant| tenant != own);
+        self.counters.unauthorized += u64::from(foreign);
+        foreign
     }
 
     /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known

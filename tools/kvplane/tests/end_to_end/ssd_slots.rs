@@ -155,3 +155,58 @@ fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
         assert!(node.stop().success());
     }
 }
+
+/// A value whose length leaves no room for its name behind it.
+const WHOLE: usize = 64 << 10;
+
+fn whole(key: usize) -> Vec<u8> {
+    (0..WHOLE).map(|at| (at ^ at >> 8 ^ key * 37) as u8).collect()
+}
+
+/// Above an SSD the names of objects that are a multiple of 4,096 bytes lie in pages of their own.
+#[test]
+fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
+    let place = Workplace::new("ssd-names");
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state)]));
+    control.wait_for("metrics on");
+    let start = |number: u64| {
+        let ssd = format!("{}:256M", text(&place.path(&format!("ssd-{number}"))));
+        let words = ["--pool", "8M", "--shards", "1", "--fetch-rate", "0", "--ssd", &ssd];
+        place.node(number, &words)
+    };
+    let mut nodes = [start(1), start(2)];
+    let both = wait_until(|| (health(control.http())["members"] == 2).then_some(()));
+    assert_eq!(both, Some(()));
+    let mut config = place.client_config(Way::Tcp);
+    config.tenant = "acme".to_owned();
+    let mut client = Client::connect(&config).unwrap();
+    // More than both pools have room for: objects lie at the ends of the pools, too.
+    for key in 0..320 {
+        let put = wait_until(|| client.put(name(key).as_bytes(), &whole(key)).ok());
+        assert!(put.is_some(), "object {key}");
+    }
+    let watcher = Process::start(place.command(&["ctl", "events", "--json"]));
+    let named = |process: &Process| {
+        let said = process.said();
+        (said.len(), said.iter().filter(|line| line.contains("object-")).count())
+    };
+    let told = wait_until(|| (named(&watcher).1 >= 100).then_some(()));
+    assert_eq!(told, Some(()), "of {:?} events", named(&watcher));
+    nodes.iter_mut().for_each(Process::assert_alive);
+    // Half of the slots go to the other node, and what is in them is fetched when it is asked for.
+    assert!(place.run(&["ctl", "drain", "1"]).well().len() < usize::MAX);
+    let mut read = 0;
+    for key in 0..320 {
+        let got = wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer");
+        if let Some(bytes) = got {
+            assert!(bytes == whole(key), "object {key}");
+            read += 1;
+        }
+    }
+    assert_eq!(read, 320, "what moved is there");
+    let listed = place.run(&["ctl", "--tenant", "acme", "keys"]).text();
+    let listed = listed.lines().filter(|line| line.contains("object-")).count();
+    assert_eq!(listed, 320, "and has its name and its tenant");
+    nodes.iter_mut().for_each(Process::assert_alive);
+}

@@ -10,7 +10,7 @@ use kvplane_proto::{Digest, Limits, Status};
 
 use super::super::deferred::Slot;
 use super::super::moves::Call;
-use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
+use super::super::tail::{TailHead, tail_within};
 use super::super::types::{Memory, Place};
 use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
 use crate::Replica;
@@ -78,11 +78,7 @@ pub fn copy_of(
     let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, ..PutOptions::default() });
     let plain = (item, Vec::new(), Vec::new());
     let Some(at) = tail_at else { return plain };
-    let mut head = [0; TAIL_HEAD_BYTES];
-    pool.read(at, &mut head);
-    let Some(head) = TailHead::decode(&head) else { return plain };
-    let mut tail = vec![0; head.tail_bytes()];
-    pool.read(at, &mut tail);
+    let tail = tail_within(at, pool.bytes(), |at, into| pool.read(at, into));
     // Whoever has mapped the pool may have spoilt it.
     let Some((head, name)) = TailHead::split(&tail) else { return plain };
     let part = match (is_head, head.options.part) {

@@ -2,7 +2,9 @@
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId};
-use kvplane_proto::message::{GetItem, Hello, Kind, ListItem, ListReply, ObjectName, Operation, PutItem, PutOptions};
+use kvplane_proto::message::{
+    DigestItem, GetItem, Hello, Kind, ListItem, ListReply, ObjectName, Operation, PutItem, PutOptions, SizeReply,
+};
 use kvplane_proto::{Digest, Limits, Status};
 use kvplane_ticket::{Challenge, Challenges, Credential, Mint, PROOF_BYTES, Rights, Role, Said, Terms};
 
@@ -318,7 +320,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
 
     let digest = |name: &ObjectName<'_>| name.digest();
     let ask = |rig: &mut Rig, peer, operation, digest: Digest| {
-        rig.ask(peer, operation, &body_of([kvplane_proto::message::DigestItem { digest }]), 1);
+        rig.ask(peer, operation, &body_of([DigestItem { digest }]), 1);
         rig.answer()
     };
     let get = |rig: &mut Rig, peer, digest| {
@@ -330,10 +332,13 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
         }
         answer.status()
     };
-    for operation in [Operation::Exists, Operation::Size, Operation::Remove] {
-        assert_eq!(ask(&mut rig, a, operation, digest(&of_b)).status(), Status::Unauthorized, "{operation:?}");
+    // What is another's is not there, and is there as before.
+    for operation in [Operation::Exists, Operation::Remove] {
+        assert_eq!(ask(&mut rig, a, operation, digest(&of_b)).bits()[..1], [false], "{operation:?}");
     }
-    assert_eq!(get(&mut rig, a, digest(&of_b)), Status::Unauthorized);
+    let size: SizeReply = ask(&mut rig, a, Operation::Size, digest(&of_b)).items()[0];
+    assert_eq!(size.status, Status::NotFound);
+    assert_eq!(get(&mut rig, a, digest(&of_b)), Status::NotFound);
     assert_eq!(get(&mut rig, a, digest(&of_a)), Status::Ok);
     assert_eq!(get(&mut rig, b, digest(&of_b)), Status::Ok);
     assert_eq!(get(&mut rig, all, digest(&of_b)), Status::Ok);
@@ -352,11 +357,44 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
     assert_eq!(ask(&mut rig, a, Operation::Remove, digest(&of_a)).bits(), [true]);
 }
 
+#[test]
+fn what_a_tenant_puts_without_a_name_stands_in_nobodys_way() {
+    let mint = mint(1);
+    let mut rig = guarded(&mint);
+    let (a, b) = (tenant_number(b"a"), tenant_number(b"b"));
+    let of = |tenant| mint.issue(&Terms { tenant: Some(tenant), ..terms() }, NOW);
+    let (one, _) = enter(&mut rig, Path::Stream, &of(a), &hello());
+    let (other, _) = enter(&mut rig, Path::Stream, &of(b), &hello());
+    let name = ObjectName { tenant: b"a", key: b"k" };
+    let put = |rig: &mut Rig, peer, tenant, replace| {
+        let options = PutOptions { tenant, replace, ..PutOptions::default() };
+        rig.offer(peer, Operation::Put, &body_of([PutItem::plain(name.digest(), 10).with_options(&options)]), 10);
+        // Its tail, if it is taken.
+        rig.drain();
+        rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
+        rig.answer().status()
+    };
+    // The other tenant puts where a name of the one belongs. For the one nothing is there, and its own put is taken.
+    assert_eq!(put(&mut rig, other, b, false), Status::Ok);
+    rig.ask(one, Operation::Exists, &body_of([DigestItem { digest: name.digest() }]), 1);
+    assert_eq!(rig.answer().bits()[..1], [false]);
+    assert_eq!(named_put(&mut rig, one, &name, a).status(), Status::Ok);
+    // Now it is the one's: not put over, not replaced, whether or not the shard can tell whose it is.
+    assert_eq!(put(&mut rig, other, b, false), Status::Unauthorized);
+    assert_eq!(put(&mut rig, other, b, true), Status::Unauthorized);
+    rig.ask(one, Operation::Exists, &body_of([DigestItem { digest: name.digest() }]), 1);
+    assert!(rig.answer().bits()[0]);
+}
+
 struct NoPool;
 
 impl crate::service::PoolBytes for NoPool {
     fn read(&self, _: u64, into: &mut [u8]) {
         into.fill(0);
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::MAX
     }
 }
 

@@ -20,6 +20,10 @@ impl PoolBytes for Pool {
     fn read(&self, offset: u64, into: &mut [u8]) {
         into.copy_from_slice(&self.0.borrow()[offset as usize..][..into.len()]);
     }
+
+    fn bytes(&self) -> u64 {
+        self.0.borrow().len() as u64
+    }
 }
 
 struct Keys {

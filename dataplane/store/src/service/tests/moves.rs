@@ -25,6 +25,10 @@ impl PoolBytes for Nothing {
     fn read(&self, _: u64, into: &mut [u8]) {
         into.fill(0);
     }
+
+    fn bytes(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 fn digest(key: u64) -> Digest {

@@ -9,21 +9,10 @@ use super::super::copies::CopyWaits;
 use super::super::deferred::{Replies, Slot};
 use super::super::objects::Made;
 use super::super::owns;
-use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
+use super::super::tail::tail_within;
 use super::super::types::PeerKey;
 use super::tails::is_of;
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
-
-/// The tail at a place of the pool, which is there.
-fn read_tail(at: u64, memory: &dyn Memory) -> Vec<u8> {
-    let mut head = [0; TAIL_HEAD_BYTES];
-    memory.read(Span::pool(at, TAIL_HEAD_BYTES as u32), &mut head);
-    // Whoever has mapped the pool may have spoilt it.
-    let Some(bytes) = TailHead::decode(&head).map(|head| head.tail_bytes()) else { return Vec::new() };
-    let mut tail = vec![0; bytes];
-    memory.read(Span::pool(at, bytes as u32), &mut tail);
-    tail
-}
 
 /// What the answer of a put waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -232,7 +221,11 @@ impl Service {
             let durable = tiered.policy.ack_of(held.ack) == PutAck::Durable;
             let ack = if durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
-            let tail = if object.has_tail { read_tail(object.tail_at, memory) } else { Vec::new() };
+            let read = |at, into: &mut [u8]| memory.read(Span::pool(at, into.len() as u32), into);
+            let tail = match object.has_tail {
+                true => tail_within(object.tail_at, store.config().pool_bytes, read),
+                false => Vec::new(),
+            };
             // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
             let tail = if is_of(&tail, held.digest) { tail } else { Vec::new() };
             let put = Put {

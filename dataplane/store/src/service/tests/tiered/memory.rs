@@ -49,4 +49,8 @@ impl PoolBytes for Pool<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) {
         into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
     }
+
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
 }
