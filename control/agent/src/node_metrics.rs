@@ -181,7 +181,19 @@ impl Node {
     /// # Errors
     /// When a shard does not answer.
     pub fn metrics_text(&self) -> Result<String, Error> {
-        Ok(render(&self.snapshots()?))
+        Self::metrics_text_of([self])
+    }
+
+    /// The same for several nodes of a process as one text: shards are numbered on from node to node.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    pub fn metrics_text_of<'a>(nodes: impl IntoIterator<Item = &'a Self>) -> Result<String, Error> {
+        let mut shards = Vec::new();
+        for node in nodes {
+            shards.extend(node.snapshots()?);
+        }
+        Ok(render(&shards))
     }
 }
 

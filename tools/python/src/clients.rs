@@ -87,6 +87,8 @@ pub(crate) struct Clients {
     closed: AtomicBool,
     /// Calls under way.
     calls: AtomicUsize,
+    /// All calls.
+    begun: AtomicU64,
 }
 
 /// Set when the interpreter ends: no call that waits begins any more.
@@ -160,6 +162,7 @@ thread_local! {
 impl<'a> Own<'a> {
     fn begin(clients: &'a Clients) -> Self {
         clients.calls.fetch_add(1, Ordering::SeqCst);
+        clients.begun.fetch_add(1, Ordering::Relaxed);
         OWN.with_borrow_mut(|own| own.push(std::ptr::from_ref(clients).addr()));
         Self(clients)
     }
@@ -193,6 +196,7 @@ impl Clients {
             node_by: OnceLock::new(),
             closed: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
+            begun: AtomicU64::new(0),
         }
     }
 
@@ -209,6 +213,21 @@ impl Clients {
     /// The process that made them: in one that was forked from it, nothing of them works.
     pub(crate) const fn process(&self) -> u32 {
         self.process
+    }
+
+    /// What was counted of calls, as Prometheus text.
+    pub(crate) fn metrics_text(&self) -> String {
+        let numbers = [
+            ("calls_total", "counter", "Calls of the store.", self.begun.load(Ordering::Relaxed)),
+            ("calls_in_progress", "gauge", "Calls under way.", self.calls.load(Ordering::Relaxed) as u64),
+            ("connections", "gauge", "Clients that serve calls, one at a time each.", self.lock().all as u64),
+            ("registered_bytes", "gauge", "Bytes of registered memory.", self.memory.bytes()),
+        ];
+        let family = |(name, kind, help, value): (&str, &str, &str, u64)| {
+            let name = format!("kvplane_client_{name}");
+            format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n")
+        };
+        numbers.into_iter().map(family).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Members> {

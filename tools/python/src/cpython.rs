@@ -222,7 +222,11 @@ pub(crate) fn number_lists(lists: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u64>>> 
     lists.try_iter()?.map(|list| numbers(&list?)).collect()
 }
 
-fn number_of(number: &Bound<'_, PyAny>) -> PyResult<u64> {
+/// A number that is an address, a length or an offset.
+///
+/// # Errors
+/// As [`numbers`].
+pub(crate) fn number_of(number: &Bound<'_, PyAny>) -> PyResult<u64> {
     number.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(number.py()) {
             return PyTypeError::new_err(format!("{number} is no address or length: from 0 to 2^64 - 1"));

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::clients::Call;
-use crate::cpython::numbers;
+use crate::cpython::{number_of, numbers};
 use crate::host_memory::allocate;
 use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// Allocates registered memory that peers on this host can map: its address, or an error's number.
-    fn allocate(&self, py: Python<'_>, bytes: u64) -> PyResult<i64> {
+    fn allocate(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] bytes: u64) -> PyResult<i64> {
         let region = allocate(bytes)?;
         let address = region.address();
         let registered = py.detach(|| {
@@ -173,7 +173,7 @@ impl Engine {
     }
 
     /// Frees such memory.
-    fn free(&self, py: Python<'_>, address: u64) -> i64 {
+    fn free(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] address: u64) -> i64 {
         let Some(region) = self.managed.lock().unwrap_or_else(PoisonError::into_inner).remove(&address) else {
             return failed(-1, format!("nothing was allocated at {address:#x}"));
         };
@@ -237,7 +237,7 @@ impl Engine {
 
     /// How such a transfer stands, all of its parts: 1 done, 0 under way, -1 failed, -2 too late. One that has ended is
     /// forgotten. A number that is none, -1.
-    fn status(&self, py: Python<'_>, number: u64) -> i64 {
+    fn status(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] number: u64) -> i64 {
         let found = self.batch(number);
         let Some(batch) = found else { return failed(-1, format!("there is no batch {number}")) };
         let code = py.detach(|| self.call(|_| Ok(state_code(&batch, batch.poll().state))).unwrap_or_else(|code| code));

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::clients;
-use crate::cpython::View;
+use crate::cpython::{View, number_of};
 use crate::memory::{peek, poke};
 
 /// Regions of ours by address: until they are freed, or this goes.
@@ -36,7 +36,7 @@ impl HostMemory {
     }
 
     /// Allocates; the address.
-    fn alloc(&self, bytes: u64) -> PyResult<u64> {
+    fn alloc(&self, #[pyo3(from_py_with = number_of)] bytes: u64) -> PyResult<u64> {
         let region = allocate(bytes)?;
         let address = region.address();
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region);
@@ -44,7 +44,7 @@ impl HostMemory {
     }
 
     /// Frees what was allocated here; false when nothing was.
-    fn free(&self, address: u64) -> bool {
+    fn free(&self, #[pyo3(from_py_with = number_of)] address: u64) -> bool {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let position = regions.iter().position(|region| region.address() == address);
         position.map(|position| regions.swap_remove(position)).is_some()
@@ -53,19 +53,28 @@ impl HostMemory {
 
 /// Bytes of this process's memory; `ValueError` where it is not mapped.
 #[pyfunction]
-pub(crate) fn read_memory(py: Python<'_>, address: u64, bytes: usize) -> PyResult<Bound<'_, PyBytes>> {
-    let mapped = crate::memory::mapped(address, bytes as u64);
+pub(crate) fn read_memory(
+    py: Python<'_>,
+    #[pyo3(from_py_with = number_of)] address: u64,
+    #[pyo3(from_py_with = number_of)] bytes: u64,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let mapped = crate::memory::mapped(address, bytes);
     if bytes > 0 && mapped == crate::memory::Mapped::No {
         return Err(outside(address, bytes));
     }
-    PyBytes::new_with(py, bytes, |into| peek(address, into).map_err(|_| outside(address, into.len())))
+    // What is mapped is no longer than that.
+    PyBytes::new_with(py, bytes as usize, |into| peek(address, into).map_err(|_| outside(address, into.len() as u64)))
 }
 
 /// Writes the first `bytes` bytes of an object to this process's memory; `ValueError` where it cannot be written.
 #[pyfunction]
-pub(crate) fn write_memory(address: u64, value: &Bound<'_, PyAny>, bytes: usize) -> PyResult<()> {
+pub(crate) fn write_memory(
+    #[pyo3(from_py_with = number_of)] address: u64,
+    value: &Bound<'_, PyAny>,
+    #[pyo3(from_py_with = number_of)] bytes: u64,
+) -> PyResult<()> {
     let value = View::of(value, false)?.to_vec();
-    let value = value.get(..bytes).ok_or_else(|| {
+    let value = usize::try_from(bytes).ok().and_then(|bytes| value.get(..bytes)).ok_or_else(|| {
         PyValueError::new_err(format!("{bytes} bytes are to be written and {} were given", value.len()))
     })?;
     if value.is_empty() {
@@ -74,7 +83,7 @@ pub(crate) fn write_memory(address: u64, value: &Bound<'_, PyAny>, bytes: usize)
     poke(address, value).map_err(|_| outside(address, bytes))
 }
 
-fn outside(address: u64, bytes: usize) -> PyErr {
+fn outside(address: u64, bytes: u64) -> PyErr {
     PyValueError::new_err(format!("{bytes} bytes at {address:#x} are not all memory of this process"))
 }
 

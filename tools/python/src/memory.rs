@@ -169,6 +169,11 @@ impl Memory {
         entry.holds(address, bytes).then(|| Arc::clone(entry))
     }
 
+    /// Bytes that are registered.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().map(|entry| entry.bytes).sum()
+    }
+
     /// Changes when something was unregistered.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::clients::Call;
 use crate::control::Wanted;
-use crate::cpython::numbers;
+use crate::cpython::{number_of, numbers};
 use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::waiting::waiting;
@@ -160,7 +160,7 @@ impl Objects {
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
         version: Option<u64>,
-        shard_bytes: u64,
+        #[pyo3(from_py_with = number_of)] shard_bytes: u64,
         about: Vec<u8>,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);

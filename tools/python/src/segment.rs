@@ -45,6 +45,14 @@ impl Segment {
         Ok(Self { name, node })
     }
 
+    /// What the shards of some counted, as Prometheus text; nothing while one does not answer.
+    pub(crate) fn metrics_text(segments: &[Self]) -> String {
+        if segments.is_empty() {
+            return String::new();
+        }
+        Node::metrics_text_of(segments.iter().map(|segment| &segment.node)).unwrap_or_default()
+    }
+
     /// Leaves the cluster; with `grace`, its objects go to others before, as far as that time and their room allow.
     pub(crate) fn leave(self, grace: Duration) -> i64 {
         let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace.min(DRAIN)) };

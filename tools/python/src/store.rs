@@ -10,9 +10,9 @@ use pyo3::types::PyList;
 
 use crate::arguments::{Kept, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
-use crate::clients::Clients;
+use crate::clients::{Call, Clients};
 use crate::control::{Wanted, seconds};
-use crate::cpython::{Keys, View, numbers, places, views};
+use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::ranges::{self, Sessions};
@@ -76,13 +76,18 @@ impl Store {
     }
 
     /// Registers memory of this process: 0, or an error's number.
-    fn register(&self, py: Python<'_>, address: u64, bytes: u64) -> i64 {
+    fn register(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number_of)] address: u64,
+        #[pyo3(from_py_with = number_of)] bytes: u64,
+    ) -> i64 {
         let registered = py.detach(|| self.clients.memory.register(address, bytes));
         registered.map_or_else(|why| failed(INVALID, why), |()| 0)
     }
 
     /// Forgets memory; when this returns, no call uses it.
-    fn unregister(&self, py: Python<'_>, address: u64) -> PyResult<i64> {
+    fn unregister(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] address: u64) -> PyResult<i64> {
         if self.clients.process() != std::process::id() {
             // A thread of the parent's may hold the locks for ever here.
             return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered there"));
@@ -409,7 +414,7 @@ impl Store {
     }
 
     /// How a task is, or an error's number.
-    fn task(&self, py: Python<'_>, id: u64) -> PyResult<(Option<tasks::Seen>, i64)> {
+    fn task(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] id: u64) -> PyResult<(Option<tasks::Seen>, i64)> {
         let seen = waiting(py, || match self.clients.with(|member| member.client.task(id)) {
             Ok(task) => task.map_err(|error| store_code(&error)).and_then(tasks::seen),
             Err(code) => Err(code),
@@ -420,7 +425,12 @@ impl Store {
     /// Gives memory to the cluster, as a node of one shard: its name, or an error's number. `host` is this host's name
     /// or address, where others reach it.
     #[pyo3(signature = (bytes, host=""))]
-    fn join<'py>(&self, py: Python<'py>, bytes: u64, host: &str) -> PyResult<Bound<'py, PyAny>> {
+    fn join<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = number_of)] bytes: u64,
+        host: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if self.clients.process() != std::process::id() {
             let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
             return Ok(code.into_pyobject(py)?.into_any());
@@ -436,7 +446,7 @@ impl Store {
     }
 
     /// Takes a node's memory back; its objects may go to others within the time given, in seconds.
-    fn leave(&self, py: Python<'_>, name: &str, grace: u64) -> PyResult<i64> {
+    fn leave(&self, py: Python<'_>, name: &str, #[pyo3(from_py_with = number_of)] grace: u64) -> PyResult<i64> {
         let segment = {
             let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
             let position = segments.iter().position(|segment| segment.name == name);
@@ -446,6 +456,15 @@ impl Store {
             Some(segment) => waiting(py, || segment.leave(Duration::from_secs(grace))),
             None => Ok(failed(-101, format!("no segment {name:?} of this process"))),
         }
+    }
+
+    /// What this process counted, and the shards of the memory that it gives, as Prometheus text.
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        waiting(py, || {
+            let Ok(_call) = Call::begin(self.clients.process()) else { return String::new() };
+            let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            self.clients.metrics_text() + &Segment::metrics_text(&segments)
+        })
     }
 
     /// Ends it: calls under way end first, and those that come later are refused.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import http.client
 import inspect
 import io
@@ -9,13 +10,14 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
 import bed
-from mooncake.engine import TransferOpcode
+from mooncake.engine import TransferEngine, TransferOpcode
 from mooncake.mooncake_config import MooncakeConfig, _parse_bool
 from mooncake.store import KVCACHE, MooncakeDistributedStore, ReplicateConfig, SoftPinAction, parse_size
 
@@ -83,17 +85,76 @@ class Names(unittest.TestCase):
             name = store.get_hostname()
             self.assertTrue(name == wanted or __import__("re").fullmatch(wanted, name), name)
 
-    def test_a_client_s_http_server_is_named_as_missing(self):
+    def test_a_client_s_http_server(self):
         bed.bed()
-        for words, more in ((("h", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), {"enable_client_http_server": True}), (
-            ({"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "enable_client_http_server": "true"},), {},
-        )):  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
             store, said = MooncakeDistributedStore(), io.StringIO()
-            self.addCleanup(store.close)
             with contextlib.redirect_stderr(said):
-                self.assertEqual(store.setup(*words, **more), 0)
-            self.assertIn("no HTTP server of a client on port 9300", said.getvalue())
-            self.assertEqual(len(said.getvalue().splitlines()), 1)
+                setup = ("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "")
+                self.assertEqual(store.setup(*setup, enable_client_http_server=True, client_http_port=port), 0)
+            self.assertIn(f"no HTTP server of this client on port {port}", said.getvalue())
+            store.close()
+        config = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "global_segment_size": 4 << 20}
+        config.update(enable_client_http_server="true", client_http_port=port)
+        self.assertEqual(store.setup(config), 0)
+        self.addCleanup(store.close)
+        self.assertEqual(store.put("http", b"value"), 0)
+
+        def ask(path):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            with contextlib.closing(connection):
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+        self.assertEqual(ask("/health"), (200, '{"status": "healthy", "code": 0}'))
+        status, text = ask("/metrics")
+        self.assertEqual(status, 200)
+        for name in ("kvplane_client_calls_total", "kvplane_client_registered_bytes", "kvplane_shard_pool_bytes"):
+            self.assertRegex(text, rf"(?m)^{name}(\{{.*\}})? \d+$")
+        status, text = ask("/metrics/summary")
+        self.assertEqual(status, 200)
+        self.assertRegex(text, r"calls: \d+, 0 in progress\n")
+        self.assertEqual(ask("/nothing")[0], 404)
+        store.close()
+        with self.assertRaises(OSError):
+            ask("/health")
+        # The port is free again, and a child of a fork does not wait for its parent's thread.
+        self.assertEqual(store.setup(config), 0)
+        child = os.fork()
+        if child == 0:
+            os._exit(store.close())
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(ask("/health")[0], 200)
+
+    def test_numbers_that_are_no_addresses(self):
+        bed.bed()
+        store, engine = MooncakeDistributedStore(), TransferEngine()
+        self.addCleanup(store.close)
+        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        for number in (-1, 1 << 64, "x", 1.5, None):
+            for call in (
+                lambda: store.register_buffer(number, 1), lambda: store.register_buffer(4096, number),
+                lambda: store.unregister_buffer(number), lambda: store.put_from("k", number, 1),
+                lambda: store.get_into("k", 4096, number), lambda: store.batch_get_into(["k"], [number], [1]),
+                lambda: engine.register_memory(number, 1), lambda: engine.register_memory(4096, number),
+                lambda: engine.unregister_memory(number), lambda: engine.free_managed_buffer(number, 1),
+                lambda: engine.transfer_sync_write("127.0.0.1:1", number, 1, 1),
+                lambda: engine.read_bytes_from_buffer(number, 1), lambda: engine.read_bytes_from_buffer(1, number),
+                lambda: engine.write_bytes_to_buffer(number, b"x", 1),
+                lambda: engine.get_batch_transfer_status([number]),
+            ):  # fmt: skip
+                with self.assertRaises(TypeError, msg=repr(number)):
+                    call()
+        memory = bytearray(4096)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.assertEqual(store.register_buffer(at, len(memory)), 0)
+        self.assertEqual(store.upsert("k", bytes(100)), 0)
+        for to, of, size in (((1 << 64) - 1, 0, 10), (0, (1 << 64) - 1, 10), (0, 0, (1 << 64) - 1), (4090, 0, 10)):
+            self.assertEqual(store.get_into_ranges([at], [["k"]], [[[to]]], [[[of]]], [[[size]]]), [[[-600]]])
+        self.assertEqual(store.unregister_buffer(at), 0)
 
     def test_sizes_that_are_none(self):
         store = MooncakeDistributedStore()

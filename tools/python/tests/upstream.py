@@ -11,6 +11,7 @@ Not a part of CI: the files are not this project's.
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +19,6 @@ import sys
 import tempfile
 
 _LONGEST_S = 240
-#: The port that the tests of dummy clients have in their text.
-_CLIENT = 52951
 _PLACE = "may: which node an object is on follows from its key, not from who put it: it may be on another segment"
 _LEASE = "there are no leases: an object goes while others read it, who read on"
 _FAKE = "its fake store records a pair, and the test expects a list: the original fails too"
@@ -120,12 +119,14 @@ class Cluster:
             self.close()
             sys.exit(f"mooncake_{call} ended with {process.wait()}")
 
-    def give(self):
-        """Starts the client whose port the tests of dummy clients name. Other tests expect that only they have memory."""
+    def give(self, path):
+        """Starts the client whose port a file names. Other tests expect that only they have memory."""
         if not self.client:
             self.client = True
+            found = re.search(r"127\.0\.0\.1:(\d+)", path.read_text(encoding="utf-8"))
+            port = found.group(1) if found else "50052"
             address = f"--master_server_address={self.address}"
-            self.start("client", f"--port={_CLIENT}", address, "--global_segment_size=1GB")
+            self.start("client", f"--port={port}", address, "--global_segment_size=1GB")
 
     def close(self):
         """Ends them, the clients first."""
@@ -183,7 +184,7 @@ def main():
                 path = root / name
                 if path.exists():
                     if "dummy" in name:
-                        cluster.give()
+                        cluster.give(path)
                     bad += one(path, cluster.environment, FILES.get(name, {}))
                 else:
                     print(f"{name}: not in {root}")

@@ -3,6 +3,14 @@
 INVALID_PARAMS = -600
 OBJECT_NOT_FOUND = -704
 
+#: The last address there is; no buffer reaches it.
+_LAST = (1 << 64) - 1
+
+
+def _place(pointer, offset):
+    """Where a range goes; what lies beyond all addresses is refused like what lies beyond a buffer."""
+    return min(pointer + offset, _LAST) if offset <= _LAST else offset
+
 
 class Ranges:
     """The calls of a store that name ranges of objects."""
@@ -24,7 +32,7 @@ class Ranges:
                 which.extend([len(keys)] * len(some))
                 keys.append(key)
                 offsets.extend(of)
-                addresses.extend([pointer + at for at in to])
+                addresses.extend([_place(pointer, at) for at in to])
                 sizes.extend(some)
         if native is None:
             return [[[-1] * abs(count) for count in counts] for counts in shape]

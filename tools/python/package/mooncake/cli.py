@@ -183,6 +183,8 @@ _CLIENT = {
     "global_segment_size": "memory that this process gives (4 GB)",
     "local_buffer_size": "",
     "tenant_id": "the tenant",
+    "enable_http_server": "serve /health, /metrics and /metrics/summary of this process on loopback (false)",
+    "http_port": "at this port (9300)",
 }
 
 
@@ -203,6 +205,8 @@ def client():
         "rdma_devices": values.get("device_names", ""),
         "master_server_addr": values.get("master_server_address", ""),
         "tenant_id": values.get("tenant_id", "default"),
+        "enable_client_http_server": truth("enable_http_server", values.get("enable_http_server", "false")),
+        "client_http_port": port("http_port", values.get("http_port", "9300")),
     }
     code = store.setup(config)
     if code != 0:

@@ -103,7 +103,7 @@ class TransferEngine:
     def get_rpc_port(self):
         """The port that peers name after this host's address."""
         native = self._native
-        return int(native.address().rsplit(":", 1)[1]) if native is not None else 0
+        return int(native.address().rpartition(":")[2] or 0) if native is not None else 0
 
     def get_engine(self):
         """The engine, for a store's `setup`."""

@@ -155,9 +155,12 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._reading = {}
         self._registered_pool = None
         self._pool = Pool()
+        self._http = None
 
     def __del__(self):
-        native = getattr(self, "_native", None)
+        http, native = getattr(self, "_http", None), getattr(self, "_native", None)
+        if http is not None:
+            http.close(wait=False)
         if native is not None:
             native.close()
 
@@ -210,9 +213,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 raise TypeError(f"setup(): {name} is int, not {type(given[name]).__name__}")
             if not 0 <= int(given[name]) <= _MOST_BYTES:
                 raise TypeError(f"setup(): {name} is from 0 to {_MOST_BYTES}, not {_short(given[name])}")
-        if enable_client_http_server:
-            _no_http(client_http_port)
-        return self._connect(
+        code = self._connect(
             local_hostname,
             int(global_segment_size),
             protocol,
@@ -220,6 +221,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             "" if tenant_id == "default" else tenant_id,
             enable_ssd_offload,
         )
+        return self._serve(code, enable_client_http_server, client_http_port)
 
     def _setup_dict(self, config):
         if not isinstance(config, dict):
@@ -241,11 +243,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         except ValueError as error:
             _say(f"setup: {error}")
             return INVALID_PARAMS
-        if str(values.get("enable_client_http_server", "")).lower() in ("1", "true", "yes", "on", "enable"):
-            _no_http(values.get("client_http_port", 9300))
         tenant = str(values.get("tenant_id", "default"))
         offload = str(values.get("enable_ssd_offload", "")).lower() in ("1", "true", "yes", "on")
-        return self._connect(
+        code = self._connect(
             str(values["local_hostname"]),
             segment,
             str(values.get("protocol", "tcp")),
@@ -253,6 +253,20 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             "" if tenant == "default" else tenant,
             offload,
         )
+        served = str(values.get("enable_client_http_server", "")).lower() in ("1", "true", "yes", "on", "enable")
+        return self._serve(code, served, values.get("client_http_port", 9300))
+
+    def _serve(self, code, wanted, port):
+        """The code of a setup; where it went well and that is wanted, this store's state is served over HTTP."""
+        if code == 0 and wanted:
+            from mooncake._client_http import ClientHttp
+
+            try:
+                self._http = ClientHttp(self._native, int(port))
+            except (OSError, OverflowError, ValueError) as error:
+                # The store is as good without.
+                _say(f"setup: no HTTP server of this client on port {port}: {error}")
+        return code
 
     def _connect(self, hostname, segment, protocol, master, tenant, offload, cluster=None):
         if self._native is not None:
@@ -307,6 +321,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def close(self):
         """Ends it. Calls of other threads that are under way end first."""
         native, self._native = self._native, None
+        http, self._http = self._http, None
+        if http is not None:
+            http.close()
         self._reading = {}
         self._pool.close()
         if native is not None:
@@ -631,10 +648,6 @@ def get_alloc_func_addr():
 def get_free_func_addr():
     """get_free_func_addr() -> int"""
     raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
-
-
-def _no_http(port):
-    _say(f"setup: no HTTP server of a client on port {port}: this process's state is in /metrics of the control plane")
 
 
 def _with_port(hostname):
