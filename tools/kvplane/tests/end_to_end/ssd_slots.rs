@@ -160,7 +160,7 @@ fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
 const WHOLE: usize = 64 << 10;
 
 fn whole(key: usize) -> Vec<u8> {
-    (0..WHOLE).map(|at| (at ^ at >> 8 ^ key * 37) as u8).collect()
+    (0..WHOLE).map(|at| (at ^ at >> 8 ^ (key * 37)) as u8).collect()
 }
 
 /// Above an SSD the names of objects that are a multiple of 4,096 bytes lie in pages of their own.
@@ -195,7 +195,7 @@ fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     assert_eq!(told, Some(()), "of {:?} events", named(&watcher));
     nodes.iter_mut().for_each(Process::assert_alive);
     // Half of the slots go to the other node, and what is in them is fetched when it is asked for.
-    assert!(place.run(&["ctl", "drain", "1"]).well().len() < usize::MAX);
+    place.run(&["ctl", "drain", "1"]).well();
     let mut read = 0;
     for key in 0..320 {
         let got = wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer");
