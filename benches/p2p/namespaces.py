@@ -1,6 +1,6 @@
 """The P2P store between network namespaces whose links are shaped: who sends how much, and how long it takes.
 
-    sudo python3 benches/p2p/namespaces.py [--receivers 8] [--mbit 200] [--mib 64] target/release/kvplane [CASE ...]
+    sudo python3 benches/p2p/namespaces.py [--receivers 8] [--mbit 200] [--mib 64] [--ranks] target/release/kvplane [CASE ...]
 
 Cases: swarm, origin-killed, seed-killed, slow, late. Each has a source and receivers with a link of their own (tbf both
 ways) on one bridge, and a control plane beside them. Bytes are the kernel's counters of the links; times are from the
@@ -142,7 +142,11 @@ def swarm(bed, arguments, work):
     before = {name: bed.sent(name) for name in ["src", *names]}
 
     def get(name):
-        return p2p(name, 10 + int(name[1:]), "get", "o", work / f"copy-{name}", "--seed", "600")
+        number, words = int(name[1:]), ["--seed", "600"]
+        # Who comes late is none of the ranks.
+        if arguments.ranks and number < arguments.receivers:
+            words += ["--rank", number, "--ranks", arguments.receivers]
+        return p2p(name, 10 + number, "get", "o", work / f"copy-{name}", *words)
 
     plane = bed.children[0]
     were, bench = processors(), time.process_time()
@@ -194,6 +198,7 @@ def swarm(bed, arguments, work):
     result = {
         "case": arguments.case,
         "receivers": arguments.receivers,
+        "ranks": arguments.ranks,
         "seconds": round(max(ends[name] for name in counted), 3),
         "beside_the_fluid_bound": round(max(ends[name] for name in counted) / alone, 3),
         "origin_sent": round(sent["src"], 3),
@@ -221,6 +226,7 @@ def main():
     parser.add_argument("--mbit", type=float, default=200)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--shard", default="256KiB")
+    parser.add_argument("--ranks", action="store_true", help="receivers are ranks of a job: a static schedule")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     arguments = parser.parse_args()
     # Namespaces go also when it is told to stop.

@@ -55,8 +55,8 @@ pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
 pub use p2p::{
-    GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, ReadBytes, ReadOptions,
-    Resharding, packed_bytes, placement_from_json,
+    GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, Ranks, ReadBytes,
+    ReadOptions, Resharding, packed_bytes, placement_from_json,
 };
 pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;

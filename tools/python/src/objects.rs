@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{
-    Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, ReadOptions, Region, interrupt,
+    Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, Ranks, ReadOptions, Region, interrupt,
 };
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
@@ -230,7 +230,7 @@ impl Objects {
 
     /// Fetches an object into memory and serves it: the bytes that were fetched, or an error's number. `progress` is
     /// called with how many shards are there and how many are missing; what it raises first is raised in the end.
-    #[pyo3(signature = (name, version, addresses, sizes, shards, resume, deadline, progress))]
+    #[pyo3(signature = (name, version, addresses, sizes, shards, resume, ranks, deadline, progress))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
     fn get(
         &self,
@@ -241,10 +241,15 @@ impl Objects {
         sizes: &Bound<'_, PyAny>,
         shards: Option<Vec<(u32, u32)>>,
         resume: bool,
+        ranks: Option<(String, u32, u32, f64)>,
         deadline: f64,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<i64> {
         let deadline = deadline_of(deadline)?;
+        let ranks = match ranks {
+            Some((job, rank, ranks, patience)) => Some(Ranks { job, rank, ranks, patience: deadline_of(patience)? }),
+            None => None,
+        };
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
         let progress = progress.map(|progress| progress.clone().unbind());
         let raised: Mutex<Option<PyErr>> = Mutex::new(None);
@@ -259,7 +264,7 @@ impl Objects {
         let done = waiting(py, || {
             let regions = regions(&addresses, &sizes, true)?;
             let each: Option<&(dyn Fn(Progress) + Sync)> = if progress.is_some() { Some(&each) } else { None };
-            let options = GetOptions { shards, resume, deadline, each };
+            let options = GetOptions { shards, resume, ranks, deadline, each };
             self.call(|store| {
                 let object = store.find(name, version).map_err(|error| code_of(&error))?;
                 let bytes = store.get_replica(&object, &regions, &options).map_err(|error| code_of(&error))?;

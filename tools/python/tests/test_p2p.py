@@ -71,6 +71,26 @@ class Objects(unittest.TestCase):
             self.assertEqual(reader.get_replica(name, ours, resume=True), sum(SIZES) - 2 * SHARD)
             self.assertEqual(ours, theirs)
 
+    def test_ranks_fetch_from_each_other(self):
+        name, theirs = "py/ranks", filled(9)
+        ours = [[bytearray(size) for size in SIZES] for _ in range(3)]
+        got = [0] * 3
+        with ObjectStore() as source, ObjectStore() as one, ObjectStore() as two, ObjectStore() as three:
+            source.register(name, theirs, shard_bytes=SHARD)
+
+            def fetch(rank, store):
+                got[rank] = store.get_replica(name, ours[rank], rank=rank, ranks=3, job="load", patience=60.0)
+
+            threads = [threading.Thread(target=fetch, args=each) for each in enumerate([one, two, three])]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(got, [sum(SIZES)] * 3)
+            self.assertEqual(ours, [theirs] * 3)
+            with self.assertRaises(kvplane.InvalidArgument):
+                two.get_replica(name, [bytearray(size) for size in SIZES], rank=0)
+
     def test_what_two_ranks_wrote_is_read_by_one_and_by_three(self):
         rows, columns = 24, 4096
         whole = bed.pattern(7 << 40, rows * columns)

@@ -118,6 +118,7 @@ fn carry_out(
                 fetch.want.remove(shard);
                 fetch.got.push(shard);
                 fetch.fetched_bytes += bytes;
+                replica.seated(&mut fetch, shard);
             }
             // It was given up for another source. What this one did says nothing.
             (Err(Trouble::Source(_)), Some(next)) if !fetch.stop => {
@@ -125,8 +126,15 @@ fn carry_out(
                 continue;
             }
             (Err(trouble), next) => {
-                let corrupt = matches!(trouble, Trouble::Corrupt);
-                fetch.failed.push(FetchFailure { shard, source: order.source, corrupt });
+                let failure =
+                    FetchFailure { shard, source: order.source, corrupt: matches!(trouble, Trouble::Corrupt) };
+                // What came of a schedule concerns who follows it.
+                if fetch.follow.as_mut().is_some_and(|follow| follow.failed(shard)) {
+                    fetch.unfollowed.push(failure);
+                    replica.followed.notify_all();
+                } else {
+                    fetch.failed.push(failure);
+                }
                 fetch.trouble = Some(match trouble {
                     Trouble::Corrupt => format!("shard {shard} from {} does not match its hash", order.segment),
                     Trouble::Source(why) => format!("shard {shard} from {}: {why}", order.segment),

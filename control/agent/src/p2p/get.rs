@@ -5,14 +5,15 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::p2p::{Interval, ShardSet};
+use kvplane_cluster::p2p::{HALVES, Interval, ShardSet};
 use kvplane_engine::Region;
 use kvplane_proto::Status;
 use kvplane_rpc::p2p::{FetchFailure, ReportObject};
 use kvplane_sys::interrupt;
 
 use super::fetch::{Sources, work};
-use super::replica::Replica;
+use super::ranks::{Ranks, Seat, follow};
+use super::replica::{Fetch, Replica};
 use super::{Flag, Object, P2pStore, Shared, is_away, is_forgotten};
 use crate::error::Error;
 
@@ -20,6 +21,8 @@ use crate::error::Error;
 const WORKERS: usize = 20;
 /// How often it is looked for progress.
 const LOOK: Duration = Duration::from_millis(500);
+/// What ranks report in this time goes together.
+const TOGETHER: Duration = Duration::from_millis(200);
 /// Without progress for this long, it is asked whether there is any hope.
 const IDLE: Duration = Duration::from_secs(3);
 /// How often there must be none before it is believed.
@@ -44,6 +47,9 @@ pub struct GetOptions<'a> {
     pub shards: Option<Vec<Interval>>,
     /// Whether what is in the memory is looked at first: shards that are right already are not fetched again.
     pub resume: bool,
+    /// Which one of several processes this is that all fetch all of the object at about the same time; they fetch it
+    /// from each other by a schedule then, and what that does not bring as always.
+    pub ranks: Option<Ranks>,
     /// How long it may take.
     pub deadline: Duration,
     /// Called for each shard that has arrived and is right, by threads of the call.
@@ -58,7 +64,7 @@ impl std::fmt::Debug for GetOptions<'_> {
 
 impl Default for GetOptions<'_> {
     fn default() -> Self {
-        Self { shards: None, resume: false, deadline: Duration::from_secs(3600), each: None }
+        Self { shards: None, resume: false, ranks: None, deadline: Duration::from_secs(3600), each: None }
     }
 }
 
@@ -80,7 +86,8 @@ impl P2pStore {
         let replica = prepare(object, regions, options)?;
         let replica = self.shared.announce(replica)?;
         let _fetched = Flag::raise(&replica.fetched);
-        let result = self.shared.fetch_all(&replica, options, until);
+        let seated = self.shared.take_seat(&replica);
+        let result = seated.and_then(|()| self.shared.fetch_all(&replica, options, until));
         if result.is_err() {
             self.shared.replicas().remove(&(replica.name.clone(), replica.version));
             self.shared.retire(&replica, Duration::ZERO)?;
@@ -117,7 +124,19 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
             missing.remove(shard);
         }
     }
-    Ok(Replica::partial(object, regions, (have, missing)))
+    let seat = match &options.ranks {
+        Some(_) if options.shards.is_some() => {
+            return Err(Error::Argument("ranks fetch all of an object: name no shards, or no rank".to_owned()));
+        }
+        Some(ranks) => Some((ranks.follow(&missing, options.deadline)?, Seat::new(ranks, &have)?)),
+        None => None,
+    };
+    let mut replica = Replica::partial(object, regions, (have, missing));
+    if let Some((follow, seat)) = seat {
+        replica.fetch().follow = Some(follow);
+        replica.seat = Some(seat);
+    }
+    Ok(replica)
 }
 
 impl Shared {
@@ -142,6 +161,13 @@ impl Shared {
                 let body = || work(self, replica, &sources, &each);
                 started += usize::from(builder.spawn_scoped(scope, body).is_ok());
             }
+            for half in (0..HALVES).filter(|_| replica.seat.is_some()) {
+                let builder = std::thread::Builder::new().name("kvp-p2p-follow".to_owned());
+                let sources = &sources;
+                if builder.spawn_scoped(scope, move || follow(self, replica, sources, half)).is_err() {
+                    started = 0;
+                }
+            }
             let result = if started == 0 && workers > 0 {
                 Err(Error::Argument("no thread could be started to fetch with".to_owned()))
             } else {
@@ -152,6 +178,7 @@ impl Shared {
             fetch.active.values().flat_map(|active| &active.batches).for_each(|batch| batch.cancel());
             drop(fetch);
             replica.ordered.notify_all();
+            replica.followed.notify_all();
             result
         });
         sources.close(self);
@@ -161,9 +188,9 @@ impl Shared {
 
     /// Reports until everything is there.
     fn report_all(&self, replica: &Arc<Replica>, until: Instant) -> Result<(), Error> {
-        let (mut progress, mut hopeless) = (Instant::now(), 0);
+        let (mut progress, mut hopeless, mut reported) = (Instant::now(), 0, Instant::now());
         loop {
-            let (got, failed, missing) = news(replica, until);
+            let (got, failed, missing) = news(replica, until, reported);
             if Instant::now() >= until && missing > 0 {
                 return Err(self.given_up(replica, missing, "time is up"));
             }
@@ -184,6 +211,7 @@ impl Shared {
                 (progress, hopeless) = (Instant::now(), 0);
             }
             self.report(replica, got, failed)?;
+            reported = Instant::now();
         }
     }
 
@@ -242,12 +270,17 @@ impl Shared {
     }
 }
 
-/// Waits for something to report, for a while. And how many shards are missing.
-fn news(replica: &Replica, until: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32) {
-    let look = interrupt::step(LOOK.min(until.saturating_duration_since(Instant::now())));
+/// Waits for something to report, for a while. And how many shards are missing. Nobody waits for what ranks report:
+/// that of some time goes together, as long as all comes by the schedule.
+fn news(replica: &Replica, until: Instant, reported: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32) {
+    let look = if replica.seat.is_some() { TOGETHER } else { LOOK };
+    let look = interrupt::step(look.min(until.saturating_duration_since(Instant::now())));
     let fetch = replica.fetch();
-    let is_quiet =
-        |fetch: &mut super::replica::Fetch| fetch.got.is_empty() && fetch.failed.is_empty() && !fetch.want.is_empty();
+    let is_quiet = |fetch: &mut Fetch| {
+        let follows = fetch.follow.as_ref().is_some_and(|follow| follow.elsewhere().next().is_none());
+        let is_early = follows && reported.elapsed() < TOGETHER;
+        (fetch.got.is_empty() || is_early) && fetch.failed.is_empty() && !fetch.want.is_empty()
+    };
     let (mut fetch, _) = replica.news.wait_timeout_while(fetch, look, is_quiet).unwrap_or_else(PoisonError::into_inner);
     let (got, failed) = (std::mem::take(&mut fetch.got), std::mem::take(&mut fetch.failed));
     (got, failed, fetch.want.count())

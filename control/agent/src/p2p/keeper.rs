@@ -82,10 +82,7 @@ impl Keeper {
     /// Announces a replica.
     pub(super) fn hold(&self, shared: &Shared, replica: &Arc<Replica>) -> Result<(), Error> {
         let config = &shared.config;
-        let (have, want) = {
-            let fetch = replica.fetch();
-            (fetch.have.intervals(), fetch.want.intervals())
-        };
+        let (have, want) = replica.announced();
         let held = shared.link.call(HoldObject {
             client: shared.client,
             tenant: config.tenant.clone(),
@@ -122,7 +119,9 @@ impl Keeper {
             version: Some(replica.version),
             spec: replica::told(&replica.spec),
         })?;
-        self.hold(shared, replica)
+        self.hold(shared, replica)?;
+        // Those who are to follow it find it again.
+        shared.join_ranks(replica, 0).map(drop)
     }
 
     pub(super) fn forget(&self, member: u64) {

@@ -30,6 +30,7 @@ mod manifest;
 mod memory;
 mod named;
 mod ranges;
+mod ranks;
 mod replica;
 mod reshard;
 
@@ -56,6 +57,7 @@ pub use get::{GetOptions, Progress};
 pub use manifest::placement_from_json;
 pub use named::{NamedPart, packed_bytes};
 pub use ranges::{ReadBytes, ReadOptions};
+pub use ranks::Ranks;
 pub use reshard::{PartSource, Resharding};
 
 use guard::Guard;
@@ -197,9 +199,9 @@ impl Shared {
         if self.replicas().contains_key(&key) {
             return Err(Error::Argument(format!("version {} of object {:?} is held here already", key.1, key.0)));
         }
-        self.memory.take(&self.engine, &replica.regions, !replica.origin)?;
+        self.memory.take(&self.engine, &replica.memory(), !replica.origin)?;
         if let Err(error) = self.keeper.hold(self, &replica) {
-            self.memory.give_back(&self.engine, &replica.regions)?;
+            self.memory.give_back(&self.engine, &replica.memory())?;
             return Err(error);
         }
         self.replicas().insert(key, Arc::clone(&replica));
@@ -221,7 +223,7 @@ impl Shared {
             }
         }
         self.keeper.forget(replica.member());
-        self.memory.give_back(&self.engine, &replica.regions)
+        self.memory.give_back(&self.engine, &replica.memory())
     }
 }
 

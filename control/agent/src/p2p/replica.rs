@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use kvplane_cluster::p2p::{ObjectSpec, ShardPlace, ShardSet};
+use kvplane_cluster::p2p::{Follow, HALVES, Interval, ObjectSpec, ShardPlace, ShardSet};
 use kvplane_engine::Region;
 use kvplane_proto::digest::ContentHash;
-use kvplane_rpc::p2p::{FetchFailure, FetchOrder};
+use kvplane_rpc::p2p::{FetchFailure, FetchOrder, RankParent};
 
+use super::ranks::Seat;
 use crate::transfer::Batch;
 
 /// Threads that hash what is registered, at most.
@@ -34,6 +35,11 @@ pub(super) struct Fetch {
     pub(super) failed: Vec<FetchFailure>,
     /// Bytes that were fetched.
     pub(super) fetched_bytes: u64,
+    /// What a rank does, and whom it fetches from, where they are known.
+    pub(super) follow: Option<Follow>,
+    pub(super) parents: [Option<RankParent>; HALVES],
+    /// What was not to be had from those, and is not told yet.
+    pub(super) unfollowed: Vec<FetchFailure>,
     /// The last trouble, for people.
     pub(super) trouble: Option<String>,
     pub(super) stop: bool,
@@ -52,6 +58,10 @@ pub(super) struct Replica {
     pub(super) ordered: Condvar,
     /// There is something to report.
     pub(super) news: Condvar,
+    /// Something happened that those wait for who follow parents.
+    pub(super) followed: Condvar,
+    /// Which rank this is, if it is fetched by a schedule.
+    pub(super) seat: Option<Seat>,
     /// Its number in the catalog; another one each time it is announced.
     member: AtomicU64,
     /// Somebody waits for it to be fetched.
@@ -91,6 +101,9 @@ impl Replica {
             got: Vec::new(),
             failed: Vec::new(),
             fetched_bytes: 0,
+            follow: None,
+            parents: [None, None],
+            unfollowed: Vec::new(),
             trouble: None,
             stop: false,
         };
@@ -104,6 +117,8 @@ impl Replica {
             fetch: Mutex::new(fetch),
             ordered: Condvar::new(),
             news: Condvar::new(),
+            followed: Condvar::new(),
+            seat: None,
             member: AtomicU64::new(0),
             fetched: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -126,6 +141,27 @@ impl Replica {
     pub(super) fn fetch(&self) -> MutexGuard<'_, Fetch> {
         // Each change is whole.
         self.fetch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All memory that peers read.
+    pub(super) fn memory(&self) -> Vec<Arc<Region>> {
+        self.regions.iter().chain(self.seat.as_ref().map(|seat| &seat.region)).cloned().collect()
+    }
+
+    /// What is there, and what is to be ordered: of a rank, what it does not get by its schedule.
+    pub(super) fn announced(&self) -> (Vec<Interval>, Vec<Interval>) {
+        let fetch = self.fetch();
+        let want = match &fetch.follow {
+            Some(follow) => {
+                let mut want = ShardSet::empty(self.spec.layout.shards());
+                for shard in follow.elsewhere().filter(|&shard| fetch.want.contains(shard)) {
+                    want.insert(shard);
+                }
+                want.intervals()
+            }
+            None => fetch.want.intervals(),
+        };
+        (fetch.have.intervals(), want)
     }
 
     /// Takes an order. One for what is being fetched ends that, and follows.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvplane::rpc::Role;
-use kvplane::{GetOptions, P2pConfig, P2pStore, PublishOptions};
+use kvplane::{GetOptions, P2pConfig, P2pStore, PublishOptions, Ranks};
 
 use super::which::Which;
 use super::{Failure, size, stop};
@@ -106,6 +106,19 @@ struct Get {
     /// How long to serve it to others afterwards, in seconds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Which one this is of several processes that all fetch the object at about the same time, from 0 on: they fetch
+    /// it from each other by a schedule.
+    #[arg(long, requires = "ranks")]
+    rank: Option<u32>,
+    /// How many there are of those.
+    #[arg(long, requires = "rank")]
+    ranks: Option<u32>,
+    /// Their job's name, which is the same for all of them.
+    #[arg(long, default_value = "", requires = "rank")]
+    job: String,
+    /// How long to wait for another rank, in seconds, until its shards are fetched from others.
+    #[arg(long, default_value_t = 2.0, requires = "rank", value_parser = seconds)]
+    patience: f64,
 }
 
 #[derive(Args)]
@@ -147,6 +160,12 @@ impl P2p {
     }
 }
 
+/// A day at most.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| format!("{text:?}: give seconds, 86400 at most"))
+}
+
 fn progress_bar(bytes: u64) -> Result<ProgressBar, Failure> {
     let bar = ProgressBar::new(bytes);
     let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
@@ -178,7 +197,13 @@ impl Get {
             }
             bar.inc(place.bytes);
         };
+        let ranks = |(rank, ranks)| Ranks {
+            job: self.job.clone(),
+            patience: Duration::from_secs_f64(self.patience),
+            ..Ranks::new(rank, ranks)
+        };
         let options = GetOptions {
+            ranks: self.rank.zip(self.ranks).map(ranks),
             resume: true,
             deadline: Duration::from_secs(self.deadline),
             each: Some(&each),

@@ -79,3 +79,53 @@ fn what_cannot_be_put_or_got_is_said() {
     let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
     finish(place.command(&far), &[]).failed(1, &["makes no tickets"]);
 }
+
+/// One of four ranks, which goes on serving.
+fn rank(place: &Workplace, rank: u32, patience: &str) -> (Process, std::path::PathBuf) {
+    let directory = place.path(&format!("rank{rank}"));
+    let (number, host) = (rank.to_string(), format!("h{rank}"));
+    let get = ["p2p", "get", "a/model", text(&directory), "--rank", &number, "--ranks", "4", "--job", "load"];
+    let how = ["--patience", patience, "--no-shared-memory", "--host", &host, "--seed", "600"];
+    (Process::start(place.command(&[&get[..], &how].concat())), directory)
+}
+
+#[test]
+fn four_ranks_have_it_all() {
+    let place = Workplace::new("p2p-ranks");
+    let _dev = place.dev("16M", &[]);
+    let source = place.path("source");
+    fill(&source);
+    let _origin = put(&place, &source);
+    let ranks: Vec<_> = (0..4).map(|number| rank(&place, number, "60")).collect();
+    for (process, directory) in &ranks {
+        process.wait_for("has \"a/model\"");
+        same(&source, directory);
+    }
+    let wrong = ["p2p", "get", "a/model", text(&place.path("wrong")), "--rank", "4"];
+    finish(place.command(&[&wrong[..], &["--ranks", "4"]].concat()), &[]).failed(1, &["rank 4 of 4"]);
+    finish(place.command(&wrong), &[]).failed(2, &["--ranks"]);
+}
+
+/// Rank 1 is killed when it is known and has nothing yet, as it waits for rank 3; or it is not there at all. The others
+/// wait for it, and then fetch elsewhere what it was to send.
+#[test]
+fn a_rank_that_is_killed_or_missing_is_done_without() {
+    for killed in [true, false] {
+        let place = Workplace::new("p2p-rank-gone");
+        let _dev = place.dev("16M", &[]);
+        let source = place.path("source");
+        fill(&source);
+        let _origin = put(&place, &source);
+        if killed {
+            let (mut gone, _) = rank(&place, 1, "60");
+            let listed = || finish(place.command(&["p2p", "ls", "--json"]), &[]).text().contains("\"members\":2");
+            assert!(wait_until(|| listed().then_some(())).is_some(), "it is a member");
+            gone.kill();
+        }
+        let ranks: Vec<_> = [0, 2, 3].map(|number| rank(&place, number, "0.5")).into_iter().collect();
+        for (process, directory) in &ranks {
+            process.wait_for("has \"a/model\"");
+            same(&source, directory);
+        }
+    }
+}

@@ -190,6 +190,7 @@ class Objects:
         sizes: Sequence[int],
         shards: Optional[Sequence[Tuple[int, int]]],
         resume: bool,
+        ranks: Optional[Tuple[str, int, int, float]],
         deadline: float,
         progress: Optional[Callable[[int, int], Any]],
     ) -> int: ...

@@ -203,6 +203,10 @@ class ObjectStore:
         *,
         shards: Optional[Sequence[Tuple[int, int]]] = None,
         resume: bool = False,
+        rank: Optional[int] = None,
+        ranks: Optional[int] = None,
+        job: str = "",
+        patience: float = 2.0,
         deadline: float = 3600.0,
         progress: Optional[Callable[[int, int], Any]] = None,
     ) -> int:
@@ -212,12 +216,20 @@ class ObjectStore:
         looked at first, and what is right is not fetched. `progress` is called by threads of the call with how many
         shards are there and how many missing; what it raises is raised here when the fetch has ended. The bytes that
         were fetched are the answer. When it raises, nothing is held, and what has arrived is in the memory.
+
+        Where several processes fetch the same object at about the same time, each says which one it is, from 0 on, as
+        `rank`, and how many there are, as `ranks`, and all of them the same `job`: they fetch it from each other by a
+        schedule. Another one that is not there or does not get on is waited for `patience` seconds, and as long again
+        for each rank before it; then others are asked.
         """
+        if (rank is None) != (ranks is None):
+            raise InvalidArgument(-600, "rank and ranks go together: which one this is, and how many there are")
+        seat = None if rank is None or ranks is None else (job, rank, ranks, patience)
         views, addresses, sizes = self._places(buffers, True)
         if version is None:
             version = self.find(name).version
         runs = None if shards is None else [(int(first), int(count)) for first, count in shards]
-        got = self._objects.get(name, version, addresses, sizes, runs, resume, deadline, progress)
+        got = self._objects.get(name, version, addresses, sizes, runs, resume, seat, deadline, progress)
         _done(got)
         self._kept[name, version] = views
         return got
