@@ -101,7 +101,8 @@ fn four_ranks_have_it_all() {
         process.wait_for("has \"a/model\"");
         same(&source, directory);
     }
-    let wrong = ["p2p", "get", "a/model", text(&place.path("wrong")), "--rank", "4"];
+    let nowhere = place.path("wrong");
+    let wrong = ["p2p", "get", "a/model", text(&nowhere), "--rank", "4"];
     finish(place.command(&[&wrong[..], &["--ranks", "4"]].concat()), &[]).failed(1, &["rank 4 of 4"]);
     finish(place.command(&wrong), &[]).failed(2, &["--ranks"]);
 }
