@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use hyper::HeaderMap;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
 
 /// The shortest token: shorter ones can be guessed.
 const SHORTEST: usize = 16;
@@ -75,11 +75,25 @@ impl Access {
             // Engines cannot bring a token.
             "/metadata" if local || self.open_metadata => true,
             _ => match &self.token {
-                None => local,
+                None => local && !for_another_page(headers),
                 Some(token) => headers.get(AUTHORIZATION).and_then(bearer).is_some_and(|brought| token.is(brought)),
             },
         }
     }
+}
+
+/// Whether a browser on this machine may have been made to ask, by a page from elsewhere: one that says where it is
+/// from, or one whose name was turned to an address of this machine after it was loaded. Names with a dot are of the
+/// latter kind, for those of this machine's own network cannot be told from them.
+fn for_another_page(headers: &HeaderMap) -> bool {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
+    if origin.is_some_and(|origin| origin.split_once("://").is_none_or(|(_, of)| of != host)) {
+        return true;
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, port)| if port.ends_with(']') { host } else { name });
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    name.contains('.') && address.parse::<IpAddr>().is_err()
 }
 
 fn bearer(value: &hyper::header::HeaderValue) -> Option<&[u8]> {
@@ -123,6 +137,29 @@ mod tests {
         ] {
             assert_eq!(closed.permits("/metrics", there, &headers), expected, "{headers:?}");
             assert_eq!(closed.permits("/debug/shards", here, &headers), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn pages_from_elsewhere_do_not_ask_through_a_browser_of_this_machine() {
+        let here = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let asked = |host: &str, origin: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, host.parse().expect("a header"));
+            if let Some(origin) = origin {
+                headers.insert(ORIGIN, origin.parse().expect("a header"));
+            }
+            Access::default().permits("/register", here, &headers)
+        };
+        for host in ["127.0.0.1:80", "localhost:80", "localhost", "node7", "[::1]:80", "[::1]", "::ffff:127.0.0.1"] {
+            assert!(asked(host, None), "{host}");
+            assert!(asked(host, Some(&format!("http://{host}"))), "{host}: its own page");
+        }
+        for host in ["rebound.example", "rebound.example:80", "127.0.0.1.example:80"] {
+            assert!(!asked(host, None), "{host}");
+        }
+        for origin in ["http://elsewhere.example", "null", "http://127.0.0.1:81"] {
+            assert!(!asked("127.0.0.1:80", Some(origin)), "{origin}");
         }
     }
 

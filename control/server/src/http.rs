@@ -150,7 +150,8 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
     }
     let (path, (status, content_type, body)) = match &pages.metadata {
         _ if !permitted => {
-            let what = "this needs the header Authorization: Bearer with the token of the control plane's token file";
+            let what = "this needs the header Authorization: Bearer with the token of the control plane's token file; \
+                        without one this machine may ask, by address or as localhost, and not for another page";
             ("refused", admin::failure(StatusCode::UNAUTHORIZED, UNAUTHORIZED, what))
         }
         Some(metadata) if request.uri().path() == METADATA => {
