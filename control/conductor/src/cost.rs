@@ -172,7 +172,8 @@ impl DecodeModel {
 /// Nanoseconds that `bytes` take at `bytes_s`.
 #[must_use]
 pub fn transfer_ns(bytes: u64, bytes_s: u64) -> u64 {
-    (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_s.max(1))) as u64
+    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_s.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

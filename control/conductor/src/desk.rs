@@ -31,7 +31,7 @@ use crate::policy::{Named, Slo};
 use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 
 pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
-pub use cache::{Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
+pub use cache::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
 pub use copies::{CopyKey, CopyState, CopyWanted};
 pub use error::DeskError;
 pub use hot::HotPrefix;
@@ -187,7 +187,8 @@ pub struct Desk {
     pools: BTreeMap<u32, Pool>,
     instances: BTreeMap<Arc<str>, Instance>,
     requests: BTreeMap<u64, Kept>,
-    by_name: BTreeMap<Arc<str>, u64>,
+    /// By tenant, then by id.
+    by_name: BTreeMap<String, BTreeMap<Arc<str>, u64>>,
     due: Due,
     told: VecDeque<Told>,
     blocks: usize,

@@ -49,6 +49,12 @@ impl Named {
         Self::Ours,
     ];
 
+    /// Whether it is one that refuses whom it cannot serve as promised; promises mean nothing to the others.
+    #[must_use]
+    pub const fn heeds_promises(self) -> bool {
+        matches!(self, Self::Local | Self::Algorithm1 | Self::Ours)
+    }
+
     /// The policy. With `refuses`, whom it cannot serve as promised it refuses, if it is one that can: Algorithm 1 on
     /// its line 18, and ours.
     #[must_use]
@@ -97,9 +103,8 @@ pub struct PrefillView {
     pub queued_tokens: u64,
     /// Tokens of the prompt that it has or will have computed when the booked work is done.
     pub held: u32,
-    /// Tokens of the prompt that others can fetch from it now.
-    pub stored: u32,
-    /// Tokens of the prompt that were ever routed there, evicted or not.
+    /// Tokens of the prompt that were ever routed there, evicted or not; 0 where the policy does not look at that
+    /// ([`Policy::looks_at_routes`]).
     pub routed: u32,
     /// Tokens of all prompts ever routed there; what several begin with counts once.
     pub routed_size: u64,
@@ -153,6 +158,11 @@ pub struct View<'a> {
     pub ahead_ns: u64,
     /// Requests placed so far.
     pub placed: u64,
+    /// The decode instance on which tokens come fastest with this request too, and that time. One without room only
+    /// where all are.
+    pub fastest_decode: Option<(usize, u64)>,
+    /// Until the busiest NIC of those that take work is free of what is booked there for others.
+    pub busiest_ns: u64,
 }
 
 /// What is promised to a request; the largest value is no promise.
@@ -184,6 +194,14 @@ pub struct Placement {
     pub wait_ns: u64,
     /// Predicted: the prefill.
     pub prefill_ns: u64,
+}
+
+impl Placement {
+    /// Predicted: until the prefill is done.
+    #[must_use]
+    pub const fn takes_ns(&self) -> u64 {
+        self.wait_ns.saturating_add(self.prefill_ns)
+    }
 }
 
 /// What an instance gets from others before a prefill.
@@ -257,6 +275,11 @@ pub trait Policy: Send {
         waiting.ask.arrival_ns as i64
     }
 
+    /// Whether it looks at what was ever routed where, which costs another look into an index.
+    fn looks_at_routes(&self) -> bool {
+        false
+    }
+
     /// Whether it ever has requests wait in the central queue. Those of another policy that wait there it places at
     /// once.
     fn queues(&self) -> bool {
@@ -292,26 +315,13 @@ impl View<'_> {
         transfer_ns(u64::from(tokens) * self.token_bytes, self.nic_bytes_s)
     }
 
-    /// The decode instance on which tokens come fastest with this request too, and that time. One without room only
-    /// where all are.
-    #[must_use]
-    pub fn fastest_decode(&self, tokens: u32) -> Option<(usize, u64)> {
-        let weigh = |(at, decode): (usize, &DecodeView)| {
-            let resident = decode.tokens + u64::from(tokens);
-            let step_ns = self.decode_model.step_ns(resident, decode.requests as usize + 1);
-            (resident > decode.capacity, step_ns, at)
-        };
-        let alive = self.decode.iter().enumerate().filter(|(_, decode)| decode.alive);
-        alive.map(weigh).min().map(|(_, step_ns, at)| (at, step_ns))
-    }
-
     /// A placement on `at` with what it has itself.
     #[must_use]
     pub fn stay(&self, ask: &Ask, at: usize) -> Placement {
         let instance = &self.prefill[at];
         Placement {
             prefill: at,
-            decode: self.fastest_decode(ask.tokens).map(|(decode, _)| decode),
+            decode: self.fastest_decode.map(|(decode, _)| decode),
             reuse: instance.held,
             fetch: Fetch::Nothing,
             wait_ns: instance.wait_ns,

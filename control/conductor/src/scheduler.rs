@@ -10,6 +10,7 @@
 
 mod books;
 mod instances;
+mod queue;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +23,7 @@ use crate::policy::{Ask, Choice, Placement, Policy, Slo, Waiting};
 
 use books::{DecodeBook, PrefillBook};
 pub use instances::{Barred, Foreign};
+pub use queue::Next;
 
 /// What a Conductor is made of.
 #[derive(Clone, Debug)]
@@ -325,33 +327,6 @@ impl Conductor {
                 Ok(())
             }
         }
-    }
-
-    /// The next of those who wait that should go now, and where; it is booked. To be asked after every change until it
-    /// answers nothing.
-    ///
-    /// # Errors
-    /// As [`Self::commit`].
-    pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<(u64, Placement)>, ConductorError> {
-        self.expire(now_ns);
-        if self.queue.is_empty() || self.policy.queues() && !self.anybody_takes(now_ns) {
-            return Ok(None);
-        }
-        let rank = |(waiting, _): &&(Waiting, Request)| {
-            (self.policy.rank(waiting, now_ns, self.config.slo), waiting.ask.arrival_ns, waiting.ask.id)
-        };
-        let first = self.queue.iter().enumerate().min_by_key(|(_, entry)| rank(entry));
-        let Some((at, _)) = first else { return Ok(None) };
-        let request = &self.queue[at].1;
-        let views = self.views(request, now_ns, scratch);
-        let choice = self.policy.choose(&request.ask(), &self.view(&views, now_ns), true);
-        let Choice::Place(placement) = choice else { return Ok(None) };
-        // Booked first: one that cannot be booked stays in the queue.
-        let request = request.clone();
-        let id = request.id;
-        self.book(request, placement, now_ns)?;
-        self.queue.swap_remove(at);
-        Ok(Some((id, placement)))
     }
 
     /// How a booked request fares.

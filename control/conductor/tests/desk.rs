@@ -1,84 +1,15 @@
 //! The desk: retried ids, lives, silence, gaps, lies, floods; and at random that nothing is left behind.
 
+mod support;
+
 use kvplane_conductor::desk::{
-    Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, DeskError, InstanceSpec, Load,
-    MAX_PROMPT_BLOCKS, Mode, Part, Step, Wanted, Why,
+    Answer, Asked, CacheBatch, CacheChange, CacheEvent, Desk, DeskError, InstanceSpec, Load, MAX_PROMPT_BLOCKS, Mode,
+    Part, Step, Wanted, Why,
 };
-use kvplane_conductor::index::{ContextKey, IndexConfig, Tier, Tiers};
+use kvplane_conductor::index::{ContextKey, Tier, Tiers};
 use kvplane_conductor::policy::{Named, Slo};
-use kvplane_conductor::scheduler::ConductorConfig;
-use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
-
-const SECOND: u64 = 1_000_000_000;
-const BLOCK: u32 = 16;
-
-fn config() -> DeskConfig {
-    let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
-    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
-    DeskConfig { max_instances: 16, max_requests: 64, books, ..DeskConfig::default() }
-}
-
-fn spec(name: &str, part: Part) -> InstanceSpec {
-    InstanceSpec {
-        name: name.to_owned(),
-        life: 1,
-        tenant: String::new(),
-        model: "m".to_owned(),
-        block_tokens: BLOCK,
-        token_bytes: 0,
-        part,
-        capacity_tokens: 1_000_000,
-        report_ns: SECOND,
-        address: format!("{name}.example:80"),
-    }
-}
-
-fn context() -> ContextKey {
-    ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() }
-}
-
-/// A prompt's rolling hashes.
-fn prompt(seed: u64, blocks: usize) -> Vec<u64> {
-    (0..blocks as u64).map(|at| mix64(seed << 20 | at)).collect()
-}
-
-fn asked(request: &str, hashes: Vec<u64>) -> Asked {
-    Asked {
-        client: 1,
-        request: request.to_owned(),
-        context: context(),
-        tokens: hashes.len().max(1) as u32 * BLOCK,
-        hashes,
-        wait_ns: 0,
-        mode: Mode::Reserve,
-        barred: Vec::new(),
-    }
-}
-
-fn stored(hashes: Vec<u64>) -> CacheEvent {
-    CacheEvent::Stored { lora: String::new(), salt: String::new(), tier: Tier::Dram, parent: None, hashes }
-}
-
-fn batch(seq: u64, events: Vec<CacheEvent>) -> CacheBatch {
-    CacheBatch { seq, change: CacheChange::Goes, events }
-}
-
-fn assigned(answer: &Answer) -> &Assigned {
-    match answer {
-        Answer::Assigned(assigned) => assigned,
-        other => panic!("assigned, not {other:?}"),
-    }
-}
-
-fn desk(prefill: usize) -> Desk {
-    let mut desk = Desk::new(config(), 0);
-    for at in 0..prefill {
-        desk.register(spec(&format!("p{at}"), Part::Prefill), 0).expect("room");
-    }
-    desk.register(spec("d0", Part::Decode), 0).expect("room");
-    desk
-}
+use support::{BLOCK, SECOND, asked, assigned, batch, context, desk, prompt, spec, stored};
 
 #[test]
 fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
@@ -362,6 +293,7 @@ fn what_makes_no_sense_is_said() {
     wrong(|asked| asked.request.clear(), "1 to 128 bytes");
     wrong(|asked| asked.tokens = 0, "0 tokens");
     wrong(|asked| asked.tokens = 144, "10 blocks of 16");
+    wrong(|asked| asked.tokens = u32::MAX, "at most 2097152 in blocks of 16");
     wrong(|asked| asked.context.model = "n".to_owned(), "no instance of model \"n\"");
     wrong(|asked| asked.context.block_tokens = 32, "blocks of 32");
     wrong(|asked| asked.context.tenant = "t".to_owned(), "tenant \"t\"");
@@ -464,7 +396,9 @@ proptest! {
                 }
                 Act::Ask(id, seed, now) => {
                     let mode = if now { Mode::Now } else { Mode::Reserve };
-                    let asked = Asked { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
+                    let mut asked = Asked { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
+                    // Some have the longest prompt there may be.
+                    asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
                     match desk.schedule(&asked, now_ns) {
                         Ok(Answer::Assigned(placed)) => {
                             reservations[usize::from(id)] = placed.reservation;

@@ -82,6 +82,8 @@ pub(crate) struct Host {
     /// Events of engines that could not be read, and that do not concern us.
     unread: AtomicU64,
     foreign: AtomicU64,
+    /// How often publishers of events went out of reach.
+    lost_publishers: AtomicU64,
 }
 
 impl Host {
@@ -104,6 +106,7 @@ impl Host {
             started: Instant::now(),
             unread: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
+            lost_publishers: AtomicU64::new(0),
         }
     }
 
@@ -290,6 +293,12 @@ impl Host {
         let most = call.most as usize;
         let holdings = self.with(|desk, _| desk.query(&context, &call.hashes, most, tiers))?;
         Ok(convert::holdings_out(&holdings))
+    }
+
+    /// Tokens of a prompt's beginning that the shared store has by itself; none where nobody serves the model.
+    fn in_store(&self, call: &QueryPrefix) -> u32 {
+        let context = context_in(call.context.clone());
+        self.with(|desk, _| desk.in_store(&context, &call.hashes)).unwrap_or(0)
     }
 
     pub(crate) fn schedule(&self, call: Schedule) -> Result<Scheduled, Refusal> {

@@ -111,6 +111,57 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
 }
 
 #[test]
+fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_degraded() {
+    let mut config = ControlConfig::new("test");
+    config.conductor = Some(DeskConfig::default());
+    let control = ControlServer::start(config).expect("a control plane");
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
+        let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: String::new() };
+        router.call(&register(source)).await.expect("room");
+        let end = (-1i64).to_be_bytes();
+        let number = |seq: u64| seq.to_be_bytes();
+        // A connection, and what is asked for of what was missed.
+        let connect = async || {
+            let mut live = accept(&publisher, "PUB").await;
+            read_frame(&mut live).await;
+            let mut past = accept(&replay, "ROUTER").await;
+            read_frame(&mut past).await;
+            let from = read_frame(&mut past).await;
+            send(&mut past, &[b"", &end, b""]).await;
+            (live, from)
+        };
+        let (mut live, _) = connect().await;
+        for at in 0..3u8 {
+            send(&mut live, &[b"", &number(at.into()), &stored(at + 1..at + 2)]).await;
+        }
+        assert!(!until(&router, 3).await);
+
+        // Before it is followed again it has published two batches: they count from the first on.
+        drop(live);
+        let (mut live, from) = connect().await;
+        assert_eq!(from, number(3));
+        send(&mut live, &[b"", &number(2), &stored(5..7)]).await;
+        let mut past = accept(&replay, "ROUTER").await;
+        read_frame(&mut past).await;
+        assert_eq!(read_frame(&mut past).await, number(0));
+        send(&mut past, &[b"", &number(0), &stored(1..3)]).await;
+        send(&mut past, &[b"", &number(1), &stored(3..5)]).await;
+        send(&mut past, &[b"", &end, b""]).await;
+        assert!(!until(&router, 6).await, "the first batch is known, and nothing is missing");
+
+        // Nobody listens any more: something may be missing from now on.
+        drop((live, publisher));
+        while !until(&router, 6).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
 fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
     let mut config = ControlConfig::new("test");
     config.conductor = Some(DeskConfig::default());

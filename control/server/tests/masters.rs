@@ -110,6 +110,12 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         // Another model that serves the same blocks hears of them when it comes.
         router.call(&instance("e1", "m")).await.expect("room");
         until(&router, "m", 2).await;
+        // Routers that ask over HTTP see the store too, as memory of every instance of the model.
+        let asked = json!({ "model": "m", "block_size": 16, "seq_hashes": [1, 2, 3] });
+        let found = post(http, "/query_by_hash", asked).await.1;
+        let e1 = &found["instances"]["e1"];
+        assert_eq!((&e1["gpu"], &e1["cpu"], &e1["longest_matched"]), (&json!(0), &json!(32), &json!(32)), "{found}");
+        assert_eq!((&found["default"]["e1"]["CPU"], &found["instances"]["e0"]), (&json!(32), &Value::Null), "{found}");
         until_degraded(http, false).await;
         // A gap: what was removed in it is not known.
         publish(&mut live, 5, vec![event("stored", "cpu", 1)]).await;

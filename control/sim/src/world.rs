@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Progress, Request, Scratch};
+use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Next, Progress, Request, Scratch};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
@@ -295,8 +295,11 @@ impl<'a> World<'a> {
 
     /// Sends those who wait on their way, as far as the Conductor says so.
     fn assign(&mut self) {
-        while let Ok(Some((id, placement))) = self.conductor.poll(self.now_ns, &mut self.scratch) {
-            self.place(id as usize, placement);
+        while let Ok(Some(next)) = self.conductor.poll(self.now_ns, &mut self.scratch) {
+            match next {
+                Next::Goes { id, placement } => self.place(id as usize, placement),
+                Next::Refused { id, .. } => self.end(id as usize, Fate::Refused),
+            }
         }
     }
 

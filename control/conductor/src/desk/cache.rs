@@ -15,6 +15,10 @@ use crate::scheduler::ConductorError;
 const MOST_CHANGES: usize = 65_536;
 /// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
 pub(super) const MISMATCH: u32 = 16;
+/// After how long without reach of what it publishes an instance that promised no reports is not chosen any more.
+pub const AWAY_DOUBTED_NS: u64 = 15_000_000_000;
+/// After how long it is taken to hold nothing.
+pub const AWAY_FORGOTTEN_NS: u64 = 60_000_000_000;
 /// Tiers that instances speak of.
 const TOLD: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
 
@@ -134,6 +138,10 @@ impl Desk {
         };
         let next = batch.seq.wrapping_add(1);
         known.events = Some(next);
+        // From there on all is known again, whatever was lost before.
+        if batch.events.contains(&CacheEvent::Cleared) {
+            known.degraded = false;
+        }
         let wanted = if known.degraded { Wanted::Snapshot } else { Wanted::Nothing };
         self.counts.batches += 1;
         if clears {
@@ -143,6 +151,56 @@ impl Desk {
             self.change(number, at, event)?;
         }
         Ok(Ack { next, wanted })
+    }
+
+    /// What an instance publishes has not been within reach for so long. Something of its cache may not be known then;
+    /// after [`AWAY_DOUBTED_NS`] it is not chosen any more, unless it is heard of otherwise or promised reports, which
+    /// say more; after [`AWAY_FORGOTTEN_NS`] it is taken to hold nothing, which is said by `true`: its events are to be
+    /// asked for from the first on.
+    ///
+    /// # Errors
+    /// When it is not registered in this life.
+    pub fn away(&mut self, name: &str, life: u64, for_ns: u64, now_ns: u64) -> Result<bool, DeskError> {
+        let known = self.known(name, life)?;
+        let silent_ns = for_ns.min(now_ns.saturating_sub(known.heard_ns));
+        self.version += u64::from(!std::mem::replace(&mut known.away, true));
+        let known = self.known(name, life)?;
+        let doubted = known.spec.report_ns == 0 && silent_ns >= AWAY_DOUBTED_NS;
+        let forgotten = (for_ns >= AWAY_FORGOTTEN_NS).then(|| (known.pool, known.prefill, known.events.take()));
+        if doubted {
+            self.set_takes(name, false)?;
+        }
+        let Some((number, at, events)) = forgotten else { return Ok(false) };
+        if let (Some(at), Some(_)) = (at, events) {
+            self.clear(number, at)?;
+        }
+        Ok(true)
+    }
+
+    /// What an instance publishes is within reach, and what it still had of what was missed has been taken.
+    ///
+    /// # Errors
+    /// When it is not registered in this life.
+    pub fn reached(&mut self, name: &str, life: u64, now_ns: u64) -> Result<(), DeskError> {
+        let known = self.known(name, life)?;
+        let (was, number) = (std::mem::replace(&mut known.away, false), known.pool);
+        let promised = known.spec.report_ns != 0;
+        if was {
+            self.version += 1;
+        }
+        if promised {
+            return Ok(());
+        }
+        self.known(name, life)?.heard_ns = now_ns;
+        self.believe(name)?;
+        self.poll_pool(number, now_ns);
+        Ok(())
+    }
+
+    /// Instances that publish what nobody reaches.
+    #[must_use]
+    pub fn unreachable(&self) -> usize {
+        self.instances.values().filter(|known| known.away).count()
     }
 
     /// Whether an instance hashes as it should, as was seen by tokens that it told. Where one does not, the model is

@@ -89,6 +89,8 @@ pub(super) struct Instance {
     pub events: Option<u64>,
     /// Whether something of its cache is not known.
     pub degraded: bool,
+    /// Whether nobody reaches what it publishes.
+    pub away: bool,
     /// Times in a row that it had much less cached than it said.
     pub broken: u32,
     /// Whether it was seen to hash otherwise than it should.
@@ -213,6 +215,7 @@ impl Desk {
             load: Load::default(),
             events: None,
             degraded: false,
+            away: false,
             broken: 0,
             alien: false,
         };
@@ -296,7 +299,7 @@ impl Desk {
         Ok(())
     }
 
-    fn believe(&mut self, name: &str) -> Result<(), DeskError> {
+    pub(super) fn believe(&mut self, name: &str) -> Result<(), DeskError> {
         self.set_takes(name, true)
     }
 
@@ -318,7 +321,7 @@ impl Desk {
         Ok(prefills + decodes)
     }
 
-    fn set_takes(&mut self, name: &str, takes: bool) -> Result<(), DeskError> {
+    pub(super) fn set_takes(&mut self, name: &str, takes: bool) -> Result<(), DeskError> {
         let Some(instance) = self.instances.get_mut(name) else { return Ok(()) };
         if instance.doubted != takes {
             return Ok(());

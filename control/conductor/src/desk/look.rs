@@ -7,7 +7,7 @@ use super::cache::{MISMATCH, pool_key};
 use super::error::bad;
 use super::requests::{State, unknown_model};
 use super::{Answer, Assigned, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
-use crate::index::{ContextKey, HolderId, Tiers};
+use crate::index::{ContextKey, HolderId, Tier, Tiers};
 use crate::scheduler::ConductorError;
 
 /// The most holders in an answer.
@@ -165,19 +165,33 @@ impl Desk {
             let Some(at) = pool.conductor.instance_of(holder) else { continue };
             let instance = pool.prefill_name(at);
             let [gpu, dram, ssd] = self.by_tiers(number, holder).map(|blocks| blocks.saturating_mul(block_tokens));
-            let degraded = self.instances.get(&instance).is_some_and(|known| known.degraded);
+            let degraded = self.instances.get(&instance).is_some_and(|known| known.degraded || known.away);
             answer.push(Holding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
         }
         answer.truncate(most);
         Ok(Holdings { holders: answer, pooled_tokens: pooled.saturating_mul(block_tokens) })
     }
 
-    /// Why a request went where it went.
+    /// Tokens of the beginning of a prompt that the shared store has by itself.
+    ///
+    /// # Errors
+    /// When nobody serves the model, or there are too many contexts.
+    pub fn in_store(&mut self, context: &ContextKey, hashes: &[u64]) -> Result<u32, DeskError> {
+        let number = self.pool_of(&pool_key(context)).ok_or_else(|| unknown_model(context))?;
+        let Some(pool) = self.pools.get_mut(&number) else { return Err(bad("the pool is gone")) };
+        let (context, hashes) = pool.context(context, Arc::from(hashes))?;
+        let blocks = pool.index().held_by_anybody(context, &hashes, Tiers::only(Tier::Pool));
+        Ok(blocks.map_err(ConductorError::from)?.saturating_mul(pool.key.block_tokens))
+    }
+
+    /// Why a request went where it went. Ids are each tenant's own: where several have this one, it is that of the first
+    /// by name, so the default tenant's before all others.
     ///
     /// # Errors
     /// When it is not known, any more or at all.
     pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<Explained, DeskError> {
-        let known = self.by_name.get(name).and_then(|id| Some((*id, self.requests.get(id)?)));
+        let known = self.by_name.values().find_map(|names| names.get(name));
+        let known = known.and_then(|id| Some((*id, self.requests.get(id)?)));
         let Some((id, kept)) = known else {
             return Err(DeskError::UnknownRequest { name: name.to_owned() });
         };
@@ -236,7 +250,7 @@ impl Desk {
                 address: known.spec.address.clone(),
                 doubted: known.doubted,
                 held: known.held,
-                degraded: known.degraded,
+                degraded: known.degraded || known.away,
                 prefills,
                 wait_ns,
                 decode_tokens,

@@ -8,7 +8,7 @@ use super::error::bad;
 use super::{Desk, DeskError, MAX_ID_BYTES, MAX_PROMPT_BLOCKS, Told, fingerprint, request_of};
 use crate::index::{ContextKey, Tiers};
 use crate::policy::{Choice, Fetch, Placement};
-use crate::scheduler::{Barred, ConductorError, Progress, Request};
+use crate::scheduler::{Barred, ConductorError, Next, Progress, Request};
 
 /// Sources named in an answer at most.
 const SOURCES: usize = 4;
@@ -54,8 +54,9 @@ impl Desk {
         let Some(pool) = self.pools.get_mut(&number) else { return Err(unknown_model(&asked.context)) };
         let (context, hashes) = pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?;
         let mark = fingerprint(asked.tokens, context, &hashes);
-        if let Some(id) = self.by_name.get(asked.request.as_str()).copied() {
-            return self.again(id, mark, asked, now_ns);
+        let names = self.by_name.get(asked.context.tenant.as_str());
+        if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
+            return self.again(id, (number, mark), asked, now_ns);
         }
         if full && asked.mode != Mode::Advise {
             self.counts.refused += 1;
@@ -92,6 +93,12 @@ impl Desk {
         if tokens == 0 || (blocks as u64).saturating_sub(1) * u64::from(of) >= u64::from(tokens) {
             return Err(bad(format!("{blocks} blocks of {of} tokens are more than a prompt of {tokens} tokens")));
         }
+        let most = MAX_PROMPT_BLOCKS as u64 * u64::from(of);
+        if u64::from(tokens) > most {
+            return Err(bad(format!(
+                "a prompt of {tokens} tokens; at most {most} in blocks of {of}: use larger blocks"
+            )));
+        }
         if asked.barred.len() > MOST_BARRED {
             return Err(bad(format!("kept from {} instances; at most {MOST_BARRED}", asked.barred.len())));
         }
@@ -99,10 +106,12 @@ impl Desk {
     }
 
     /// The answer to a request that was asked before.
-    fn again(&mut self, id: u64, mark: u64, asked: &Asked, now_ns: u64) -> Result<Answer, DeskError> {
+    fn again(&mut self, id: u64, of: (u32, u64), asked: &Asked, now_ns: u64) -> Result<Answer, DeskError> {
         let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("a request without an entry")) };
-        if kept.mark != mark {
-            let what = format!("request {:?} is under way with another prompt; use an id of its own", asked.request);
+        // Marks of two models may be alike: each counts its contexts for itself.
+        if (kept.pool, kept.mark) != of {
+            let other = if kept.pool == of.0 { "with another prompt" } else { "for another model or block size" };
+            let what = format!("request {:?} is under way {other}; use an id of its own", asked.request);
             return Err(DeskError::Conflict { what });
         }
         kept.client = asked.client;
@@ -171,13 +180,18 @@ impl Desk {
         }
         pool.requests += 1;
         self.blocks += kept.blocks;
-        self.by_name.insert(Arc::clone(&kept.name), id);
+        let tenant = pool.key.tenant.clone();
+        self.by_name.entry(tenant).or_default().insert(Arc::clone(&kept.name), id);
         self.requests.insert(id, kept);
         let wait_ns = if wait_ns == 0 { self.config.wait_ns } else { wait_ns.min(self.config.wait_ns) };
         self.due.set(id, now_ns.saturating_add(wait_ns));
         match choice {
             Choice::Place(placement) => self.place(number, id, &placement, false, now_ns),
-            _ => self.poll_for(number, Some(id), now_ns),
+            _ => {
+                if let Some(refused) = self.poll_for(number, Some(id), now_ns) {
+                    return Ok(refused);
+                }
+            }
         }
         match self.requests.get(&id).map(|kept| &kept.state) {
             Some(State::Placed(_)) => self.counts.placed += 1,
@@ -273,15 +287,31 @@ impl Desk {
     }
 
     pub(super) fn poll_pool(&mut self, number: u32, now_ns: u64) {
-        self.poll_for(number, None, now_ns);
+        let _ = self.poll_for(number, None, now_ns);
     }
 
-    fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64) {
+    /// As [`Self::poll_pool`]; what is said of the one that is asking goes into its answer. The refusal of that one.
+    fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64) -> Option<Answer> {
+        let mut answer = None;
         loop {
-            let Some(pool) = self.pools.get_mut(&number) else { return };
+            let Some(pool) = self.pools.get_mut(&number) else { return answer };
             // One that cannot be booked stays in the queue, and is tried again with the next change.
-            let Ok(Some((id, placement))) = pool.conductor.poll(now_ns, &mut self.scratch) else { return };
-            self.place(number, id, &placement, asking != Some(id), now_ns);
+            let Ok(Some(next)) = pool.conductor.poll(now_ns, &mut self.scratch) else { return answer };
+            let (id, why, retry_after_ns) = match next {
+                Next::Goes { id, placement } => {
+                    self.place(number, id, &placement, asking != Some(id), now_ns);
+                    continue;
+                }
+                Next::Refused { id, why, retry_after_ns } => (id, why, retry_after_ns),
+            };
+            self.counts.refused += 1;
+            let refused = Answer::Refused { why: Why::of(why), retry_after_ns };
+            let Some(kept) = self.end(id) else { continue };
+            if asking == Some(id) {
+                answer = Some(refused);
+            } else {
+                self.told.push_back(Told { client: kept.client, request: kept.name, answer: refused });
+            }
         }
     }
 
@@ -408,10 +438,15 @@ impl Desk {
     /// Takes a request out of the tables of names and times.
     fn forget(&mut self, id: u64, kept: &Kept) {
         self.due.clear(id);
-        self.by_name.remove(&kept.name);
         self.blocks -= kept.blocks;
-        if let Some(pool) = self.pools.get_mut(&kept.pool) {
-            pool.requests -= 1;
+        // A pool lasts as long as its requests.
+        let Some(pool) = self.pools.get_mut(&kept.pool) else { return };
+        pool.requests -= 1;
+        if let Some(names) = self.by_name.get_mut(&pool.key.tenant) {
+            names.remove(&kept.name);
+            if names.is_empty() {
+                self.by_name.remove(&pool.key.tenant);
+            }
         }
     }
 

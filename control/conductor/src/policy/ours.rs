@@ -39,13 +39,14 @@ impl Ours {
         let instance = &view.prefill[at];
         let mut best = view.stay(ask, at);
         if view.pooled > instance.held {
-            let busy_ns = view.alive().map(|(_, other)| other.egress_wait_ns).max().unwrap_or(0);
-            let transfer_ns = busy_ns + view.move_ns(view.pooled - instance.held);
+            let busy_ns = view.busiest_ns;
+            let transfer_ns = busy_ns.saturating_add(view.move_ns(view.pooled - instance.held));
             let wait_ns = instance.wait_ns.max(transfer_ns);
             let prefill_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
-            if wait_ns + prefill_ns < best.wait_ns + best.prefill_ns {
-                let fetch = Fetch::Pool { keep: busy_ns > self.busy_ns };
-                best = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
+            let fetch = Fetch::Pool { keep: busy_ns > self.busy_ns };
+            let fetched = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
+            if fetched.takes_ns() < best.takes_ns() {
+                best = fetched;
             }
         }
         best
@@ -55,11 +56,11 @@ impl Ours {
     fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
         let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
         let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
-        let best_ns = best.map(|placement| placement.wait_ns + placement.prefill_ns).min().unwrap_or(0);
+        let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
         if over(view.ahead_ns.saturating_add(best_ns), view.slo.ttft_ns) {
             return Some(Refusal::Ttft);
         }
-        let (_, step_ns) = view.fastest_decode(ask.tokens)?;
+        let (_, step_ns) = view.fastest_decode?;
         over(step_ns, view.slo.tbt_ns).then_some(Refusal::Tbt)
     }
 
@@ -74,7 +75,7 @@ impl Ours {
     fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
         let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
         let weighed = candidates.map(|(at, _)| self.weigh(ask, view, at));
-        weighed.min_by_key(|placement| (placement.wait_ns + placement.prefill_ns, placement.prefill))
+        weighed.min_by_key(|placement| (placement.takes_ns(), placement.prefill))
     }
 }
 
@@ -100,7 +101,7 @@ impl Policy for Ours {
         let late = slo.ttft_ns < u64::MAX && waited.saturating_add(waiting.best_ns) > slo.ttft_ns;
         let left = 1.0 - waited as f64 / self.patience_ns as f64;
         let rank = if left > 0.0 { waiting.best_ns as f64 * left } else { left * 1e12 };
-        rank as i64 + if late { i64::MAX / 4 } else { 0 }
+        (rank as i64).saturating_add(if late { i64::MAX / 4 } else { 0 })
     }
 
     fn queues(&self) -> bool {

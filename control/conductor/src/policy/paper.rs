@@ -10,6 +10,9 @@ use crate::cost::DecodeModel;
 /// What the predictor of the arXiv version assumes that every decode takes; the value is not published.
 pub const DECODE_NS: u64 = 12_000_000_000;
 
+/// The least time after which it is worth trying again.
+const AGAIN_NS: u64 = 1_000_000_000;
+
 /// When a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
@@ -54,9 +57,9 @@ impl Algorithm1 {
             placement.reuse = best.1;
             placement.fetch = Fetch::One(best.0);
             placement.prefill_ns = view.prefill_ns(instance, ask.tokens, best.1);
-            placement.wait_ns = instance.wait_ns + transfer_ns;
+            placement.wait_ns = instance.wait_ns.saturating_add(transfer_ns);
         }
-        (transfer_ns + instance.wait_ns + placement.prefill_ns, placement)
+        (transfer_ns.saturating_add(instance.wait_ns).saturating_add(placement.prefill_ns), placement)
     }
 
     fn admit(&self, ask: &Ask, view: &View<'_>, ttft_ns: u64) -> Result<(), Refusal> {
@@ -65,7 +68,8 @@ impl Algorithm1 {
         match self.admission {
             Admission::None => Ok(()),
             Admission::Slo => {
-                let tbt_ns = view.fastest_decode(ask.tokens).map_or(u64::MAX, |(_, step)| step);
+                // Where nobody decodes, tokens are not ours to promise.
+                let tbt_ns = view.fastest_decode.map_or(0, |(_, step)| step);
                 if ttft_ns > ttft_slo {
                     return Err(Refusal::Ttft);
                 }
@@ -84,7 +88,8 @@ impl Algorithm1 {
                     alive().map(|decode| step(with(decode.running))).min().unwrap_or(0)
                 } else {
                     // What the pool would have on average when the prefill ends.
-                    alive().map(|decode| step(decode.later)).sum::<u64>() / alive().count().max(1) as u64
+                    let sum = alive().fold(0u64, |sum, decode| sum.saturating_add(step(decode.later)));
+                    sum / alive().count().max(1) as u64
                 };
                 let over = load > tbt_slo;
                 if over { Err(Refusal::Tbt) } else { Ok(()) }
@@ -119,7 +124,10 @@ impl Policy for Algorithm1 {
         };
         match self.admit(ask, view, ttft_ns) {
             Ok(()) => Choice::Place(placement),
-            Err(why) => Choice::Refuse { why, retry_after_ns: ttft_ns.saturating_sub(view.slo.ttft_ns) },
+            Err(why) => {
+                let late_ns = ttft_ns.saturating_sub(view.slo.ttft_ns);
+                Choice::Refuse { why, retry_after_ns: late_ns.max(AGAIN_NS) }
+            }
         }
     }
 

@@ -46,6 +46,10 @@ impl Policy for SglangLike {
         "SGLang-like".into()
     }
 
+    fn looks_at_routes(&self) -> bool {
+        true
+    }
+
     fn choose(&self, ask: &Ask, view: &View<'_>, _queued: bool) -> Choice {
         let queues = || view.alive().map(|(_, instance)| instance.requests);
         let (Some(most), Some(least)) = (queues().max(), queues().min()) else { return View::nobody() };

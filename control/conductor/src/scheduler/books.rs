@@ -22,7 +22,8 @@ pub(super) struct PrefillBook {
     pub factor: Factor,
     /// Tokens of all prompts that ever came here; what several begin with counts once.
     pub routed_tokens: u64,
-    sum_ns: u64,
+    /// Of all jobs: wider than the times themselves, so that the sum of any is exact.
+    sum_ns: u128,
     pub uncached: u64,
     /// Work that it has beside what is booked, by its own word.
     pub foreign_ns: u64,
@@ -48,7 +49,7 @@ impl PrefillBook {
 
     fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32) {
         self.jobs.push_back((id, predicted_ns, uncached));
-        self.sum_ns += predicted_ns;
+        self.sum_ns += u128::from(predicted_ns);
         self.uncached += u64::from(uncached);
     }
 
@@ -60,7 +61,7 @@ impl PrefillBook {
         if let Some(at) = self.jobs.iter().position(|job| job.0 == id)
             && let Some((_, predicted_ns, uncached)) = self.jobs.remove(at)
         {
-            self.sum_ns -= predicted_ns;
+            self.sum_ns -= u128::from(predicted_ns);
             self.uncached -= u64::from(uncached);
         }
         self.running.take_if(|(running, _)| *running == id);
@@ -72,7 +73,8 @@ impl PrefillBook {
             let job = self.jobs.iter().find(|job| job.0 == id)?;
             Some(now_ns.saturating_sub(since).min(job.1))
         });
-        (self.sum_ns - worked.unwrap_or(0)).saturating_add(self.foreign_ns)
+        let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
+        u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
     }
 }
 
@@ -151,7 +153,7 @@ impl Conductor {
         self.routed.stored(request.context, routed, Tier::Gpu, None, &request.hashes)?;
         self.book_transfer(&placement, source, held, now_ns);
         if let Some(decode) = placement.decode {
-            let expected_ns = now_ns + placement.wait_ns + placement.prefill_ns;
+            let expected_ns = now_ns.saturating_add(placement.takes_ns());
             self.decode[decode].coming.push((request.id, u64::from(request.tokens), expected_ns));
         }
         self.placed += 1;
@@ -166,7 +168,7 @@ impl Conductor {
         let bytes = u64::from(placement.reuse.saturating_sub(held)) * self.config.token_bytes;
         let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         let busy = |book: &mut PrefillBook, took_ns: u64| {
-            book.egress_until_ns = book.egress_until_ns.max(now_ns) + took_ns;
+            book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
         };
         match placement.fetch {
             Fetch::Nothing => {}

@@ -10,6 +10,8 @@ pub(super) struct Views {
     decode: Vec<DecodeView>,
     pooled: u32,
     ahead_ns: u64,
+    fastest_decode: Option<(usize, u64)>,
+    busiest_ns: u64,
 }
 
 impl Conductor {
@@ -31,24 +33,40 @@ impl Conductor {
             })
             .collect();
         fill(self, false, request, Tiers::OWN, scratch, |at, blocks| prefill[at].held = blocks);
-        fill(self, false, request, Tiers::FETCHED, scratch, |at, blocks| prefill[at].stored = blocks);
-        fill(self, true, request, Tiers::OWN, scratch, |at, blocks| prefill[at].routed = blocks);
+        if self.policy.looks_at_routes() {
+            fill(self, true, request, Tiers::OWN, scratch, |at, blocks| prefill[at].routed = blocks);
+        }
         let tokens = |blocks: u32| blocks.saturating_mul(self.config.block_tokens).min(request.tokens);
         for view in &mut prefill {
-            (view.held, view.stored, view.routed) = (tokens(view.held), tokens(view.stored), tokens(view.routed));
+            (view.held, view.routed) = (tokens(view.held), tokens(view.routed));
         }
         let alive = prefill.iter().filter(|view| view.alive);
-        let soonest_ns =
-            alive.map(|view| view.wait_ns + self.model.predict_ns(request.tokens, view.held)).min().unwrap_or(0);
+        let done_ns =
+            |view: &PrefillView| view.wait_ns.saturating_add(self.model.predict_ns(request.tokens, view.held));
+        let soonest_ns = alive.map(done_ns).min().unwrap_or(0);
         let decode = self.decode.iter().enumerate().map(|(at, book)| {
             let view = book.view(now_ns, now_ns.saturating_add(soonest_ns));
             DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), ..view }
         });
-        let decode = decode.collect();
+        let decode: Vec<DecodeView> = decode.collect();
         let pooled = self.index.held_by_anybody(request.context, &request.hashes, Tiers::SHARED).unwrap_or(0);
         let (pooled, cached) = (tokens(pooled), prefill.iter().map(|view| view.held).max().unwrap_or(0));
         let ahead_ns = self.ahead_ns(request, self.model.predict_ns(request.tokens, cached.max(pooled)), now_ns);
-        Views { prefill, decode, pooled, ahead_ns }
+        let taking = prefill.iter().filter(|view| view.alive);
+        let busiest_ns = taking.map(|view| view.egress_wait_ns).max().unwrap_or(0);
+        let fastest_decode = self.fastest_decode(&decode, request.tokens);
+        Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns }
+    }
+
+    /// The decode instance on which tokens come fastest with so many more; one without room only where all are.
+    fn fastest_decode(&self, decode: &[DecodeView], tokens: u32) -> Option<(usize, u64)> {
+        let weigh = |(at, decode): (usize, &DecodeView)| {
+            let resident = decode.tokens + u64::from(tokens);
+            let step_ns = self.config.decode_model.step_ns(resident, decode.requests as usize + 1);
+            (resident > decode.capacity, step_ns, at)
+        };
+        let alive = decode.iter().enumerate().filter(|(_, decode)| decode.alive);
+        alive.map(weigh).min().map(|(_, step_ns, at)| (at, step_ns))
     }
 
     pub(super) fn view<'a>(&'a self, views: &'a Views, now_ns: u64) -> View<'a> {
@@ -65,10 +83,13 @@ impl Conductor {
             pooled: views.pooled,
             ahead_ns: views.ahead_ns,
             placed: self.placed,
+            fastest_decode: views.fastest_decode,
+            busiest_ns: views.busiest_ns,
         }
     }
 
-    /// Work of those who wait and would go before a request, divided among the instances.
+    /// Work of those who wait and would go before a request, divided among the instances that it may go to and that
+    /// take any.
     fn ahead_ns(&self, request: &Request, best_ns: u64, now_ns: u64) -> u64 {
         if self.queue.is_empty() {
             return 0;
@@ -76,8 +97,11 @@ impl Conductor {
         let slo = self.config.slo;
         let own = self.policy.rank(&Waiting { ask: request.ask(), best_ns }, now_ns, slo);
         let before = self.queue.iter().filter(|(other, _)| self.policy.rank(other, now_ns, slo) <= own);
-        let alive = self.prefill.iter().filter(|book| book.alive).count().max(1) as u64;
-        before.map(|(other, _)| other.best_ns).sum::<u64>() / alive
+        let serves = |(at, book): &(usize, &super::PrefillBook)| {
+            book.alive && book.takes && !request.barred.prefill.contains(&(*at as u32))
+        };
+        let serving = self.prefill.iter().enumerate().filter(serves).count().max(1) as u64;
+        before.fold(0u64, |sum, (other, _)| sum.saturating_add(other.best_ns)) / serving
     }
 
     /// How many of those who wait would go before a request, and the work of these, divided among the instances.
@@ -128,18 +152,6 @@ impl Conductor {
         let _ = self.index.find(request.context, &request.hashes, 1, Tiers::OWN, &mut scratch.found);
         let cached = scratch.found.best_blocks().saturating_mul(self.config.block_tokens);
         self.model.predict_ns(request.tokens, cached.min(request.tokens))
-    }
-
-    /// Whether any instance takes one of those who wait.
-    pub(super) fn anybody_takes(&self, now_ns: u64) -> bool {
-        self.prefill.iter().filter(|book| book.alive && book.takes).any(|book| {
-            self.policy.takes(&PrefillView {
-                alive: true,
-                wait_ns: book.wait_ns(now_ns),
-                requests: book.jobs.len() as u32,
-                ..PrefillView::default()
-            })
-        })
     }
 }
 

@@ -9,10 +9,11 @@ impl Host {
     /// All counters and gauges.
     pub(crate) fn metrics(&self) -> String {
         // One after the other: both lock.
-        let (counts, copies) = {
+        let (counts, copies, unreachable) = {
             let core = self.core();
-            (core.desk.counts, core.desk.copies())
+            (core.desk.counts, core.desk.copies(), core.desk.unreachable() as u64)
         };
+        let lost_publishers = self.lost_publishers.load(Ordering::Relaxed);
         let table = self.table();
         let sum = |of: fn(&kvplane_rpc::conductor::ModelStatus) -> u64| table.models.iter().map(of).sum::<u64>();
         let counters = [
@@ -28,6 +29,7 @@ impl Host {
             ("event_gaps", "Gaps in cache events", counts.gaps),
             ("unread_events", "Events of engines that could not be read", self.unread.load(Ordering::Relaxed)),
             ("foreign_events", "Events of other block sizes or groups", self.foreign.load(Ordering::Relaxed)),
+            ("lost_publishers", "Times that a publisher of events went out of reach", lost_publishers),
             ("stale_reports", "Load reports that came late or twice", counts.stale_reports),
             ("prefix_copies_made", "Hot prefixes copied to second nodes of the store", copies.counts.made),
             ("prefix_copies_failed", "Hot prefixes that could not be copied", copies.counts.failed),
@@ -36,6 +38,7 @@ impl Host {
         let gauges = [
             ("instances", "Instances registered", table.instances.len() as u64),
             ("doubted_instances", "Instances that missed reports", doubted(&table)),
+            ("unreachable_instances", "Instances whose events nobody reaches", unreachable),
             ("waiting_requests", "Requests that wait", sum(|model| model.waiting)),
             ("requests", "Requests that wait or are booked", sum(|model| model.requests)),
             ("index_blocks", "Blocks in the prefix indexes", sum(|model| model.blocks)),

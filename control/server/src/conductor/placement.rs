@@ -1,9 +1,9 @@
 //! What operators tell the Conductor: whom it leaves out, and how it decides.
 
 use kvplane_conductor::policy::{Named, Slo};
-use kvplane_rpc::Refusal;
 use kvplane_rpc::message::Done;
 use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, PlacementPolicy, SetPlacement};
+use kvplane_rpc::{Refusal, RefusalCode};
 
 use super::Host;
 
@@ -44,6 +44,9 @@ const fn promise_out(ns: u64) -> u64 {
     if ns == u64::MAX { 0 } else { ns }
 }
 
+/// Who does.
+const HEED: &str = "promises are kept by kvplane, local and algorithm-1";
+
 impl Host {
     pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
         let requests = self.with(|desk, now_ns| desk.hold(&call.instance, call.held, now_ns))?;
@@ -54,6 +57,10 @@ impl Host {
     pub(crate) fn set_placement(&self, call: &SetPlacement) -> Result<Done, Refusal> {
         let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
         let refuses = slo != Slo::NONE;
+        if refuses && !policy_named(call.policy).heeds_promises() {
+            let reason = format!("{:?} refuses nobody, whatever is promised; {HEED}", call.policy);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
         self.with(|desk, now_ns| {
             desk.set_placement(policy_named(call.policy), refuses, slo, now_ns);
             Ok(())

@@ -11,12 +11,12 @@
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
-//! anything. `hash_mismatch` says that engines of the model were seen to hash otherwise than the question was.
+//! anything. What the shared store has counts as memory (`cpu`) of every instance that prefills. `hash_mismatch` says that engines of the model were seen to hash otherwise than the question was.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` says so. There
 //! `token_ids` may be bytes: numbers of 32 bits, little-endian.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -339,12 +339,40 @@ fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
 }
 
+/// What instances have, with what each can fetch from the shared store: that is memory to all who prefill.
+fn with_store(host: &Host, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) -> Vec<PrefixHolder> {
+    let stored = host.in_store(asked);
+    if stored == 0 {
+        return holders;
+    }
+    let PromptContext { tenant, model, block_tokens, .. } = &asked.context;
+    let rows = host.table().instances.into_iter().filter(|row| {
+        row.part != InstancePart::Decode
+            && (&row.tenant, &row.model, row.block_tokens) == (tenant, model, *block_tokens)
+    });
+    let known: BTreeSet<String> = holders.iter().map(|holder| holder.instance.clone()).collect();
+    let others = rows.filter(|row| !known.contains(&row.instance)).map(|row| PrefixHolder {
+        instance: row.instance,
+        gpu_tokens: 0,
+        dram_tokens: 0,
+        ssd_tokens: 0,
+        degraded: row.degraded,
+    });
+    holders.extend(others.take((HOLDERS as usize).saturating_sub(known.len())));
+    for holder in &mut holders {
+        holder.dram_tokens = holder.dram_tokens.max(stored);
+        holder.ssd_tokens = holder.ssd_tokens.max(holder.dram_tokens);
+    }
+    holders
+}
+
 fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u64>) -> Result<Value, Wrong> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
     let mismatch = host.mismatched(&pool_of(&context));
-    let holders = match host.query(&QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd }) {
-        Ok(found) => found.holders,
+    let asked = QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd };
+    let holders = match host.query(&asked) {
+        Ok(found) => with_store(host, found.holders, &asked),
         Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
         Err(refusal) => return Err(refusal.into()),
     };

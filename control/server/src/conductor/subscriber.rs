@@ -2,10 +2,13 @@
 //!
 //! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
 //! where it has one; what it does not have any more is lost, and the desk is told so. After a connection broke, numbers
-//! that begin anew say that the engine did too. A publisher that cannot be reached is tried again.
+//! that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer it is away, the less
+//! counts what is known of the engine ([`kvplane_conductor::desk::Desk::away`]).
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvplane_conductor::desk::{CacheBatch, CacheChange, DeskError, PoolKey};
@@ -27,6 +30,8 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(500);
 /// Batches of one replay at most: ten times what engines keep.
 const REPLAYED: usize = 100_000;
+/// After how long without a word it is asked whether a publisher's machine is still there.
+const IDLE: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 << 10;
 
 /// Whose events these are, and where they come from.
@@ -68,6 +73,8 @@ impl Line {
         let address = address_of(url).ok_or_else(|| io::Error::other("no address"))?;
         let opening = async {
             let mut stream = TcpStream::connect(address).await?;
+            // A publisher with nothing to say is silent, and so is a machine that is gone.
+            kvplane_sys::net::enable_keepalive(stream.as_fd(), IDLE)?;
             stream.write_all(&hello(kind)).await?;
             let mut line = Self { stream, peer: Peer::default(), heard: std::collections::VecDeque::new() };
             match line.next().await? {
@@ -122,14 +129,14 @@ impl Line {
 
 /// Follows until the instance is not registered any more in this life.
 pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
-    let mut follower = Follower { host, followed, next: None };
+    let mut follower = Follower { host, followed, next: None, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
         match follower.connected().await {
             Err(Ended::Gone) => return,
             // The publisher is away, or is none.
-            Err(Ended::Broken) => {
+            Err(Ended::Broken(error)) => {
                 // One attempt takes no longer than its deadline; what took longer was a connection.
                 if began.elapsed() > 2 * DEADLINE {
                     away_since = None;
@@ -141,6 +148,9 @@ pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
                     (follower.next, away_since) = (None, None);
                     master.forget(true);
                 }
+                if let Err(Ended::Gone) = follower.is_away(since.elapsed(), &error) {
+                    return;
+                }
                 sleep(AGAIN).await;
             }
         }
@@ -149,13 +159,13 @@ pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
 
 /// Why following a connection ended.
 enum Ended {
-    Broken,
+    Broken(io::Error),
     Gone,
 }
 
 impl From<io::Error> for Ended {
-    fn from(_: io::Error) -> Self {
-        Self::Broken
+    fn from(error: io::Error) -> Self {
+        Self::Broken(error)
     }
 }
 
@@ -164,16 +174,56 @@ struct Follower {
     followed: Followed,
     /// The number of the batch that comes next.
     next: Option<u64>,
+    /// Whether the publisher was out of reach when it was last tried.
+    away: bool,
 }
 
 impl Follower {
+    /// The publisher has been out of reach for so long: what is known of an engine then counts for less and less.
+    fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), Ended> {
+        let publisher = &self.followed.source.publisher;
+        if !std::mem::replace(&mut self.away, true) {
+            self.host.lost_publishers.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(publisher, "a publisher of cache events is out of reach, and is tried again: {error}");
+        }
+        let Feed::Engine { instance, life, .. } = &self.followed.feed else { return Ok(()) };
+        let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *life, for_ns, now_ns)));
+        match said {
+            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. })) => Err(Ended::Gone),
+            Ok(Ok(true)) => {
+                if self.next.take().is_some() {
+                    tracing::warn!(publisher, instance, "out of reach for long: it is taken to hold nothing");
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The publisher is within reach, and what it had of what was missed has been taken.
+    fn is_back(&mut self) {
+        if std::mem::replace(&mut self.away, false) {
+            tracing::info!(
+                publisher = self.followed.source.publisher,
+                "a publisher of cache events is within reach again"
+            );
+        }
+        if let Feed::Engine { instance, life, .. } = &self.followed.feed {
+            // One that is not registered any more is not followed for long.
+            let _ = self.host.with(|desk, now_ns| desk.reached(instance, *life, now_ns));
+        }
+    }
+
     async fn connected(&mut self) -> Result<std::convert::Infallible, Ended> {
         let source = self.followed.source.clone();
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
-        line.stream.write_all(&subscription(source.topic.as_bytes())).await?;
+        let words = subscription(source.topic.as_bytes());
+        timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
         // What was published before we came, or while we were away. Numbers before it are of another life.
         let mut before = self.next;
         self.replay(self.next.unwrap_or(0)).await?;
+        self.is_back();
         let mut models = self.host.fresh.subscribe();
         if let Feed::Master(master) = &self.followed.feed {
             // Models that came while we were away.
@@ -210,8 +260,8 @@ impl Follower {
         if seq == 0 {
             return self.take(0, CacheChange::Snapshot, payload);
         }
-        self.batch(0, CacheChange::Snapshot, Vec::new())?;
-        self.next = Some(0);
+        // The empty cache is what was before number 0, so that this one counts too where it is replayed.
+        self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
         self.replay(0).await?;
         let missing = self.next.is_none_or(|next| seq > next);
         self.take(seq, if missing { CacheChange::Lost } else { CacheChange::Goes }, payload)

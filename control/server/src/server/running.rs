@@ -1,5 +1,6 @@
 //! A control plane that is up: serving with its state, or taking turns with others.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::{LocalCluster, Publication, Server, Standing, random_u64};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
 use crate::access::Access;
@@ -41,6 +42,32 @@ pub(super) struct Running {
     pub(super) publication: Option<Publication>,
     pub(super) rest: Rest,
     pub(super) role: watch::Sender<Role>,
+}
+
+/// What a control plane does beside its calls. All of it lasts as long as it leads; a part that ends has a bug, and
+/// who goes on without it says that all is well while nobody is served by that part. They end with this.
+#[derive(Default)]
+struct Parts {
+    tasks: JoinSet<()>,
+    names: BTreeMap<Id, &'static str>,
+}
+
+impl Parts {
+    fn spawn(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
+        let id = self.tasks.spawn(part).id();
+        self.names.insert(id, name);
+    }
+
+    /// Why the control plane cannot go on, once one of them has ended; never where there is none.
+    async fn one_ended(&mut self) -> String {
+        let Some(ended) = self.tasks.join_next_with_id().await else { return std::future::pending().await };
+        let (id, how) = match ended {
+            Ok((id, ())) => (id, "it returned".to_owned()),
+            Err(error) => (error.id(), error.to_string()),
+        };
+        let name = self.names.get(&id).copied().unwrap_or("a part");
+        format!("{name} ended, which it never should: {how}; this is a bug")
+    }
 }
 
 /// What makes a control plane once its state is known.
@@ -146,28 +173,30 @@ pub(super) async fn live(mut running: Running, state: State, stopping: oneshot::
 impl Running {
     /// Serves with this control plane until it fails; returns why.
     async fn lead(&self, control: &Arc<Control>) -> String {
-        // They end with the set.
-        let mut tasks = JoinSet::new();
+        let mut parts = Parts::default();
         if let Some((listener, _)) = &self.http {
             let pages = http::Pages::new(control.clone(), self.access.clone(), self.metadata);
-            tasks.spawn(http::serve(listener.clone(), pages));
+            parts.spawn("HTTP", http::serve(listener.clone(), pages));
         }
         if let Some((listener, _)) = &self.events {
             let cluster = self.local.cluster.as_str().to_owned();
-            tasks.spawn(kv_events::serve(listener.clone(), control.clone(), cluster));
+            parts.spawn("events of the store", kv_events::serve(listener.clone(), control.clone(), cluster));
         }
         let p2p = control.p2p.clone();
-        tasks.spawn(async move { p2p.run().await });
-        tasks.spawn(crate::tasks::run(control.clone()));
+        parts.spawn("the P2P store", async move { p2p.run().await });
+        parts.spawn("tasks", crate::tasks::run(control.clone()));
         if self.rest.cluster.replicas > 1 {
-            tasks.spawn(knock::watch(control.clone()));
+            parts.spawn("the look at members' ports", knock::watch(control.clone()));
         }
         if let Some(conductor) = control.conductor.clone() {
-            tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
-            tasks.spawn(copies::make(conductor.clone(), control.clone()));
-            tasks.spawn(async move { conductor.run().await });
+            parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
+            parts.spawn("copies of hot prefixes", copies::make(conductor.clone(), control.clone()));
+            parts.spawn("the Conductor", async move { conductor.run().await });
         }
-        control.run().await
+        tokio::select! {
+            reason = control.run() => reason,
+            reason = parts.one_ended() => reason,
+        }
     }
 
     /// Leads whenever it is its turn, and stands by else, until it cannot go on; returns why.
@@ -233,5 +262,21 @@ async fn over(places: &mut watch::Receiver<Place>, turn: u64) {
         if places.changed().await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_ends_is_named() {
+        let mut parts = Parts::default();
+        parts.spawn("one that lasts", std::future::pending());
+        parts.spawn("one with a bug", async { panic!("an attempt to add") });
+        let reason = parts.one_ended().await;
+        assert!(reason.starts_with("one with a bug ended") && reason.contains("an attempt to add"), "{reason}");
+        parts.spawn("one that returns", async {});
+        assert!(parts.one_ended().await.starts_with("one that returns ended"));
     }
 }

@@ -1,0 +1,80 @@
+//! Parts that tests of the desk share.
+
+#![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
+
+use kvplane_conductor::desk::{
+    Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part,
+};
+use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
+use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_proto::rng::mix64;
+
+pub const SECOND: u64 = 1_000_000_000;
+pub const BLOCK: u32 = 16;
+
+pub fn config() -> DeskConfig {
+    let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
+    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
+    DeskConfig { max_instances: 16, max_requests: 64, books, ..DeskConfig::default() }
+}
+
+pub fn spec(name: &str, part: Part) -> InstanceSpec {
+    InstanceSpec {
+        name: name.to_owned(),
+        life: 1,
+        tenant: String::new(),
+        model: "m".to_owned(),
+        block_tokens: BLOCK,
+        token_bytes: 0,
+        part,
+        capacity_tokens: 1_000_000,
+        report_ns: SECOND,
+        address: format!("{name}.example:80"),
+    }
+}
+
+pub fn context() -> ContextKey {
+    ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() }
+}
+
+/// A prompt's rolling hashes.
+pub fn prompt(seed: u64, blocks: usize) -> Vec<u64> {
+    (0..blocks as u64).map(|at| mix64(seed << 20 | at)).collect()
+}
+
+pub fn asked(request: &str, hashes: Vec<u64>) -> Asked {
+    Asked {
+        client: 1,
+        request: request.to_owned(),
+        context: context(),
+        tokens: hashes.len().max(1) as u32 * BLOCK,
+        hashes,
+        wait_ns: 0,
+        mode: Mode::Reserve,
+        barred: Vec::new(),
+    }
+}
+
+pub fn stored(hashes: Vec<u64>) -> CacheEvent {
+    CacheEvent::Stored { lora: String::new(), salt: String::new(), tier: Tier::Dram, parent: None, hashes }
+}
+
+pub fn batch(seq: u64, events: Vec<CacheEvent>) -> CacheBatch {
+    CacheBatch { seq, change: CacheChange::Goes, events }
+}
+
+pub fn assigned(answer: &Answer) -> &Assigned {
+    match answer {
+        Answer::Assigned(assigned) => assigned,
+        other => panic!("assigned, not {other:?}"),
+    }
+}
+
+pub fn desk(prefill: usize) -> Desk {
+    let mut desk = Desk::new(config(), 0);
+    for at in 0..prefill {
+        desk.register(spec(&format!("p{at}"), Part::Prefill), 0).expect("room");
+    }
+    desk.register(spec("d0", Part::Decode), 0).expect("room");
+    desk
+}
