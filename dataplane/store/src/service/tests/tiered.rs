@@ -106,6 +106,24 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
 }
 
 #[test]
+fn what_is_hard_pinned_is_so_on_the_ssd_too() {
+    for (seed, policy) in policies().into_iter().take(2).enumerate() {
+        let mut world = World::new(170 + seed as u64, policy);
+        let pin = PutOptions { hard_pin: true, ..PutOptions::default() };
+        world.put_with(0, &pin);
+        // Tails are written before anything else is done.
+        world.hear();
+        world.put_with(1, &PutOptions::default());
+        world.settle();
+        let pinned = |world: &World, key| world.service.on_ssd(digest(key)).map(|record| record.pinned);
+        assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
+        world.restart();
+        assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
+        world.end();
+    }
+}
+
+#[test]
 fn slots_that_leave_take_their_objects_along() {
     for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
         let mut world = World::new(200 + seed as u64, policy);

@@ -20,6 +20,11 @@ pub(super) fn is_of(tail: &[u8], digest: Digest) -> bool {
     TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
 }
 
+/// Whether reclaim is to keep the object with this tail.
+pub(super) fn is_hard_pinned(tail: &[u8]) -> bool {
+    TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
+}
+
 /// Bytes of an object's tail, where its record has one.
 pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {
     let bytes = u32::from(view.key_bytes);

@@ -11,7 +11,7 @@ use super::super::objects::Made;
 use super::super::owns;
 use super::super::tail::tail_within;
 use super::super::types::PeerKey;
-use super::tails::is_of;
+use super::tails::{is_hard_pinned, is_of};
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
 
 /// What the answer of a put waits for.
@@ -234,7 +234,7 @@ impl Service {
                 version: object.version,
                 payload: Span::pool(object.extent.offset, object.extent.bytes as u32),
                 checksum: Some(object.checksum),
-                pinned: false,
+                pinned: is_hard_pinned(&tail),
                 names_parts: object.is_head,
                 ack,
                 token,
