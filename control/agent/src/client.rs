@@ -8,6 +8,7 @@
 //! may share the line to the control plane ([`Client::connect_with`]).
 
 mod ahead;
+mod capacity;
 mod exists;
 mod keys;
 mod near;
@@ -55,7 +56,7 @@ const MAP_LOOK: Duration = Duration::from_millis(5);
 pub struct ClientConfig {
     /// Which control plane.
     pub control: Control,
-    /// Whose keys: keys of different tenants never meet.
+    /// Whose keys: keys of different tenants never meet. Empty, or `default`, is the default tenant.
     pub tenant: String,
     /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
     /// object takes a little less room (docs/adr/0014) and is known by its digest only.
@@ -106,6 +107,11 @@ impl ClientConfig {
             hedge: Duration::ZERO,
             spread: true,
         }
+    }
+
+    /// The tenant's name in the protocol, where the default one has none.
+    pub(crate) fn tenant_name(&self) -> &str {
+        if self.tenant == "default" { "" } else { &self.tenant }
     }
 
     /// Objects of more bytes go in stripes, within what can be.
@@ -183,6 +189,7 @@ pub struct Client {
     bounce: Option<Buffer>,
     open: Vec<open::Started>,
     striping: stripes::Striping,
+    capacity: capacity::Capacity,
     near: near::Nearness,
 }
 
@@ -206,7 +213,7 @@ impl Client {
                 "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
             ));
         }
-        link.hold_ticket(&config.tenant)?;
+        link.hold_ticket(config.tenant_name())?;
         let seen_map = link.map_generation();
         let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let client = Config {
@@ -228,7 +235,7 @@ impl Client {
         let host = HostConfig { verify_shared: config.verify_shared, rdma, tls, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*first.map).clone());
-        let (tenant, keep_keys) = (config.tenant.clone().into_bytes(), config.keep_keys);
+        let (tenant, keep_keys) = (config.tenant_name().to_owned().into_bytes(), config.keep_keys);
         if tenant.len() > Limits::NAME_BYTES {
             let text =
                 format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);
@@ -249,6 +256,7 @@ impl Client {
             bounce,
             open,
             striping: stripes::Striping::new(config.stripe_bytes()),
+            capacity: capacity::Capacity::default(),
             near: near::Nearness::default(),
         };
         client.follow_map();

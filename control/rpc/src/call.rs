@@ -17,7 +17,7 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
     GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
     OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers, RotateTickets,
     SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
@@ -220,6 +220,7 @@ impl Call {
             ListTiers::KIND => self.answer(frame, |c| service.list_tiers(caller, c)),
             ReportShard::KIND => self.answer(frame, |c| service.report_shard(caller, c)),
             ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
+            GetRoom::KIND => self.answer(frame, |_: GetRoom| service.get_room(caller)),
             AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),
             AnswerCopies::KIND => self.answer(frame, |c| service.answer_copies(caller, c)),
             CreateTask::KIND => self.answer(frame, |c| service.create_task(caller, c)),

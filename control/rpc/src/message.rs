@@ -35,8 +35,8 @@ pub use crate::segments::{
     UnregisterSegment,
 };
 pub use crate::shards::{
-    CopyFigures, EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT,
-    ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
+    CopyFigures, EventFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, Room,
+    SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
 };
 pub use crate::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
@@ -128,6 +128,7 @@ messages! {
     OrderTiers = 0x000f small => TiersOrdered;
     ReportShard = 0x0010 small => Done;
     ListShards = 0x0011 small => ShardList;
+    GetRoom = 0x0016 small => Room;
     WatchOrders = 0x0012 small;
     AnswerOrder = 0x0013 small => Done;
     ReportEvents = 0x0014 large => Done;
@@ -189,6 +190,7 @@ messages! {
     TierList = 0x800e large;
     TiersOrdered = 0x800f large;
     ShardList = 0x8011 large;
+    Room = 0x8016 small;
     NodeOrder = 0x8012 small;
     Events = 0x8015 large;
     TaskCreated = 0x801e small;

@@ -10,7 +10,7 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
     GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
     OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
     RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
@@ -98,6 +98,7 @@ rights! {
     OrderTiers = "order_tiers" OPERATORS;
     ReportShard = "report_shard" MEMBERS |call| Some(Scope::Node(call.node));
     ListShards = "list_shards" OBSERVERS;
+    GetRoom = "get_room" ASKERS;
     WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerCopies = "answer_copies" MEMBERS |call| Some(Scope::Node(call.node));
@@ -193,6 +194,7 @@ mod tests {
         "order_tiers ca",
         "report_shard cn",
         "list_shards csa",
+        "get_room cca",
         "watch_orders cn",
         "answer_order cn",
         "answer_copies cn",

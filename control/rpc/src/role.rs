@@ -104,7 +104,8 @@ pub enum Scope {
     Any,
     /// One node.
     Node(u64),
-    /// One tenant, whose name is made of what a cluster's is.
+    /// One tenant, whose name is made of what a cluster's is. The default one has no name in calls, and is `default` in
+    /// certificates.
     Tenant(String),
 }
 
@@ -152,15 +153,17 @@ pub(crate) fn role_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -
     roles.next().filter(|_| roles.next().is_none())
 }
 
-/// Whether a verified certificate lets its holder speak for `scope` in `role`. A tenant without a name, or with one
-/// that no certificate can carry, takes a certificate for all.
+/// Whether a verified certificate lets its holder speak for `scope` in `role`. The default tenant, which has no name in
+/// calls, is `default` in certificates; a tenant whose name no certificate can carry takes one for all.
 pub(crate) fn may_speak_for(
     certificate: &CertificateDer<'_>,
     cluster: &ClusterName,
     role: Role,
     scope: &Scope,
 ) -> bool {
+    let default = Scope::Tenant("default".to_owned());
     let scope = match scope {
+        Scope::Tenant(name) if name.is_empty() => &default,
         Scope::Tenant(name) if Scope::tenant(name).is_err() => &Scope::Any,
         scope => scope,
     };

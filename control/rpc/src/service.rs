@@ -18,7 +18,7 @@ use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
     GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
     MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
-    ReportTiers, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated,
+    ReportTiers, Room, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated,
     TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
     UnregisterSegment, WatchOrders, Welcome,
 };
@@ -131,6 +131,10 @@ pub trait Service: Send + Sync + 'static {
     fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<Done, Refusal>;
     /// What nodes reported of their shards.
     fn list_shards(&self, caller: Caller, call: ListShards) -> Result<ShardList, Refusal>;
+    /// How much the cluster could hold.
+    fn get_room(&self, _caller: Caller) -> Result<Room, Refusal> {
+        Ok(Room { bytes: None })
+    }
     /// Makes a tenant, or changes it.
     fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<Done, Refusal>;
     /// Takes a tenant away.

@@ -46,6 +46,17 @@ pub struct ShardNode {
     pub shards: Vec<ShardFigures>,
 }
 
+/// Asks how much the cluster could hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetRoom;
+
+/// How much the cluster could hold if it held nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Room {
+    /// Bytes of the pools and SSDs of all shards; nothing while a shard has not told of itself in its node's life.
+    pub bytes: Option<u64>,
+}
+
 /// One shard. Fields are append-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct ShardFigures {

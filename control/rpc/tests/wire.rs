@@ -199,6 +199,7 @@ fn node_events() -> NodeEvents {
 fn show_shard_requests(show: Show<'_>) {
     show("ReportShard", encode(&ReportShard { node: 7, incarnation: 2, shard: shard_figures() }));
     show("ListShards", encode(&ListShards { node: Some(7) }));
+    show("GetRoom", encode(&GetRoom));
     show("WatchOrders", encode(&WatchOrders { node: 7, incarnation: 2 }));
     let found = vec![KeyFound { address: "a".to_owned(), memory: Some((1, 2)), ssd: None }];
     show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
@@ -218,6 +219,7 @@ fn show_shard_requests(show: Show<'_>) {
 fn show_shard_replies(show: Show<'_>) {
     let node = ShardNode { node: 7, incarnation: 2, age_ns: 5, shards: vec![shard_figures()] };
     show("ShardList", encode(&ShardList { nodes: vec![node] }));
+    show("Room", encode(&Room { bytes: Some(7) }));
     show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Find { digests: vec![6] } }));
     show("Events", encode(&Events { events: node_events() }));
     let tenant = TenantStatus {

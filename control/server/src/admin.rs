@@ -115,6 +115,10 @@ async fn json_body(request: Request<Incoming>) -> Result<Value, Answer> {
 
 /// The answer for a path that [`known`] knows.
 pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
+    if request.uri().query().is_some_and(|query| percent_decode_str(query).decode_utf8().is_err()) {
+        // Nobody is meant by a name with a sign in it that stands for bytes which are none.
+        return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query is not UTF-8");
+    }
     if path == TENANT_QUOTAS {
         return tenants::answer(control, request).await;
     }

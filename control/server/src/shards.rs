@@ -30,6 +30,17 @@ impl Shards {
         listed.collect()
     }
 
+    /// Bytes of the pools and SSDs of a node's shards; nothing unless all of them have reported in this life.
+    pub(crate) fn room_of(&self, node: u64, incarnation: u64, shards: usize) -> Option<u64> {
+        if shards == 0 {
+            return Some(0);
+        }
+        let (_, reported) = self.nodes.chosen(Some(node)).find(|(_, reported)| reported.incarnation == incarnation)?;
+        let bytes = |shard: &ShardFigures| shard.pool_bytes.saturating_add(shard.ssd.map_or(0, |ssd| ssd.bytes));
+        let all = reported.what.values().map(bytes).fold(0, u64::saturating_add);
+        (reported.what.len() >= shards).then_some(all)
+    }
+
     /// Keeps only lives that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(keep);
@@ -38,19 +49,29 @@ impl Shards {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_rpc::message::SsdFigures;
+
     use super::*;
+
+    /// Only the second shard has one.
+    fn ssd(shard: u16) -> Option<SsdFigures> {
+        (shard == 1).then(|| SsdFigures { bytes: 1000, ..SsdFigures::default() })
+    }
 
     #[test]
     fn reports_add_up_by_shard_and_end_with_their_life() {
         let report = |incarnation, shard, objects| ReportShard {
             node: 7,
             incarnation,
-            shard: ShardFigures { shard, objects, ..ShardFigures::default() },
+            shard: ShardFigures { shard, objects, pool_bytes: 100, ssd: ssd(shard), ..ShardFigures::default() },
         };
         let mut shards = Shards::default();
         shards.report(report(1, 0, 5), 10);
+        assert_eq!((shards.room_of(7, 1, 1), shards.room_of(7, 1, 2)), (Some(100), None), "one has not said");
+        assert_eq!((shards.room_of(8, 1, 1), shards.room_of(8, 1, 0)), (None, Some(0)));
         shards.report(report(1, 1, 6), 20);
         shards.report(report(1, 0, 7), 30);
+        assert_eq!((shards.room_of(7, 1, 2), shards.room_of(7, 2, 2)), (Some(1200), None), "another life");
         let listed = shards.list(Some(7), 50);
         let objects: Vec<u64> = listed[0].shards.iter().map(|shard| shard.objects).collect();
         assert_eq!((listed[0].age_ns, objects), (20, vec![7, 6]));

@@ -22,12 +22,15 @@ impl Client {
     /// As [`Self::batch_put_from`], with more to say about the objects.
     ///
     /// # Errors
-    /// When the batch as a whole is malformed.
+    /// When the batch as a whole is malformed: a key or an option that cannot be. Then nothing of it is stored.
     pub fn batch_put_from_with(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
+        check_options(options)?;
+        // Some of a batch may be stored before others are looked at; what is wrong with any of it is found before.
+        items.iter().try_for_each(|(key, _)| super::check_key(key.as_ref()))?;
         if !self.near.is_empty() {
             return self.batch_put_near(items, options);
         }
@@ -40,16 +43,19 @@ impl Client {
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
+        // Decided once for each: an object that a shard refuses as too long changes what is decided of the next.
+        let striped: Vec<bool> = items.iter().map(|(_, slice)| self.is_striped(slice.local.bytes)).collect();
         let short: Vec<(&[u8], Slice)> = items
             .iter()
-            .filter(|(_, slice)| !self.is_striped(slice.local.bytes))
-            .map(|(key, slice)| (key.as_ref(), *slice))
+            .zip(&striped)
+            .filter(|(_, striped)| !**striped)
+            .map(|((key, slice), _)| (key.as_ref(), *slice))
             .collect();
         let mut outcomes =
             if short.is_empty() { Vec::new() } else { self.batch_put_whole(&short, options)? }.into_iter();
         let mut all = Vec::with_capacity(items.len());
-        for (key, slice) in items {
-            let whole = if self.is_striped(slice.local.bytes) { None } else { outcomes.next() };
+        for ((key, slice), striped) in items.iter().zip(striped) {
+            let whole = if striped { None } else { outcomes.next() };
             let too_large = |put: &Result<Put, Error>| {
                 matches!(put, Err(error) if error.status() == Some(Status::TooLarge))
                     && slice.local.bytes > STRIPE_LEAST_BYTES
@@ -60,7 +66,6 @@ impl Client {
                     if refused.is_some() {
                         self.striping.refused(slice.local.bytes);
                     }
-                    check_options(options)?;
                     match (refused, self.put_striped(key.as_ref(), *slice, options)) {
                         // No shard takes it, and in stripes there is no room for it either.
                         (Some(first), Err(error)) if error.status() == Some(Status::NoSpace) => first,

@@ -1,5 +1,7 @@
 //! Puts of large objects in stripes: the stripes, then the head; and what is left behind when something of it fails.
 
+use std::ops::Range;
+
 use kvplane_proto::client::{Local, Request};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
@@ -14,11 +16,14 @@ use crate::error::Error;
 const DRAWS: usize = 4096;
 /// How often a put whose stripes are there already is begun anew.
 const TRIES: usize = 4;
+/// How often a put may lose stripes of its own: with shorter ones that lie elsewhere it may fit, but each attempt costs
+/// others their places.
+const LOSSES: usize = 2;
 
 impl Client {
-    /// How many stripes of an object are not there.
-    fn lost_stripes(&mut self, digest: Digest, head: &Head) -> Result<u64, Error> {
-        let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
+    /// How many of the first `among` stripes of an object are not there.
+    fn lost_stripes(&mut self, digest: Digest, head: &Head, among: usize) -> Result<u64, Error> {
+        let requests: Vec<Request> = head.digests(digest).take(among).map(Request::Exists).collect();
         let there = self.run(&requests)?;
         Ok(there.iter().filter(|result| result.status == Status::NotFound).count() as u64)
     }
@@ -34,7 +39,7 @@ impl Client {
         let former = self.head_of(digest)?;
         let stays = match &former {
             _ if options.replace => false,
-            Some(former) => self.lost_stripes(digest, former)? == 0,
+            Some(former) => self.lost_stripes(digest, former, usize::MAX)? == 0,
             None => self.exists(key)?,
         };
         let replace = options.replace || former.is_some();
@@ -45,11 +50,12 @@ impl Client {
     pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
         let digest = self.digest(key)?;
         let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Put::Exists) };
+        self.check_capacity(slice.local.bytes)?;
         let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
         while self.is_striped(stripe_bytes) {
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
-        let mut tries = 0;
+        let (mut tries, mut losses) = (0, 0);
         loop {
             let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
             let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
@@ -60,7 +66,9 @@ impl Client {
             if is(Status::Exists) && tries < TRIES {
                 continue;
             }
-            if !too_large || stripe_bytes == STRIPE_LEAST_BYTES {
+            // What a shard refused for its length has cost nobody anything.
+            losses += usize::from(too_large && !self.is_striped(stripe_bytes));
+            if !too_large || losses == LOSSES || stripe_bytes == STRIPE_LEAST_BYTES {
                 if let (Ok(Put::Stored(_)), Some(former)) = (&put, former) {
                     self.remove_stripes(digest, &former)?;
                 }
@@ -143,7 +151,29 @@ impl Client {
             let number = self.puts.push(item, &ObjectName::NONE);
             requests.push(Request::PutAs(digest, local, number));
         }
-        let mut waiting: Vec<usize> = (0..requests.len()).collect();
+        let wave = match requests.len() {
+            1 => 1,
+            _ => usize::try_from(self.wave_bytes() / head.stripe_bytes).unwrap_or(usize::MAX).max(1),
+        };
+        for begin in (0..requests.len()).step_by(wave) {
+            let end = begin.saturating_add(wave).min(requests.len());
+            self.put_wave(head, &requests, begin..end)?;
+            // Room for the last ones may have been made by evicting the first: the object is larger than the cluster,
+            // and what comes behind would only take more from others.
+            let lost = self.lost_stripes(digest, head, end)?;
+            if lost > 0 {
+                let (bytes, stripes) = (head.bytes, head.stripes());
+                let room = end as u64 - lost;
+                let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
+                return Err(self.problem(what, Status::TooLarge));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts some of an object's stripes.
+    fn put_wave(&mut self, head: &Head, requests: &[Request], stripes: Range<usize>) -> Result<(), Error> {
+        let mut waiting: Vec<usize> = stripes.collect();
         while !waiting.is_empty() {
             let asked: Vec<Request> = waiting.iter().map(|stripe| requests[*stripe]).collect();
             let results = self.run_puts(&asked)?;
@@ -166,14 +196,6 @@ impl Client {
                 return Err(self.stripe_problem(full[0], head, Status::NoSpace));
             }
             waiting = full;
-        }
-        // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
-        let lost = self.lost_stripes(digest, head)?;
-        if lost > 0 {
-            let (bytes, stripes) = (head.bytes, head.stripes());
-            let room = stripes - lost;
-            let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
-            return Err(self.problem(what, Status::TooLarge));
         }
         Ok(())
     }

@@ -273,12 +273,10 @@ impl Client {
         Ok(())
     }
 
-    /// The head of a striped object and its stripes.
-    pub(super) fn parts_of_striped(&mut self, digest: Digest) -> Result<Vec<Digest>, Error> {
-        match self.head_of(digest)? {
-            Some(head) => Ok(core::iter::once(digest).chain(head.digests(digest)).collect()),
-            None => Err(self.problem("copy of an object".to_owned(), Status::NotFound)),
-        }
+    /// The head of a striped object and its stripes; nothing where it is gone.
+    pub(super) fn parts_of_striped(&mut self, digest: Digest) -> Result<Option<Vec<Digest>>, Error> {
+        let parts = |head: Head| core::iter::once(digest).chain(head.digests(digest)).collect();
+        Ok(self.head_of(digest)?.map(parts))
     }
 
     /// Lengths of striped objects, by their digests; 0 where there is none any more.

@@ -16,7 +16,7 @@ impl Client {
     /// When one of the objects is not there ([`Status::NotFound`]), or the control plane makes no task.
     pub fn create_copy_task(&mut self, keys: &[impl AsRef<[u8]>], targets: &[String]) -> Result<u64, Error> {
         let digests: Result<Vec<Digest>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
-        let digests = self.parts_of(&digests?)?;
+        let digests = self.parts_of(keys, &digests?)?;
         let digests = digests.into_iter().map(|digest| digest.0).collect();
         let mut name = match keys {
             [key] => String::from_utf8_lossy(key.as_ref()).into_owned(),
@@ -48,20 +48,28 @@ impl Client {
         String::from_utf8_lossy(&self.tenant).into_owned()
     }
 
+    fn no_copy(&self, key: &[u8], status: Status) -> Error {
+        self.problem(format!("copy of the object under \"{}\"", key.escape_ascii()), status)
+    }
+
     /// All that there is of these objects: those in stripes are their heads and their stripes.
-    fn parts_of(&mut self, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+    fn parts_of(&mut self, keys: &[impl AsRef<[u8]>], digests: &[Digest]) -> Result<Vec<Digest>, Error> {
         if digests.is_empty() {
             return Ok(Vec::new());
         }
         let sizes: Vec<Request> = digests.iter().map(|digest| Request::Size(*digest)).collect();
         let results = self.run(&sizes)?;
         let mut parts = Vec::with_capacity(digests.len());
-        for (digest, result) in digests.iter().zip(results) {
-            match result.status {
-                Status::Ok => parts.push(*digest),
-                Status::Striped => parts.extend(self.parts_of_striped(*digest)?),
-                status => return Err(self.problem("copy of an object".to_owned(), status)),
-            }
+        for ((key, digest), result) in keys.iter().zip(digests).zip(results) {
+            let striped = match result.status {
+                Status::Ok => {
+                    parts.push(*digest);
+                    continue;
+                }
+                Status::Striped => self.parts_of_striped(*digest)?,
+                status => return Err(self.no_copy(key.as_ref(), status)),
+            };
+            parts.extend(striped.ok_or_else(|| self.no_copy(key.as_ref(), Status::NotFound))?);
         }
         Ok(parts)
     }

@@ -11,9 +11,9 @@ use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
     GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
     OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
-    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants,
-    TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered,
-    Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply,
+    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -223,6 +223,16 @@ impl Service for Control {
         let mut core = self.core()?;
         core.forget_gone();
         Ok(ShardList { nodes: core.shards.list(call.node, now_ns) })
+    }
+
+    fn get_room(&self, _: Caller) -> Result<Room, Refusal> {
+        let core = self.core()?;
+        let live = core.cluster.members().filter(|view| view.state.is_live());
+        let mut room = live.map(|view| {
+            let member = view.member;
+            core.shards.room_of(member.node.0, member.incarnation.0, member.shards.len())
+        });
+        Ok(Room { bytes: room.try_fold(0u64, |sum, bytes| Some(sum.saturating_add(bytes?))) })
     }
 
     fn set_tenant(&self, _: Caller, call: SetTenant) -> Result<Done, Refusal> {

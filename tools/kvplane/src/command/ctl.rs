@@ -123,7 +123,7 @@ enum Action {
         /// The expression; it matches anywhere in a key unless it says `^` and `$`.
         pattern: String,
     },
-    /// Remove all objects, whoever put them.
+    /// Remove all objects of all tenants, whoever put them. Not with `--tenant`.
     DeleteAll,
     /// Write the object under a key to standard output.
     Get {
@@ -215,6 +215,14 @@ impl Ctl {
             Action::DeleteMatching { pattern } => {
                 println!("{} objects removed", self.client()?.remove_matching(pattern)?);
                 Ok(())
+            }
+            Action::DeleteAll if !self.tenant.is_empty() => {
+                let of = &self.tenant;
+                Err(format!(
+                    "delete-all removes the objects of all tenants, not of {of:?} alone: use delete-matching '' for \
+                     that, or leave out --tenant"
+                )
+                .into())
             }
             Action::DeleteAll => {
                 println!("{} objects removed", self.client()?.remove_all(true)?);

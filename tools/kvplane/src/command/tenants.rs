@@ -49,6 +49,10 @@ fn internal(name: &str) -> String {
     if name == "default" { String::new() } else { name.to_owned() }
 }
 
+fn external(name: &str) -> &str {
+    if name.is_empty() { "default" } else { name }
+}
+
 pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     match action {
         Action::List { json } => list(link, *json),
@@ -58,12 +62,12 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
             let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
             link.call(SetTenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) })?;
-            println!("tenant {} is set; nodes know within a heartbeat", set.name);
+            println!("tenant {} is set; nodes know within a heartbeat", external(&set.name));
             Ok(())
         }
         Action::Remove { name, force } => {
             link.call(RemoveTenant { name: internal(name), only_empty: !force })?;
-            println!("tenant {name} is taken away");
+            println!("tenant {} is taken away", external(name));
             Ok(())
         }
     }
@@ -78,7 +82,7 @@ fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     }
     println!("{:24}  {:>12}  {:>12}  {:>6}  {:>12}  {:>8}", "tenant", "used", "quota", "weight", "evicted", "refused");
     for tenant in &list.tenants {
-        let name = if tenant.name.is_empty() { "default" } else { &tenant.name };
+        let name = external(&tenant.name);
         let quota = tenant.dram_bytes.map_or_else(|| "none".to_owned(), size::show);
         let (used, evicted) = (size::show(tenant.used_bytes), size::show(tenant.evicted_bytes));
         println!("{name:24}  {used:>12}  {quota:>12}  {:>6}  {evicted:>12}  {:>8}", tenant.weight, tenant.refused);
@@ -91,7 +95,7 @@ fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
 
 fn tenant_json(tenant: &TenantStatus) -> Value {
     json!({
-        "name": if tenant.name.is_empty() { "default" } else { &tenant.name },
+        "name": external(&tenant.name),
         "is_set": tenant.is_set,
         "quota_bytes": tenant.dram_bytes,
         "leased_bytes": tenant.leased_bytes,

@@ -184,6 +184,15 @@ fn ctl_lists_replaces_and_deletes() {
     assert_eq!((&first["in_memory"], &first["on_ssd"], &first["tenant"]), (&true.into(), &false.into(), &"".into()));
     assert_eq!(run(&["ctl", "delete-matching", "^a/"]).text(), "2 objects removed\n");
     run(&["ctl", "delete-matching", "("]).failed(1, &["the pattern cannot be used"]);
+    // Of several keys, the one that is not there is named.
+    run(&["ctl", "copy", "b/1", "no\"thing"]).failed(1, &[r#"under "no\"thing""#]);
+    // The default tenant has a name too.
+    assert_eq!(run(&["ctl", "--tenant", "default", "get", "b/1"]).well(), b"first");
+    run(&["ctl", "--tenant", "acme", "get", "b/1"]).failed(1, &["no object"]);
+    for name in ["", "default"] {
+        assert!(run(&["ctl", "tenants", "set", name, "--weight", "2"]).text().starts_with("tenant default is set"));
+    }
+    run(&["ctl", "--tenant", "acme", "delete-all"]).failed(1, &["all tenants", "acme"]);
     assert_eq!(run(&["ctl", "delete-all"]).text(), "1 objects removed\n");
     assert_eq!(run(&["ctl", "keys", "--long"]).text(), "");
 }

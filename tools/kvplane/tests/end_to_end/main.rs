@@ -43,6 +43,7 @@ mod ssd_kills;
 mod ssd_long;
 mod ssd_slots;
 mod strangers;
+mod stripes;
 mod support;
 mod tenants;
 mod tiers;

@@ -144,6 +144,11 @@ fn mooncakes_paths_administer_quotas_keys_and_removal() {
     let path = "/api/v1/tenant_quotas?tenant_id=acme";
     assert_eq!(ask(http, "GET", path, "").0, 404);
     assert_eq!(ask(http, "GET", path, "").1["error_code"], -1701);
+    // Bytes that are no text name nobody.
+    for path in ["/api/v1/tenant_quotas?tenant_id=%ff", "/get_all_keys?tenant_id=%ff", "/query_key?key=%ff"] {
+        let (status, said) = ask(http, "GET", path, "");
+        assert_eq!((status, &said["error_code"]), (400, &Value::from(-600)), "{path}: {said}");
+    }
     for bad in ["{", "{}", r#"{"requested_quota_bytes":0}"#, r#"{"requested_quota_bytes":1,"weight":0}"#] {
         assert_eq!(
             (ask(http, "PUT", path, bad).0, &ask(http, "PUT", path, bad).1["error_code"]),

@@ -1,0 +1,146 @@
+//! Long objects among nodes of different sizes: what a batch says of each, and what one that never fits leaves alone.
+
+use kvplane::{AsyncClient, Buffer, Client, Near, NodeId, Put, Region, RegionOptions, Slice, Status};
+use kvplane_proto::map::OwnerTable;
+
+use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
+
+/// Longer than what a shard of 32 MiB takes, and shorter than what one of 160 MiB does.
+const LONG: usize = 10 << 20;
+
+fn value(key: &str, bytes: usize) -> Vec<u8> {
+    let seed = key.bytes().fold(7, |sum: usize, byte| sum.wrapping_mul(31) ^ usize::from(byte));
+    (0..bytes).map(|at| (seed.wrapping_mul(at | 1) >> 7 ^ at) as u8).collect()
+}
+
+/// Keys that begin so and belong to this node.
+fn keys_of(client: &Client, node: u64, begin: &str, count: usize) -> Vec<String> {
+    let map = client.link().map().expect("a client has a map");
+    let table = OwnerTable::compute(&map);
+    let is_there = |key: &String| {
+        let owner = table.owner_of(client.digest(key.as_bytes()).unwrap()).expect("an owner");
+        map.members[usize::from(owner.member)].node == NodeId(node)
+    };
+    (0..).map(|at| format!("{begin}-{node}-{at}")).filter(is_there).take(count).collect()
+}
+
+fn cluster(place: &Workplace, pools: &[&str]) -> (Process, Vec<Process>) {
+    let control = Process::start(place.command(&["control", "--state", text(&place.path("state"))]));
+    control.wait_for("metrics on");
+    let node =
+        |(at, pool): (usize, &&str)| place.node(at as u64 + 1, &["--pool", pool, "--shards", "1", "--weight", "1"]);
+    let nodes: Vec<Process> = pools.iter().enumerate().map(node).collect();
+    let there = wait_until(|| (health(control.http())["members"] == pools.len()).then_some(()));
+    assert_eq!(there, Some(()), "{} members", pools.len());
+    (control, nodes)
+}
+
+/// Keys with their lengths, and the memory in which their values are.
+fn items<'a>(buffer: &Buffer, keys: &'a [(String, usize)]) -> Vec<(&'a str, Slice)> {
+    let mut at = 0;
+    let item = |(key, bytes): &'a (String, usize)| {
+        buffer.region().copy_in(at, &value(key, *bytes));
+        at += bytes;
+        (&key[..], buffer.slice(at - bytes, *bytes))
+    };
+    keys.iter().map(item).collect()
+}
+
+fn memory() -> std::sync::Arc<Region> {
+    Region::allocate(&RegionOptions::new("stripes", 4 * LONG)).unwrap()
+}
+
+#[test]
+fn each_object_of_a_batch_has_its_own_outcome() {
+    let place = Workplace::new("outcomes");
+    let _cluster = cluster(&place, &["32M", "160M"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (way, futures) in [(Way::Shm, false), (Way::Tcp, false), (Way::Tcp, true)] {
+        // A new client has not been refused anything yet.
+        let client = &mut place.client(way);
+        let begin = format!("{}-{futures}", way.name());
+        let (refused, kept) = (keys_of(client, 1, &begin, 2), keys_of(client, 2, &begin, 1));
+        let [first, second] = &refused[..] else { panic!("two keys") };
+        let named = |name: &str| format!("{begin}-{name}");
+        client.put(named("there").as_bytes(), &value(&named("there"), 4096)).unwrap();
+        let keys = [
+            (first.clone(), LONG),
+            (kept[0].clone(), LONG),
+            (named("there"), 4096),
+            (second.clone(), LONG),
+            (named("short"), 4096),
+            (named("last"), 5000),
+        ];
+        let outcomes = if futures {
+            let client = AsyncClient::connect(&place.client_config(way)).unwrap();
+            let buffer = client.register(memory()).unwrap();
+            runtime.block_on(client.batch_put_from(&items(&buffer, &keys))).unwrap()
+        } else {
+            let buffer = client.register(memory());
+            client.batch_put_from(&items(&buffer, &keys)).unwrap()
+        };
+        for ((key, _), outcome) in keys.iter().zip(outcomes) {
+            let put = outcome.unwrap_or_else(|error| panic!("{key}: {error}"));
+            assert_eq!(put == Put::Exists, key.ends_with("there"), "{key}: {put:?}");
+        }
+        let reader = &mut place.client(way);
+        for (key, bytes) in &keys {
+            assert!(reader.get(key.as_bytes()).unwrap() == Some(value(key, *bytes)), "{key}");
+        }
+        assert_eq!(reader.remove_all(false).unwrap(), keys.len() as u64);
+    }
+}
+
+#[test]
+fn nothing_of_a_batch_with_a_key_that_cannot_be_is_stored() {
+    let place = Workplace::new("badkeys");
+    let _cluster = cluster(&place, &["32M", "160M"]);
+    let client = &mut place.client(Way::Tcp);
+    let buffer = client.register(memory());
+    let far = keys_of(client, 2, "far", 1).remove(0);
+    for near in [Near::default(), Near { nodes: vec![NodeId(1)], together: false }] {
+        client.prefer(near);
+        // That one alone is cut into stripes here; and the first would have been placed.
+        let keys = [(far.clone(), 2 << 20), ("short".to_owned(), 4096), (String::new(), LONG)];
+        let error = client.batch_put_from(&items(&buffer, &keys)).unwrap_err().to_string();
+        assert!(error.contains("a key has 1 to 4096 bytes"), "{error}");
+        assert_eq!(client.batch_exists(&[&far[..], "short"]).unwrap(), [false, false]);
+        // So that the next batch knows that objects of this length go in stripes.
+        client.put(keys_of(client, 1, "long", 1)[0].as_bytes(), &vec![7; LONG]).unwrap();
+    }
+}
+
+#[test]
+fn what_never_fits_takes_nobodys_place() {
+    const OBJECTS: usize = 50;
+    let place = Workplace::new("toobig");
+    let dev = place.dev("64M", &["--shards", "1"]);
+    // Until the node has told of its memory, nobody knows what fits.
+    let told = wait_until(|| {
+        let shown: serde_json::Value = serde_json::from_str(&http_get(dev.http(), "/debug/shards").1).ok()?;
+        (shown["nodes"][0]["shards"][0]["pool"]["bytes"] == 64 << 20).then_some(())
+    });
+    assert_eq!(told, Some(()), "{}", http_get(dev.http(), "/debug/shards").1);
+    let names: Vec<String> = (0..OBJECTS).map(|at| format!("there-{at}")).collect();
+    let client = &mut place.client(Way::Tcp);
+    for name in &names {
+        client.put(name.as_bytes(), &value(name, 1 << 20)).unwrap();
+    }
+    for way in Way::BOTH {
+        let mut putter = place.client(way);
+        let error = putter.put(b"too-big", &vec![5; 70 << 20]).unwrap_err();
+        assert_eq!(error.status(), Some(Status::TooLarge), "{error}");
+        assert!(error.to_string().contains("73400320"), "{error}");
+        assert_eq!(client.batch_exists(&names).unwrap(), vec![true; OBJECTS], "{}", way.name());
+    }
+    let file = place.file("big", &vec![5; 70 << 20]);
+    place.run(&["ctl", "put", "too-big", text(&file)]).failed(1, &["73400320", "67108864"]);
+    for name in &names {
+        assert!(client.get(name.as_bytes()).unwrap() == Some(value(name, 1 << 20)), "{name}");
+    }
+    // What was refused has left nothing that would be in the way of what fits.
+    client.remove_all(false).unwrap();
+    let fits = vec![9; 30 << 20];
+    assert!(matches!(client.put(b"fits", &fits), Ok(Put::Stored(_))));
+    assert!(client.get(b"fits").unwrap() == Some(fits));
+}
