@@ -10,6 +10,7 @@
 //!
 //! Not here: the room itself, which is a reservation of the store's, and who is at the other end.
 
+mod numbers;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::checksum::joined_payload_checksum;
 use kvplane_proto::ids::{ReservationId, Version};
 use kvplane_proto::{Digest, Limits};
+pub use numbers::Numbers;
 
-/// Names a draft, with a generation.
+/// Names a draft, with a generation. Clients are told another number: see [`Numbers`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DraftId(pub u64);
 

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use kvplane_proto::client::Request;
+use kvplane_proto::client::{PeerLife, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 
@@ -20,6 +20,7 @@ use crate::error::Error;
 #[must_use = "a session is committed or aborted"]
 pub struct PutSession {
     digest: Digest,
+    life: PeerLife,
     draft: u64,
     bytes: u64,
 }
@@ -27,7 +28,7 @@ pub struct PutSession {
 impl PutSession {
     /// The same session, for a call that outlives its caller's borrow.
     pub(crate) const fn twin(&self) -> Self {
-        Self { digest: self.digest, draft: self.draft, bytes: self.bytes }
+        Self { digest: self.digest, life: self.life, draft: self.draft, bytes: self.bytes }
     }
 
     /// Length of the object.
@@ -129,7 +130,10 @@ impl Client {
         let begun = results.into_iter().zip(items).zip(&requests).map(|((result, (_, bytes)), request)| {
             let Request::Begin(digest, ..) = *request else { return Ok(Begun::Exists) };
             match result.status {
-                Status::Ok => Ok(Begun::Session(PutSession { digest, draft: result.version.0, bytes: *bytes })),
+                Status::Ok => {
+                    let (life, draft) = (result.life, result.version.0);
+                    Ok(Begun::Session(PutSession { digest, life, draft, bytes: *bytes }))
+                }
                 Status::Exists => Ok(Begun::Exists),
                 status => Err(self.problem(format!("session of {bytes} bytes"), status)),
             }
@@ -146,8 +150,10 @@ impl Client {
         if fills.is_empty() {
             return Ok(Vec::new());
         }
-        let request =
-            |fill: &Fill<'_>| Request::Fill(fill.session.digest, fill.session.draft, fill.offset, fill.from.local);
+        let request = |fill: &Fill<'_>| {
+            let PutSession { digest, life, draft, .. } = *fill.session;
+            Request::Fill(digest, life, draft, fill.offset, fill.from.local)
+        };
         let requests: Vec<Request> = fills.iter().map(request).collect();
         let results = self.run(&requests)?;
         let outcomes = results.into_iter().zip(fills).map(|(result, fill)| match result.status {
@@ -170,7 +176,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let requests: Vec<Request> =
-            sessions.iter().map(|session| Request::Seal(session.digest, session.draft)).collect();
+            sessions.iter().map(|session| Request::Seal(session.digest, session.life, session.draft)).collect();
         let results = self.run(&requests)?;
         let outcomes = results.into_iter().zip(sessions).map(|(result, session)| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
@@ -189,7 +195,7 @@ impl Client {
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
-    /// Gives sessions up; whether each was still there.
+    /// Gives sessions up; whether each was still there. Of an owner that is another by now, none is.
     ///
     /// # Errors
     /// When an owner cannot be asked.
@@ -198,9 +204,13 @@ impl Client {
             return Ok(Vec::new());
         }
         let requests: Vec<Request> =
-            sessions.iter().map(|session| Request::Discard(session.digest, session.draft)).collect();
+            sessions.iter().map(|session| Request::Discard(session.digest, session.life, session.draft)).collect();
         let results = self.run(&requests)?;
-        results.into_iter().map(|result| self.present(result, "abort of a session")).collect()
+        let present = |result: TaskResult| match result.status {
+            Status::Stale => Ok(false),
+            _ => self.present(result, "abort of a session"),
+        };
+        results.into_iter().map(present).collect()
     }
 
     /// As [`Self::get_ranges`], also of objects that are still being written: of those, what is there already.

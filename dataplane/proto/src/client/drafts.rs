@@ -3,6 +3,9 @@
 //!
 //! Over shared memory a range is filled as an object is put: room is asked for, the host copies, the copy is committed.
 //! So a fill is under way on one lane until it is answered, and what becomes of that lane becomes of it.
+//!
+//! A draft's number means something to the shard that gave it, in the life in which it did. To any other it may name
+//! another draft of this client. So what is said of a draft is sent to that life of that shard, or to nobody.
 
 use super::Client;
 use super::types::{Local, Request};
@@ -10,6 +13,23 @@ use crate::frame::{FLAG_ALL, Header};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{FillItem, IdItem, Item, Kind, Operation, PutItem, RangeItem};
+
+/// Which life of which shard a peer of the client is: no two that one client ever knew have the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
+pub struct PeerLife(pub u32);
+
+// Each slice has a request, and there are many.
+const _: () = assert!(size_of::<Request>() <= 64);
+
+impl Request {
+    /// The life of the owner that alone may be asked this, if only one may.
+    pub(super) const fn life(&self) -> Option<PeerLife> {
+        match *self {
+            Self::Fill(_, life, ..) | Self::Seal(_, life, _) | Self::Discard(_, life, _) => Some(life),
+            _ => None,
+        }
+    }
+}
 
 impl Client {
     /// Sends requests from the head of a lane's queue as one frame with one answer: those of which `record` makes an
@@ -40,7 +60,7 @@ impl Client {
     pub(super) fn send_ids(&mut self, lane: u32, wanted: Operation) {
         let header = Header::request(Kind::Request(wanted), RequestId::default());
         self.send_records(lane, header, |request, out| match (wanted, request) {
-            (Operation::Seal, Request::Seal(_, draft)) | (Operation::Discard, Request::Discard(_, draft)) => {
+            (Operation::Seal, Request::Seal(_, _, draft)) | (Operation::Discard, Request::Discard(_, _, draft)) => {
                 IdItem { id: *draft }.encode(out);
                 true
             }
@@ -52,7 +72,7 @@ impl Client {
     pub(super) fn send_fills(&mut self, lane: u32) {
         let header = Header::request(Kind::Request(Operation::Fill), RequestId::default());
         self.send_records(lane, header, |request, out| {
-            let Request::Fill(_, draft, offset, local) = *request else { return false };
+            let Request::Fill(_, _, draft, offset, local) = *request else { return false };
             FillItem { draft, offset, bytes: local.bytes }.encode(out);
             true
         });

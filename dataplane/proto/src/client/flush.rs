@@ -168,7 +168,7 @@ impl Client {
             }
             (_, Request::Begin(..)) => self.send_begin(lane),
             (Path::Shared, Request::Fill(..)) => self.send_fills(lane),
-            (_, Request::Fill(_, draft, offset, local)) => self.send_fill(lane, first.index, draft, offset, local),
+            (_, Request::Fill(_, _, draft, offset, local)) => self.send_fill(lane, first.index, draft, offset, local),
             (_, Request::Seal(..)) => self.send_ids(lane, Operation::Seal),
             (_, Request::Discard(..)) => self.send_ids(lane, Operation::Discard),
             (Path::Shared, Request::PeekRange(..)) => self.send_peeks(lane),

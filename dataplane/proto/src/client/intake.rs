@@ -140,7 +140,7 @@ impl Client {
                 check_local(index, local, local.offset.max(*offset))?;
                 return Ok(true);
             }
-            Request::Fill(_, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
+            Request::Fill(_, _, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
             Request::Begin(_, bytes, _, number) => {
                 if *number as usize >= puts {
                     return Err(SubmitError::UnknownPut { index });

@@ -53,6 +53,7 @@ use std::sync::Arc;
 
 pub use bulk::{Copies, RowCopy};
 use dispatch::{Group, RailEntry};
+pub use drafts::PeerLife;
 use fences::Fences;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
@@ -87,6 +88,8 @@ pub struct Client {
     peers: Vec<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
     free_peers: Vec<PeerId>,
+    /// Lives of peers so far.
+    lives: u32,
     /// What peers were to be told when they were left, oldest first.
     left_fences: VecDeque<(PeerAddress, Fences)>,
     lanes: Vec<Lane>,
@@ -152,6 +155,8 @@ pub struct Client {
 struct Peer {
     address: PeerAddress,
     groups: Vec<Group>,
+    /// Tells it from all others that had its place or have the same address.
+    life: PeerLife,
     /// How near its devices are to its memory, where it told.
     near: Near,
     retries: RetryBudget,
@@ -174,6 +179,7 @@ impl Client {
             peers: Vec::new(),
             peer_index: BTreeMap::new(),
             free_peers: Vec::new(),
+            lives: 0,
             left_fences: VecDeque::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),

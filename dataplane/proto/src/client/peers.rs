@@ -4,6 +4,7 @@
 //! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
 
 use super::dispatch::{Group, RailEntry};
+use super::drafts::PeerLife;
 use super::fences::Fences;
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailBooks;
@@ -96,7 +97,8 @@ impl Client {
             self.peers.push(Peer::new(address.clone()));
             next
         });
-        self.peers[peer.0 as usize] = Peer::new(address.clone());
+        self.lives = self.lives.checked_add(1).expect("2^32 peers");
+        self.peers[peer.0 as usize] = Peer { life: PeerLife(self.lives), ..Peer::new(address.clone()) };
         self.peers[peer.0 as usize].near = near;
         self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
@@ -308,7 +310,8 @@ impl Peer {
     fn new(address: PeerAddress) -> Self {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
         let fences = Fences::default();
-        Self { address, groups: Vec::new(), near: Near::default(), retries, fences, pinned: false, departed: false }
+        let (near, life) = (Near::default(), PeerLife(0));
+        Self { address, groups: Vec::new(), life, near, retries, fences, pinned: false, departed: false }
     }
 }
 

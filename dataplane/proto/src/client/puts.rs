@@ -146,7 +146,7 @@ impl Request {
             Self::Put(_, local)
             | Self::PutAs(_, local, _)
             | Self::PutCopy(_, local, _)
-            | Self::Fill(_, _, _, local) => Some(local),
+            | Self::Fill(_, _, _, _, local) => Some(local),
             _ => None,
         }
     }

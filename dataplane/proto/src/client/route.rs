@@ -36,8 +36,8 @@ impl Client {
             | Request::RemoveHead(digest)
             | Request::Begin(digest, ..)
             | Request::Fill(digest, ..)
-            | Request::Seal(digest, _)
-            | Request::Discard(digest, _)
+            | Request::Seal(digest, ..)
+            | Request::Discard(digest, ..)
             | Request::PutCopy(digest, ..)
             | Request::DropCopy(digest)
             | Request::List(digest, _) => self.peer_for(id, digest),
@@ -48,7 +48,7 @@ impl Client {
             self.complete(id.index, Status::NoOwner);
             return None;
         };
-        if self.asks_departed(&request) {
+        if self.asks_departed(&request) || request.life().is_some_and(|life| life != self.peers[peer.0 as usize].life) {
             self.complete(id.index, Status::Stale);
             return None;
         }

@@ -1,5 +1,6 @@
 //! Batches come in: validated as a whole, split into slices, routed.
 
+use super::drafts::PeerLife;
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
@@ -71,7 +72,7 @@ impl Client {
         batch.remaining = requests.len() as u32;
         batch.deadline_ns = deadline_ns;
         batch.ended = None;
-        let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0), replicas: 0 };
+        let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0), replicas: 0, life: PeerLife(0) };
         batch.results.resize(requests.len(), pending);
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
@@ -202,6 +203,9 @@ impl Client {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
                 result.version = Version(if put { slice.version & !COPY } else { slice.version });
                 result.replicas = if put { 1 + u8::from(slice.version & COPY != 0) } else { 0 };
+                if matches!(slice.request, Request::Begin(..)) {
+                    result.life = self.peers[slice.peer as usize].life;
+                }
             }
             let open = &mut batch.open_slices[task as usize];
             *open -= 1;

@@ -5,6 +5,7 @@ mod asks;
 mod books;
 mod bulk;
 mod closing;
+mod drafts;
 mod failures;
 mod fences;
 mod gather;

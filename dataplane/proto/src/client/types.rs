@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 use std::net::SocketAddr;
 
+use super::drafts::PeerLife;
 use super::near::Place;
 use super::path::{Path, PeerKind, Via};
 use crate::digest::Digest;
@@ -206,14 +207,15 @@ pub enum Request {
     DropCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
-    /// number as a draft.
+    /// number as a draft, which means something to one life of one shard only: that of the result.
     Begin(Digest, u64, u32, u32),
-    /// Keep these bytes at this offset of a draft.
-    Fill(Digest, u64, u64, Local),
-    /// A draft is complete: it becomes the object.
-    Seal(Digest, u64),
-    /// A draft is given up.
-    Discard(Digest, u64),
+    /// Keep these bytes at this offset of a draft of this number, which was begun with that life of the owner. `Stale`
+    /// where the digest's owner is another by now, and nobody is asked.
+    Fill(Digest, PeerLife, u64, u64, Local),
+    /// A draft is complete: it becomes the object. `Stale` as for a fill.
+    Seal(Digest, PeerLife, u64),
+    /// A draft is given up. `Stale` as for a fill.
+    Discard(Digest, PeerLife, u64),
     /// Bring a range of a segment into memory.
     Read(SegmentTarget, Local),
     /// Write a range of a segment.
@@ -231,7 +233,7 @@ impl Request {
             | Self::GetRange(_, _, local)
             | Self::PeekRange(_, _, local)
             | Self::GetHead(_, local)
-            | Self::Fill(_, _, _, local)
+            | Self::Fill(_, _, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
             | Self::PutCopy(_, local, _)
@@ -263,6 +265,8 @@ pub struct TaskResult {
     pub version: Version,
     /// For a put: how many owners are known to have it.
     pub replicas: u8,
+    /// For a draft that was begun: with whom.
+    pub life: PeerLife,
 }
 
 /// Something for the host to do.

@@ -16,7 +16,7 @@ use super::deferred::no_lookup;
 use super::objects::Wanted;
 use super::session::{Pending, find};
 use super::types::{CloseReason, Hold, Memory, Output, Path, PayloadTo, PeerKey, Place, Places};
-use crate::drafts::{Complete, DraftId, FillError, SealError};
+use crate::drafts::{Complete, DraftId, FillError, Numbers, SealError};
 
 /// Ids of tickets have this bit in their index.
 const TICKET: u32 = 1 << 31;
@@ -100,6 +100,11 @@ impl Service {
         self.session(peer).map_or(0, |session| session.client)
     }
 
+    /// The draft that a client means.
+    fn draft_of(&self, number: u64) -> DraftId {
+        Numbers::of(self.key()).draft(number)
+    }
+
     pub(super) fn begin(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let puts = Self::puts(header, body)?;
         let idle_ms = match header.deadline_us {
@@ -119,8 +124,9 @@ impl Service {
                 draft.ok_or(Status::Busy)
             });
             replies.push(match begun {
-                Ok(DraftId(id)) => {
-                    ReserveReply { status: Status::Ok, reservation: ReservationId::from_bits(id), offset: 0 }
+                Ok(draft) => {
+                    let reservation = ReservationId::from_bits(Numbers::of(self.key()).number(draft));
+                    ReserveReply { status: Status::Ok, reservation, offset: 0 }
                 }
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
@@ -138,7 +144,7 @@ impl Service {
     /// A range that is to be filled: where it is, and the ticket for that, lent to the peer.
     fn start_fill(&mut self, peer: PeerKey, item: &FillItem) -> Result<(TicketId, Place), Status> {
         let FillItem { offset, bytes, .. } = *item;
-        let (client, draft) = (self.client_of(peer), DraftId(item.draft));
+        let (client, draft) = (self.client_of(peer), self.draft_of(item.draft));
         let Some((digest, reservation)) = self.drafts.of(client, draft) else { return Err(Status::Stale) };
         self.may_ask(digest)?;
         self.drafts.fill(client, draft, offset, bytes, self.now_ns).map_err(fill_status)?;
@@ -240,7 +246,7 @@ impl Service {
         let client = self.client_of(peer);
         let mut outcomes = Vec::with_capacity(items.len());
         for IdItem { id } in items {
-            let draft = DraftId(id);
+            let draft = self.draft_of(id);
             outcomes.push(match self.drafts.complete(client, draft) {
                 Ok(complete) => self.seal_one(draft, &complete),
                 // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
@@ -293,10 +299,11 @@ impl Service {
         let (client, count) = (self.client_of(peer), items.len());
         let mut there = Vec::with_capacity(count);
         for IdItem { id } in items {
-            let found = self.drafts.of(client, DraftId(id));
+            let draft = self.draft_of(id);
+            let found = self.drafts.of(client, draft);
             there.push(found.is_some());
             if let Some((_, reservation)) = found {
-                self.end_draft(DraftId(id), reservation);
+                self.end_draft(draft, reservation);
             }
         }
         let start = self.bytes.len();

@@ -1,6 +1,7 @@
 //! Tests of the answering side: a host that is played by hand, then one that plays at random.
 
 mod differential;
+mod drafts;
 mod fences;
 mod gate;
 mod handshake;

@@ -16,6 +16,7 @@ mod counted;
 mod data_tls;
 mod deploy;
 mod disks;
+mod drafts;
 mod etcd;
 mod fuse;
 mod fuzz;
