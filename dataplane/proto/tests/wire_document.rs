@@ -63,10 +63,11 @@ fn every_record_is_described_with_its_size() {
 
 #[test]
 fn the_limits_are_those_of_the_code() {
-    let limits: [(&str, u64); 15] = [
+    let limits: [(&str, u64); 16] = [
         ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
         ("items of an `Exists`, `Size` or `Remove`", Limits::QUESTIONS_PER_FRAME as u64),
         ("drafts of a shard", Limits::DRAFTS as u64),
+        ("ranges of a draft that do not touch each other", Limits::DRAFT_RANGES as u64),
         ("milliseconds that a draft may be left alone, at most", Limits::DRAFT_IDLE_MOST_MS.into()),
         ("ranges of a gathered request", Limits::RANGES_PER_FRAME as u64),
         ("bytes of all ranges of a gathered request", Limits::GATHER_BYTES),

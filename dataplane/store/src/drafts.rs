@@ -93,7 +93,9 @@ pub enum FillError {
     Filled,
     /// A part of it is filled already.
     Overlap,
-    /// A part of it is being filled, or there are too many ranges that do not touch.
+    /// There are as many ranges that do not touch each other as may be, and it touches none of them.
+    TooMany,
+    /// A part of it is being filled; or what is being filled may be too many ranges that do not touch.
     Busy,
 }
 
@@ -253,10 +255,17 @@ impl Drafts {
         if draft.filled.range(..end).next_back().is_some_and(|(_, (until, _))| *until > offset) {
             return Err(FillError::Overlap);
         }
-        if draft.filling.iter().any(|(from, until)| *from < end && offset < *until)
-            || draft.filled.len() + draft.filling.len() >= Limits::DRAFT_RANGES
-        {
+        if draft.filling.iter().any(|(from, until)| *from < end && offset < *until) {
             return Err(FillError::Busy);
+        }
+        // What touches what is filled adds no stretch to it.
+        if !draft.touches(offset, end) {
+            if draft.filled.len() >= Limits::DRAFT_RANGES {
+                return Err(FillError::TooMany);
+            }
+            if draft.filled.len() + draft.filling.len() >= Limits::DRAFT_RANGES {
+                return Err(FillError::Busy);
+            }
         }
         draft.filling.push((offset, end));
         self.renew(id, now_ns);
@@ -443,6 +452,12 @@ impl Draft {
     /// Whether all of a range is filled.
     fn covers(&self, offset: u64, end: u64) -> bool {
         self.filled.range(..=offset).next_back().is_some_and(|(_, (until, _))| end <= *until)
+    }
+
+    /// Whether a filled stretch ends where a range begins, or begins where it ends.
+    fn touches(&self, offset: u64, end: u64) -> bool {
+        let before = self.filled.range(..offset).next_back();
+        before.is_some_and(|(_, (until, _))| *until == offset) || self.filled.contains_key(&end)
     }
 
     /// Adds a stretch, and joins it to those that it touches.

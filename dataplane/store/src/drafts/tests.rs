@@ -209,6 +209,50 @@ proptest! {
 }
 
 #[test]
+fn ranges_that_touch_are_taken_where_there_are_as_many_as_may_be() {
+    let most = Limits::DRAFT_RANGES as u64;
+    let mut drafts = Drafts::default();
+    let id = drafts.begin(CLIENT, (Digest(1), 4 * most), room(1), IDLE_NS, 0).expect("it is the first");
+    let fill = |drafts: &mut Drafts, offset| drafts.fill(CLIENT, id, offset, 1, 0);
+    let filled = |drafts: &mut Drafts, offset, good: bool| {
+        assert_eq!(drafts.filled(id, (offset, 1), good.then(|| payload_checksum(&[0])), 0), None);
+    };
+    // Every second byte: no two touch.
+    for at in 0..most {
+        assert_eq!(fill(&mut drafts, 2 * at), Ok(()));
+        if at + 1 < most {
+            filled(&mut drafts, 2 * at, true);
+        }
+    }
+    assert_eq!(fill(&mut drafts, 2 * most), Err(FillError::Busy), "the last may fail yet");
+    filled(&mut drafts, 2 * most - 2, true);
+    assert_eq!(fill(&mut drafts, 2 * most), Err(FillError::TooMany));
+    // Between two, behind one, and one that fails.
+    for (offset, good) in [(1, true), (2 * most - 1, true), (5, false), (5, true)] {
+        assert_eq!(fill(&mut drafts, offset), Ok(()), "{offset}");
+        filled(&mut drafts, offset, good);
+    }
+    // Two joined others: so there is room for two that touch nothing.
+    for offset in [3 * most, 3 * most + 2] {
+        assert_eq!(fill(&mut drafts, offset), Ok(()), "{offset}");
+        filled(&mut drafts, offset, true);
+    }
+    assert_eq!(fill(&mut drafts, 3 * most + 4), Err(FillError::TooMany));
+    // It can be made whole.
+    for offset in 0..4 * most {
+        match fill(&mut drafts, offset) {
+            Err(FillError::Filled) => {}
+            taken => {
+                assert_eq!(taken, Ok(()), "{offset}");
+                filled(&mut drafts, offset, true);
+            }
+        }
+    }
+    let whole = Complete { reservation: room(1), checksum: payload_checksum(&vec![0; 4 * most as usize]), readers: 0 };
+    assert_eq!(drafts.complete(CLIENT, id), Ok(whole));
+}
+
+#[test]
 fn the_lifecycle_is_as_declared() {
     let lines: Vec<_> = LIFECYCLE.iter().map(|(from, on, to)| format!("{from:?} --{on:?}--> {to:?}")).collect();
     assert_eq!(

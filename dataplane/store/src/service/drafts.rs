@@ -90,7 +90,7 @@ const fn fill_status(error: FillError) -> Status {
         FillError::Empty => Status::Empty,
         FillError::OutOfRange => Status::OutOfRange,
         FillError::Filled => Status::Exists,
-        FillError::Overlap => Status::BadRequest,
+        FillError::Overlap | FillError::TooMany => Status::BadRequest,
         FillError::Busy => Status::Busy,
     }
 }
