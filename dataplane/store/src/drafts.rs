@@ -142,6 +142,8 @@ struct Draft {
     state: State,
     client: u64,
     digest: Digest,
+    /// The how manyth of all that were begun it is.
+    order: u64,
     bytes: u64,
     reservation: ReservationId,
     idle_ns: u64,
@@ -159,8 +161,10 @@ struct Draft {
 pub struct Drafts {
     drafts: Vec<Draft>,
     vacant: Vec<u32>,
-    /// The latest draft of each object.
-    latest: BTreeMap<Digest, u32>,
+    /// The open drafts of each object, in the order in which they were begun.
+    by_object: BTreeMap<(Digest, u64), u32>,
+    /// How many were begun.
+    begun: u64,
     deadlines: BTreeSet<(u64, u32)>,
 }
 
@@ -194,6 +198,7 @@ impl Drafts {
                     state: State::Vacant,
                     client: 0,
                     digest,
+                    order: 0,
                     bytes: 0,
                     reservation,
                     idle_ns: 0,
@@ -213,8 +218,10 @@ impl Drafts {
         draft.deadline_ns = now_ns.saturating_add(idle_ns);
         (draft.client, draft.digest, draft.bytes) = (client, digest, bytes);
         (draft.reservation, draft.idle_ns, draft.sealed) = (reservation, idle_ns, None);
+        self.begun += 1;
+        draft.order = self.begun;
         self.deadlines.insert((draft.deadline_ns, index));
-        self.latest.insert(digest, index);
+        self.by_object.insert((digest, draft.order), index);
         Some(DraftId::new(index, draft.generation))
     }
 
@@ -297,10 +304,10 @@ impl Drafts {
         self.left(id)
     }
 
-    /// Looks for a range of an object that is being written. Nothing where none is.
+    /// Looks for a range of an object that is being written, in the latest of its open drafts. Nothing where none is.
     #[must_use]
     pub fn find(&self, digest: Digest, offset: u64, bytes: u64) -> Option<Found> {
-        let index = *self.latest.get(&digest)?;
+        let (_, &index) = self.by_object.range((digest, 0)..=(digest, u64::MAX)).next_back()?;
         let draft = &self.drafts[index as usize];
         Some(Found {
             draft: DraftId::new(index, draft.generation),
@@ -420,9 +427,7 @@ impl Drafts {
         let draft = &mut self.drafts[id.index()];
         self.deadlines.remove(&(draft.deadline_ns, id.index() as u32));
         draft.filled.clear();
-        if self.latest.get(&draft.digest) == Some(&(id.index() as u32)) {
-            self.latest.remove(&draft.digest);
-        }
+        self.by_object.remove(&(draft.digest, draft.order));
     }
 
     fn left(&mut self, id: DraftId) -> Option<ReservationId> {

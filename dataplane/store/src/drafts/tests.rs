@@ -149,10 +149,10 @@ impl Both {
     }
 
     fn read(&mut self, key: u8, offset: u64, bytes: u64) -> Result<(), TestCaseError> {
-        // An earlier one is not found, also when the latest is over.
-        let Some(found) = self.drafts.find(Digest(key.into()), offset, bytes) else { return Ok(()) };
-        let twin = self.twins.iter().rev().find(|twin| twin.key == key).expect("what is found is there");
-        prop_assert!(twin.open);
+        let found = self.drafts.find(Digest(key.into()), offset, bytes);
+        let twin = self.twins.iter().rev().find(|twin| twin.key == key && twin.open);
+        prop_assert_eq!(found.map(|found| found.draft), twin.map(|twin| twin.id), "the latest that is open");
+        let (Some(found), Some(twin)) = (found, twin) else { return Ok(()) };
         let there = offset + bytes <= BYTES
             && twin.bytes[offset as usize..(offset + bytes) as usize].iter().all(|byte| *byte == 2);
         prop_assert_eq!((found.draft, found.is_there), (twin.id, there));
