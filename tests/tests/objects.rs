@@ -149,6 +149,16 @@ fn layers_are_written_and_read_as_they_come() {
         writer.upsert(key.as_bytes(), &value(4, LAYERS * LAYER)).expect("another version");
         let stale = reader.read_session(&mut session, &[range(9)]).expect_err("it was replaced");
         assert_eq!(stale.status(), Some(Status::Stale));
+
+        // It is replaced before the first range by a longer one, of which the session knows no length.
+        let mut session = reader.get_session(key.as_bytes()).expect("an answer").expect("the object");
+        writer.upsert(key.as_bytes(), &value(5, LAYERS * LAYER + 1)).expect("a longer version");
+        for _ in 0..2 {
+            let stale = reader.read_session(&mut session, &[range(7)]).expect_err("it was replaced");
+            assert_eq!(stale.status(), Some(Status::Stale));
+        }
+        assert!(writer.remove(key.as_bytes()).expect("an answer"));
+        assert!(!reader.read_session(&mut session, &[range(7)]).expect("an answer"), "there is none");
     }
 }
 

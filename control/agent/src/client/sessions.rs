@@ -258,11 +258,18 @@ impl Client {
     /// version.
     ///
     /// # Errors
-    /// `Stale` when the object was replaced since the session's first range; else as [`Self::get_ranges`].
+    /// `Stale` when the object was replaced since the session's first range, or by one of another length before that;
+    /// else as [`Self::get_ranges`].
     pub fn read_session(&mut self, session: &mut GetSession, ranges: &[ObjectRange<'_>]) -> Result<bool, Error> {
-        for outcome in self.get_ranges(ranges)? {
+        let mut is_replaced = false;
+        for (outcome, range) in self.get_ranges(ranges)?.into_iter().zip(ranges) {
             let Some(version) = outcome? else { return Ok(false) };
-            if *session.version.get_or_insert(version) != version {
+            // What said how long the object is did not say of which version that is: it is asked again.
+            if session.version.is_none() {
+                let Some(bytes) = self.size(range.key)? else { return Ok(false) };
+                is_replaced = bytes != session.bytes;
+            }
+            if is_replaced || *session.version.get_or_insert(version) != version {
                 return Err(self.problem("get of a range of an object that was replaced".to_owned(), Status::Stale));
             }
         }
