@@ -1,10 +1,10 @@
 //! The numbers by which clients name drafts.
 //!
-//! A shard counts its drafts from the start in each of its lives, and so does every other shard. Told as they are, these
-//! counts would name drafts of others too: a client that goes on after a restart, or after the object's slot has gone to
-//! another shard, would write into another of its own drafts. So each life of a shard tells its counts through an order
-//! of its own of all 64-bit numbers. Two drafts of one life never have the same number; two of different lives have it
-//! with a probability of 2^-64.
+//! A shard counts its drafts from the start in each of its lives, and so does every other shard. Told as they are,
+//! these counts would name drafts of others too: a client that goes on after a restart, or after the object's slot has
+//! gone to another shard, would write into another of its own drafts. So each life of a shard tells its counts through
+//! an order of its own of all 64-bit numbers. Two drafts of one life never have the same number; two of different lives
+//! have it with a probability of 2^-64.
 
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::rng::mix64;
