@@ -51,6 +51,16 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     ctl(&["hold", "third"]).failed(1, &["third"]);
     ctl(&["policy", "best"]).failed(2, &["round-robin", "algorithm-1"]);
     ctl(&["policy", "kvplane", "--promise-ttft-ms", "0"]).failed(2, &["promise-ttft-ms"]);
+    ctl(&["policy", "random", "--promise-ttft-ms", "1"]).failed(1, &["algorithm-1"]);
+    for (flag, value) in [
+        ("--conductor-blocks", "0"),
+        ("--conductor-blocks", "99999999999"),
+        ("--conductor-nic", "0"),
+        ("--promise-ttft-ms", "0"),
+        ("--promise-tbt-ms", "0"),
+    ] {
+        place.run(&["dev", "--conductor", flag, value]).failed(2, &[flag]);
+    }
 
     let none = Workplace::new("no-desk");
     let _dev = none.dev("16M", &["--shards", "1"]);
