@@ -184,8 +184,8 @@ impl Desk {
         Ok(blocks.map_err(ConductorError::from)?.saturating_mul(pool.key.block_tokens))
     }
 
-    /// Why a request went where it went. Ids are each tenant's own: where several have this one, it is that of the first
-    /// by name, so the default tenant's before all others.
+    /// Why a request went where it went. Ids are each tenant's own: where several have this one, it is that of the
+    /// first by name, so the default tenant's before all others.
     ///
     /// # Errors
     /// When it is not known, any more or at all.

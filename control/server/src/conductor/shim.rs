@@ -11,7 +11,8 @@
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
-//! anything. What the shared store has counts as memory (`cpu`) of every instance that prefills. `hash_mismatch` says that engines of the model were seen to hash otherwise than the question was.
+//! anything. What the shared store has counts as memory (`cpu`) of every instance that prefills. `hash_mismatch` says
+//! that engines of the model were seen to hash otherwise than the question was.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` says so. There
 //! `token_ids` may be bytes: numbers of 32 bits, little-endian.

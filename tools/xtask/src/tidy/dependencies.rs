@@ -57,6 +57,7 @@ const EDGES: [(&str, Uses); 24] = [
             "kvplane-rpc",
             "kvplane-etcd",
             "kvplane-mooncake",
+            "kvplane-sys",
             "kvplane-ticket",
         ]),
     ),
