@@ -7,6 +7,7 @@
 mod ahead;
 mod asked;
 mod bed;
+mod data_tls;
 mod handshakes;
 mod idle;
 mod keys;
@@ -31,14 +32,14 @@ use std::process::ExitCode;
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | keys | verbs | perftest | perftest-bandwidth | perftest-latency | \
-    read-ahead | put-latency | exists | get-tails | schedule | all] \
+    read-ahead | put-latency | exists | data-tls | get-tails | schedule | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// What runs when nothing is named: all that needs nothing but this machine.
-const ALL: [&str; 16] = [
+const ALL: [&str; 17] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -53,6 +54,7 @@ const ALL: [&str; 16] = [
     "read-ahead",
     "put-latency",
     "exists",
+    "data-tls",
     "get-tails",
     "schedule",
 ];
@@ -115,6 +117,7 @@ fn main() -> ExitCode {
             "read-ahead" => ahead::run(rounds),
             "put-latency" => asked::put_latency(rounds),
             "exists" => asked::exists(rounds),
+            "data-tls" => data_tls::run(rounds),
             "get-tails" => tails::run(rounds),
             "schedule" => schedule::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
