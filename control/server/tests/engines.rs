@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{CallError, Client, RefusalCode, Role};
-use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
 use support::{client, run};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -51,17 +51,27 @@ async fn until(router: &Client, blocks: u32) -> bool {
     }
 }
 
-#[test]
-fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
+fn control() -> ControlHandle {
     let mut config = ControlConfig::new("test");
     config.conductor = Some(DeskConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
+    ControlServer::start(config).expect("a control plane")
+}
+
+/// Where an engine publishes and replays, and what it says of that.
+async fn ports(topic: &str) -> (TcpListener, TcpListener, EventSource) {
+    let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
+    let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: topic.to_owned() };
+    (publisher, replay, source)
+}
+
+#[test]
+fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
+    let control = control();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
-        let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
-        let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: "kv".to_owned() };
+        let (publisher, replay, source) = ports("kv").await;
         router.call(&register(source)).await.expect("room");
         let end = (-1i64).to_be_bytes();
         let number = |seq: u64| seq.to_be_bytes();
@@ -112,15 +122,10 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
 
 #[test]
 fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_degraded() {
-    let mut config = ControlConfig::new("test");
-    config.conductor = Some(DeskConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
+    let control = control();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
-        let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
-        let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: String::new() };
+        let (publisher, replay, source) = ports("").await;
         router.call(&register(source)).await.expect("room");
         let end = (-1i64).to_be_bytes();
         let number = |seq: u64| seq.to_be_bytes();
@@ -163,9 +168,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
 
 #[test]
 fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
-    let mut config = ControlConfig::new("test");
-    config.conductor = Some(DeskConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
+    let control = control();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
         let bad = EventSource { publisher: "ipc:///tmp/x".to_owned(), replay: String::new(), topic: String::new() };

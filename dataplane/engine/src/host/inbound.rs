@@ -1,9 +1,9 @@
 //! What comes in: connections, frames, payloads, and their ends.
 
-use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
 use std::sync::Arc;
 
 use kvplane_proto::Status;
+use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};

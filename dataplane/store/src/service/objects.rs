@@ -159,20 +159,19 @@ impl Service {
             self.refuse(peer, Operation::Remove, header.request, Status::Busy);
             return Ok(PayloadTo::Discard);
         }
-        let foreign: Vec<Digest> = match self.asker_tenant {
-            Some(_) => digests.iter().copied().filter(|digest| self.is_foreign(*digest)).collect(),
-            None => Vec::new(),
-        };
-        let mut bits = Vec::with_capacity(digests.len());
-        let is_head = |digest: &Digest| {
+        // What is another's stays, and is said not to be there; so does what names stripes, of which that is said.
+        let foreign: Vec<bool> = digests.iter().map(|digest| self.is_foreign(*digest)).collect();
+        let is_head = |(digest, foreign): (&Digest, &bool)| {
             header.flags & FLAG_ALL == 0
-                && !foreign.contains(digest)
+                && !foreign
                 && self.in_memory_or_on_ssd(*digest).is_some_and(|(_, is_head)| is_head)
         };
-        let heads: Vec<bool> = digests.iter().map(is_head).collect();
+        let heads: Vec<bool> = digests.iter().zip(&foreign).map(is_head).collect();
+        let stays: Vec<bool> = heads.iter().zip(foreign).map(|(head, foreign)| *head || foreign).collect();
+        let mut bits = Vec::with_capacity(digests.len());
         let mut rest = Vec::with_capacity(digests.len());
-        for (digest, head) in digests.iter().zip(&heads) {
-            if *head || foreign.contains(digest) {
+        for (digest, stays) in digests.iter().zip(&stays) {
+            if *stays {
                 bits.push(false);
                 continue;
             }
@@ -184,8 +183,7 @@ impl Service {
         }
         if !self.asker_fetches {
             // What a former owner has of them does not count any more either, whether or not it was there.
-            let there = bits.iter_mut().zip(&digests).zip(&heads);
-            for ((bit, digest), _) in there.filter(|((_, digest), head)| !**head && !foreign.contains(digest)) {
+            for ((bit, digest), _) in bits.iter_mut().zip(&digests).zip(stays).filter(|(_, stays)| !stays) {
                 *bit |= self.touched(*digest);
             }
         }

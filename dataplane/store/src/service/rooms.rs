@@ -84,9 +84,8 @@ impl Service {
     }
 
     /// What a put that `asked` for this is told where there is an object already: that, to come again, or that the SSD
-    /// did not take it. A copy of
-    /// what was there before may have to go first; and what is there may be of this very put, whose answer was lost,
-    /// and still be on its way to the SSD for which it was to wait.
+    /// did not take it. A copy of what was there before may have to go first; and what is there may be of this very
+    /// put, whose answer was lost, and still be on its way to the SSD for which it was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.note_orphans();
         let awaited = self.awaits_ssd(digest, asked);

@@ -16,7 +16,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
 use kvplane_transport::Gone;
 
-use bed::{PART_BYTES, cut, pair, pattern, until};
+use bed::{End, PART_BYTES, cut, pair, pattern, until};
 
 pub(crate) fn lengths_at_the_receiver(number: u32, bytes: usize) -> Option<Vec<usize>> {
     match number % 4 {
@@ -32,6 +32,13 @@ fn payloads_leave_and_arrive_in_pieces_of_any_length() {
     let sizes = [1, 63, 5000, 8192, 8193, 16_384, 70_000, 262_144, 300_001, 1 << 20, 3_000_000];
     let count = 4 * sizes.len() as u32;
     let (mut sender, mut receiver) = pair(1, count as usize, lengths_at_the_receiver);
+    payloads_of_all(&mut sender, &mut receiver, &sizes);
+}
+
+/// Payloads of these sizes go over the first connection, each four times: in one piece, and in pieces of about three
+/// lengths. All come, in order, with the checksums that they left with.
+pub(crate) fn payloads_of_all(sender: &mut End, receiver: &mut End, sizes: &[usize]) {
+    let count = 4 * sizes.len() as u32;
     let id = sender.connections[0];
     let mut sent = BTreeMap::new();
     for number in 0..count {
@@ -40,8 +47,8 @@ fn payloads_leave_and_arrive_in_pieces_of_any_length() {
         let lengths = if about == bytes { vec![bytes] } else { cut(u64::from(number) + 99, bytes, about) };
         sent.insert(number, sender.send(id, number, &number.to_le_bytes(), &lengths));
     }
-    until(&mut [&mut sender, &mut receiver], |ends| ends[1].payloads.len() == count as usize);
-    until(&mut [&mut sender, &mut receiver], |ends| ends[0].holds.is_empty());
+    until(&mut [&mut *sender, &mut *receiver], |ends| ends[1].payloads.len() == count as usize);
+    until(&mut [&mut *sender, &mut *receiver], |ends| ends[0].holds.is_empty());
     for (at, (_, number, body)) in receiver.frames.iter().enumerate() {
         assert_eq!((at as u32, body.as_slice()), (*number, number.to_le_bytes().as_slice()));
     }
@@ -59,20 +66,24 @@ fn payloads_leave_and_arrive_in_pieces_of_any_length() {
 /// Long bodies are cut by the socket anywhere, and the connections take turns with the one staging.
 #[test]
 fn connections_share_a_staging_without_mixing_their_bytes() {
-    const CONNECTIONS: usize = 7;
-    const FRAMES: u32 = 60;
-    let (mut sender, mut receiver) = pair(CONNECTIONS, 1, |_, _| None);
+    let (mut sender, mut receiver) = pair(7, 1, |_, _| None);
+    frames_of_all(&mut sender, &mut receiver, 60);
+}
+
+/// So many frames go over each connection in turns, with bodies of many lengths; all come, in order, on it.
+pub(crate) fn frames_of_all(sender: &mut End, receiver: &mut End, frames: u32) {
     let body = |connection: usize, number: u32| {
         let bytes = mix64(u64::from(number) * 31 + connection as u64) % 190_000;
         pattern(number * 16 + connection as u32, bytes as usize)
     };
-    for number in 0..FRAMES {
-        for (at, id) in sender.connections.clone().into_iter().enumerate() {
-            sender.send(id, number * 16 + at as u32, &body(at, number), &[]);
+    let connections = sender.connections.clone();
+    for number in 0..frames {
+        for (at, id) in connections.iter().enumerate() {
+            sender.send(*id, number * 16 + at as u32, &body(at, number), &[]);
         }
     }
-    let all = FRAMES as usize * CONNECTIONS;
-    until(&mut [&mut sender, &mut receiver], |ends| ends[1].frames.len() == all);
+    let all = frames as usize * connections.len();
+    until(&mut [&mut *sender, &mut *receiver], |ends| ends[1].frames.len() == all);
     let mut next = BTreeMap::new();
     for (id, label, found) in &receiver.frames {
         let (at, number) = (*label as usize % 16, label / 16);

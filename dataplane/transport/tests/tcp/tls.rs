@@ -6,16 +6,14 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::RequestId;
 use kvplane_proto::Status;
-use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::rng::mix64;
 use kvplane_tls::{DataTls, Keychain};
 use kvplane_transport::Gone;
 
-use crate::bed::{End, PART_BYTES, cut, keyed_pair, pattern, until};
+use crate::bed::{End, PART_BYTES, keyed_pair, until};
 use crate::certificates::{Authority, keychain};
-use crate::lengths_at_the_receiver;
+use crate::{frames_of_all, lengths_at_the_receiver, payloads_of_all};
 
 /// Keys of a client and of a node of one cluster.
 fn keys(modes: (DataTls, DataTls)) -> (Option<Keychain>, Option<Keychain>) {
@@ -44,23 +42,7 @@ fn sealed_payloads_leave_and_arrive_in_pieces_of_any_length() {
     let (client, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(count as usize, lengths_at_the_receiver, client, node);
     join(&mut sender, &mut receiver, address, 1);
-    let id = sender.connections[0];
-    let mut sent = Vec::new();
-    for number in 0..count {
-        let bytes = sizes[number as usize % sizes.len()];
-        let about = [bytes, 100, 4096, 40_000][number as usize / sizes.len()];
-        let lengths = if about == bytes { vec![bytes] } else { cut(u64::from(number) + 99, bytes, about) };
-        sent.push(sender.send(id, number, &number.to_le_bytes(), &lengths));
-    }
-    until(&mut [&mut sender, &mut receiver], |ends| {
-        ends[1].payloads.len() == count as usize && ends[0].holds.is_empty()
-    });
-    for &(number, checksum, _) in &receiver.payloads {
-        let wanted = &sent[number as usize];
-        let Some(lengths) = lengths_at_the_receiver(number, wanted.len()) else { continue };
-        assert!(receiver.bytes(number, &lengths) == *wanted, "bytes of {number} differ");
-        assert_eq!(checksum, Some(payload_checksum(wanted)));
-    }
+    payloads_of_all(&mut sender, &mut receiver, &sizes);
     // And back, on the same connection.
     let id = receiver.connections[0];
     let content = receiver.send(id, 0, b"back", &[100_000]);
@@ -70,29 +52,10 @@ fn sealed_payloads_leave_and_arrive_in_pieces_of_any_length() {
 
 #[test]
 fn sealed_connections_share_their_places_without_mixing_their_bytes() {
-    const CONNECTIONS: usize = 7;
-    const FRAMES: u32 = 40;
     let (client, node) = keys(BOTH);
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, node);
-    join(&mut sender, &mut receiver, address, CONNECTIONS);
-    let body = |connection: usize, number: u32| {
-        let bytes = mix64(u64::from(number) * 31 + connection as u64) % 190_000;
-        pattern(number * 16 + connection as u32, bytes as usize)
-    };
-    for number in 0..FRAMES {
-        for (at, id) in sender.connections.clone().into_iter().enumerate() {
-            sender.send(id, number * 16 + at as u32, &body(at, number), &[]);
-        }
-    }
-    let all = FRAMES as usize * CONNECTIONS;
-    until(&mut [&mut sender, &mut receiver], |ends| ends[1].frames.len() == all);
-    let mut next = [0; CONNECTIONS];
-    for (_, label, found) in &receiver.frames {
-        let (at, number) = (*label as usize % 16, label / 16);
-        assert_eq!(next[at], number, "frames of a connection stay in order");
-        next[at] += 1;
-        assert!(*found == body(at, number), "body {number} of connection {at} differs");
-    }
+    join(&mut sender, &mut receiver, address, 7);
+    frames_of_all(&mut sender, &mut receiver, 40);
 }
 
 #[test]
