@@ -139,6 +139,7 @@ class Pair(unittest.TestCase):
         number = self.engine.transfer_submit_write(self.peer.name, self.at, self.peer.at, 4096)
         self.assertEqual(self.engine.get_batch_transfer_status([number]), 0)
         self.assertEqual(self.engine.get_batch_transfer_status([]), 0)
+        self.assertEqual(self.engine.transfer_submit_write("nobody:9", self.at, 0, 16), 0)
         bad = [*there[:3], self.peer.at + SIZE]
         self.assertEqual(self.engine.batch_transfer_async_read(self.peer.name, into, bad, [1 << 18] * 4), 0)
 

@@ -218,9 +218,8 @@ class TransferEngine:
         return 0 if native.notify(target, notify.name, notify.msg) == 0 else -1
 
     def transfer_submit_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
-        """Starts a write; its number for `transfer_check_status`, -1 when it cannot start."""
-        number = self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length])
-        return number or -1
+        """Starts a write; its number for `transfer_check_status`, 0 when it cannot start."""
+        return self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length])
 
     def batch_transfer_async_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
         """Starts many writes; a number for `transfer_check_status`, 0 when they cannot start."""
