@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, Reserve, ReserveError, Store, StoreConfig, TenantLease};
+use kvplane_store::{Keep, Replica, Reserve, ReserveError, Store, StoreConfig, TenantLease};
 use proptest::prelude::*;
 
 const POOL: u64 = 20;
@@ -401,6 +401,24 @@ fn hard_pins_never_exhaust_the_pool() {
         put(&mut store, key, Keep::default()).expect("the others make room");
     }
     assert_eq!((0..25).filter(|key| store.exists(Digest(*key))).count(), 25);
+    store.check();
+}
+
+#[test]
+fn copies_are_pinned_as_far_as_pins_go() {
+    let mut store = Store::new(StoreConfig::for_pool(100 * GRANULE), Version(1)).expect("it is valid");
+    let keep = Keep { hard_pin: true, ..Keep::default() };
+    for key in 0..30 {
+        let wanted = Reserve { keep, replica: Replica::Second, ..Reserve::plain(Digest(key), GRANULE) };
+        let (reservation, _) = store.reserve_for(&wanted).expect("without a pin, if need be");
+        store.commit(reservation, 0).expect("it is new");
+    }
+    assert_eq!(store.stats().hard_pinned_bytes, 25 * GRANULE);
+    assert!(put(&mut store, 100, keep).is_err(), "pins are used up");
+    for key in 2000..2300 {
+        put(&mut store, key, Keep::default()).expect("the others make room");
+    }
+    assert_eq!((0..30).filter(|key| store.exists(Digest(*key))).count(), 25);
     store.check();
 }
 

@@ -5,7 +5,7 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 
 use super::{Extent, Store};
 use crate::allocator::GRANULE_BYTES;
-use crate::entry::{BYTES_MOST, Entries, EntryId, Keep, Mark, Reserve, State};
+use crate::entry::{BYTES_MOST, Entries, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::{CommitError, ReserveError, StaleReservation};
 use crate::events::{Change, Medium};
 use crate::eviction::EvictionPolicy;
@@ -24,12 +24,13 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// As [`Self::reserve`], with more to say about the object: there is room for its tail ([`Self::reserved_tail`]).
-    /// Where an object is replaced, it stays until the new one is committed.
+    /// Where an object is replaced, it stays until the new one is committed. A copy of another owner's object is hard
+    /// pinned as long as there is room for such, and kept without a pin beyond that.
     ///
     /// # Errors
     /// As there.
     pub fn reserve_for(&mut self, wanted: &Reserve) -> Result<(ReservationId, Extent), ReserveError> {
-        let Reserve { digest, bytes, tail_bytes, keep, .. } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, mut keep, .. } = *wanted;
         if bytes == 0 {
             return Err(ReserveError::Empty);
         }
@@ -50,6 +51,8 @@ impl<P: EvictionPolicy> Store<P> {
             return Err(ReserveError::TooManyReservations { limit });
         }
         let together = bytes + u64::from(tail_bytes);
+        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together);
+        let wanted = &Reserve { keep, ..*wanted };
         let room = self.within_lease(together, &keep).and_then(|()| self.room_with_tail(wanted));
         let room = room.inspect_err(|_| self.counters.reserve_refusals += 1)?;
         let block = room.block;

@@ -104,12 +104,10 @@ impl<P: EvictionPolicy> Store<P> {
     /// `Quota` or `PinLimit`: nothing is evicted then.
     pub(super) fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
-        if keep.hard_pin {
-            let limit = self.hard_pin_granules();
-            let (hard, limit_bytes) = (self.order.hard_granules(), limit * GRANULE_BYTES);
-            if hard + granules > limit {
-                return Err(ReserveError::PinLimit { pinned_bytes: hard * GRANULE_BYTES, limit_bytes });
-            }
+        if keep.hard_pin && !self.may_pin(bytes) {
+            let (hard, limit) = (self.order.hard_granules(), self.hard_pin_granules());
+            let [pinned_bytes, limit_bytes] = [hard, limit].map(|granules| granules * GRANULE_BYTES);
+            return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes });
         }
         self.order.expire(&mut self.entries);
         while let Some((lease, stuck)) = self.order.over_lease(keep.account, granules) {
@@ -123,6 +121,12 @@ impl<P: EvictionPolicy> Store<P> {
             self.evict(victim);
         }
         Ok(())
+    }
+
+    /// Whether so many bytes more may be hard pinned.
+    pub(super) fn may_pin(&self, bytes: u64) -> bool {
+        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
+        self.order.hard_granules() + granules <= self.hard_pin_granules()
     }
 
     /// What hard pinned objects may take together.

@@ -86,7 +86,7 @@ pub fn copy_of(
         (false, Part::Stripe) => Part::Stripe,
         (false, _) => Part::None,
     };
-    let options = PutOptions { hard_pin: false, soft_pin_ms: 0, part, ..head.options };
+    let options = PutOptions { soft_pin_ms: 0, part, ..head.options };
     if head.key_bytes == 0 {
         return (plain.0.with_options(&options), Vec::new(), Vec::new());
     }

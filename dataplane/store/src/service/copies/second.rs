@@ -42,8 +42,8 @@ impl Service {
             session.copies = true;
         }
         let mut keep = self.keep_of(item, name)?;
-        // The first owner answers for it; here it goes when room is needed.
-        (keep.hard_pin, keep.soft_pin_ns) = (false, 0);
+        // The first owner answers for it; here it goes when room is needed, unless it is to outlast that owner.
+        keep.soft_pin_ns = 0;
         let mut wanted = Reserve::plain(item.digest, item.bytes);
         (wanted.keep, wanted.replace, wanted.replica) = (keep, true, Replica::Second);
         Ok(wanted)
