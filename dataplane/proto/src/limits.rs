@@ -54,8 +54,9 @@ impl Limits {
     /// For so long after it said so for the last time, a first owner takes clients to do that: a lease, with a fifth on
     /// top for clocks that run apart and for what is said a little after it was decided.
     pub const COPY_LAPSE_NS: u64 = 300_000_000;
-    /// Objects that are being written in ranges, of one shard.
-    pub const DRAFTS: usize = 1_024;
+    /// Objects that are being written in ranges, of one shard: a client may have as many of them as are left, which is
+    /// half of all for one that is alone.
+    pub const DRAFTS: usize = 2_048;
     /// Ranges of one such object that do not touch.
     pub const DRAFT_RANGES: usize = 4_096;
     /// Ranges that are being written or read, over all of those of a shard.

@@ -166,6 +166,8 @@ pub struct Drafts {
     /// How many were begun.
     begun: u64,
     deadlines: BTreeSet<(u64, u32)>,
+    /// How many each client has, dying ones too.
+    held: BTreeMap<u64, usize>,
 }
 
 impl Drafts {
@@ -181,7 +183,9 @@ impl Drafts {
         self.len() == 0
     }
 
-    /// Begins a draft; nothing where there are as many as may be.
+    /// Begins a draft; nothing where there are as many as may be, or the client has as many as are left: however many
+    /// some take, there is always room for a newcomer (the dynamic threshold of Choudhury and Hahne, 1998, with a
+    /// factor of 1).
     pub fn begin(
         &mut self,
         client: u64,
@@ -190,6 +194,9 @@ impl Drafts {
         idle_ns: u64,
         now_ns: u64,
     ) -> Option<DraftId> {
+        if self.held.get(&client).is_some_and(|held| *held >= Limits::DRAFTS - self.len()) {
+            return None;
+        }
         let index = match self.vacant.pop() {
             Some(index) => index,
             None if self.drafts.len() < Limits::DRAFTS => {
@@ -218,6 +225,7 @@ impl Drafts {
         draft.deadline_ns = now_ns.saturating_add(idle_ns);
         (draft.client, draft.digest, draft.bytes) = (client, digest, bytes);
         (draft.reservation, draft.idle_ns, draft.sealed) = (reservation, idle_ns, None);
+        *self.held.entry(client).or_default() += 1;
         self.begun += 1;
         draft.order = self.begun;
         self.deadlines.insert((draft.deadline_ns, index));
@@ -444,6 +452,11 @@ impl Drafts {
         self.forget(id);
         let draft = &mut self.drafts[id.index()];
         draft.state = step(draft.state, event);
+        let held = self.held.get_mut(&draft.client).expect("whoever has a draft is counted");
+        *held -= 1;
+        if *held == 0 {
+            self.held.remove(&draft.client);
+        }
         // At the other end than the next is taken from, so that what became of it is remembered for a while.
         self.vacant.insert(0, id.index() as u32);
     }

@@ -266,3 +266,27 @@ fn the_lifecycle_is_as_declared() {
         ]
     );
 }
+
+#[test]
+fn who_takes_much_leaves_room_for_others() {
+    let mut drafts = Drafts::default();
+    let mut begin = |drafts: &mut Drafts, client: u64, key: u64| {
+        drafts.begin(client, (Digest(key.into()), BYTES), room(key as u32), IDLE_NS, 0)
+    };
+    let mut taken = |drafts: &mut Drafts, client: u64| {
+        (0..4096).map_while(|key| begin(drafts, client, client << 32 | key)).collect::<Vec<_>>()
+    };
+    let first = taken(&mut drafts, 1);
+    assert_eq!(first.len(), Limits::DRAFTS / 2);
+    for client in 2..=8 {
+        assert!(!taken(&mut drafts, client).is_empty(), "client {client} of those that came later");
+    }
+    assert!(drafts.len() < Limits::DRAFTS);
+    let before = drafts.len();
+    for id in first {
+        assert!(drafts.end(id).is_some(), "nobody uses it");
+    }
+    assert_eq!(drafts.len(), before - Limits::DRAFTS / 2);
+    // As many as are left then, less what the others have.
+    assert_eq!(taken(&mut drafts, 1).len(), (Limits::DRAFTS - (before - Limits::DRAFTS / 2)).div_ceil(2));
+}
