@@ -3,6 +3,7 @@
 //!
 //! Every shard says now and then what each tenant has there and may have; the answer is what it may have from then on.
 //! A shard may have what its tenant uses there, and of what is not used anywhere a part in proportion to its pool.
+//! Where it had to refuse puts lately, most of what is unused goes there: an object may be longer than a part by pools.
 //!
 //! Invariant, as long as a quota is not lowered: what all shards believe that they may have is never more than the
 //! quota, whatever messages are lost. So a lease grows only by what no other shard may still believe to have: one that
@@ -55,9 +56,16 @@ pub struct ShardLease {
     pub weight: u32,
 }
 
+/// For so many of its reports after one with more refusals a shard counts as one that wants more.
+const WANTS_FOR: u8 = 8;
+/// Of what is not used anywhere, shards that want no more keep one in so many of what would be their part.
+const KEEP_ONE_IN: u64 = 8;
+
 #[derive(Debug, Default)]
 struct Shard {
     pool_bytes: u64,
+    /// Tenants for which it refused puts lately, and for how many reports that counts yet.
+    wants: BTreeMap<u32, u8>,
     uses: BTreeMap<u32, ShardUse>,
     /// The most that it may believe to have, of each tenant with a quota.
     granted: BTreeMap<u32, u64>,
@@ -83,6 +91,7 @@ impl Quotas {
         let shard = self.shards.entry(who).or_default();
         shard.pool_bytes = pool_bytes;
         shard.granted = uses.iter().filter_map(|one| Some((one.number, one.lease_bytes?))).collect();
+        shard.note_refusals(&uses);
         shard.uses = uses.into_iter().map(|one| (one.number, one)).collect();
         let pools: u64 = self.shards.values().map(|shard| shard.pool_bytes).sum();
         let mut leases = Vec::new();
@@ -101,11 +110,20 @@ impl Quotas {
         let others: u64 = self.shards.iter().filter(|(other, _)| **other != who).map(|(_, one)| granted_to(one)).sum();
         let part =
             |whole: u64, share: u64, of: u64| (u128::from(whole) * u128::from(share) / u128::from(of.max(1))) as u64;
+        let wanting = self.shards.values().filter(|shard| shard.wants.contains_key(&number));
+        let wanting: u64 = wanting.map(|shard| shard.pool_bytes).sum();
         let Some(shard) = self.shards.get_mut(&who) else { return 0 };
         let (here, had) = (used_by(shard), granted_to(shard));
         let fair = match quota.checked_sub(used) {
-            Some(free) => here + part(free, shard.pool_bytes, pools),
             None => part(quota, here, used),
+            Some(free) if wanting == 0 => here + part(free, shard.pool_bytes, pools),
+            Some(free) if !shard.wants.contains_key(&number) => {
+                here + part(free, shard.pool_bytes, pools) / KEEP_ONE_IN
+            }
+            Some(free) => {
+                let kept = part(free, pools - wanting, pools) / KEEP_ONE_IN;
+                here + part(free - kept, shard.pool_bytes, wanting)
+            }
         };
         let most = if all_known { quota.saturating_sub(others) } else { had };
         let lease = fair.min(most);
@@ -156,6 +174,21 @@ impl Quotas {
     }
 }
 
+impl Shard {
+    /// Compares what a shard refused with what it said the last time; a life begins with none.
+    fn note_refusals(&mut self, uses: &[ShardUse]) {
+        self.wants.retain(|_, left| {
+            *left -= 1;
+            *left > 0
+        });
+        for one in uses {
+            if one.refused > self.uses.get(&one.number).map_or(0, |before| before.refused) {
+                self.wants.insert(one.number, WANTS_FOR);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -167,6 +200,7 @@ mod tests {
     struct Real {
         used: u64,
         lease: Option<u64>,
+        refused: u64,
     }
 
     const QUOTA: u64 = 1000;
@@ -175,8 +209,8 @@ mod tests {
         let tenant = Tenant { name: "t".to_owned(), dram_bytes: Some(QUOTA), weight: 1 };
         let number = tenant_number(b"t");
         let real = &mut reals[at];
-        let (used_bytes, lease_bytes) = (real.used, real.lease);
-        let uses = vec![ShardUse { number, used_bytes, lease_bytes, ..ShardUse::default() }];
+        let (used_bytes, lease_bytes, refused) = (real.used, real.lease, real.refused);
+        let uses = vec![ShardUse { number, used_bytes, lease_bytes, refused, ..ShardUse::default() }];
         let who = ShardLife { node: at as u64, incarnation: 1, shard: 0 };
         let leases = quotas.sync(who, 100 + at as u64 * 50, uses, [&tenant].into_iter(), all_known);
         if answered {
@@ -205,6 +239,7 @@ mod tests {
                 seen[at] = true;
                 // Whoever wants more takes what it may.
                 reals[at].used = wants.min(reals[at].lease.unwrap_or(0));
+                reals[at].refused += u64::from(wants > reals[at].used);
                 sync(&mut quotas, &mut reals, at, answered, seen == [true; 4]);
                 let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
                 prop_assert!(all <= QUOTA, "{reals:?}");
@@ -219,6 +254,37 @@ mod tests {
             let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
             prop_assert!(all <= QUOTA && reals[2].lease.unwrap_or(0) > QUOTA * 9 / 10, "{reals:?}");
         }
+    }
+
+    #[test]
+    fn what_is_unused_goes_where_puts_are_refused_and_comes_back() {
+        let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 4]);
+        let round = |quotas: &mut Quotas, reals: &mut [Real; 4]| {
+            (0..4).for_each(|at| sync(quotas, reals, at, true, true));
+        };
+        for _ in 0..3 {
+            round(&mut quotas, &mut reals);
+        }
+        let fair = reals.map(|real| real.lease);
+        assert!(fair[1] < Some(QUOTA / 3), "{fair:?}");
+        // One object that is longer than any part. The others are told of less, say that they heard it, and then it has
+        // more.
+        reals[1].refused += 1;
+        for _ in 0..3 {
+            round(&mut quotas, &mut reals);
+        }
+        assert!(reals[1].lease > Some(QUOTA * 8 / 10), "{reals:?}");
+        assert!(reals.iter().all(|real| real.lease > Some(0)), "{reals:?}");
+        // Two share it.
+        reals[2].refused += 1;
+        for _ in 0..3 {
+            round(&mut quotas, &mut reals);
+        }
+        assert!(reals[1].lease > Some(QUOTA / 3) && reals[2].lease > Some(QUOTA / 3), "{reals:?}");
+        for _ in 0..12 {
+            round(&mut quotas, &mut reals);
+        }
+        assert_eq!(reals.map(|real| real.lease), fair, "nobody wants more");
     }
 
     #[test]

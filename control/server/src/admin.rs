@@ -44,6 +44,7 @@ const INVALID_PARAMS: i32 = -600;
 const OBJECT_NOT_FOUND: i32 = -704;
 const UNAVAILABLE: i32 = -1010;
 const NOT_SUPPORTED: i32 = -1012;
+const JOB_NOT_FOUND: i32 = -1402;
 
 /// Bytes of a body that is JSON.
 const BODY_BYTES: usize = 64 << 10;

@@ -23,7 +23,7 @@ use kvplane_rpc::Refusal;
 use kvplane_rpc::message::{Done, Owner};
 use serde_json::{Value, json};
 
-use super::{INVALID_PARAMS, OBJECT_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
+use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
 use crate::control::{Control, Holding};
 use crate::http::Answer;
 
@@ -87,7 +87,7 @@ pub(super) async fn answer(control: &Control, path: &str, request: Request<Incom
 }
 
 fn unknown(id: &str) -> Answer {
-    failure(StatusCode::NOT_FOUND, OBJECT_NOT_FOUND, &format!("there is no drain job {id:?}"))
+    failure(StatusCode::NOT_FOUND, JOB_NOT_FOUND, &format!("there is no drain job {id:?}"))
 }
 
 fn bad(reason: &str) -> Answer {

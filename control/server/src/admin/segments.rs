@@ -22,6 +22,8 @@ fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
     match owner.map(|member| member.state.as_str()) {
         Some("active" | "suspect") => ("OK", 1),
         Some("joining") | None => ("UNDEFINED", 0),
+        Some("draining") if used_bytes(view, segment) > 0 => ("DRAINING", 2),
+        Some("draining") => ("DRAINED", 3),
         Some(_) => ("UNMOUNTING", 5),
     }
 }

@@ -212,11 +212,16 @@ fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
     assert_eq!((done, &job["succeeded_units"], &job["remaining_objects"]), (Some(()), &1.into(), &0.into()), "{job}");
     assert!(job["migrated_bytes"].as_u64() > Some(0), "{job}");
     assert_eq!(ask("GET", jobs, "").1["jobs"][0]["job_id"], id.as_str());
+    let segment = format!("/api/v1/segments/status?segment={second}");
+    let drained = wait_until(|| (ask("GET", &segment, "").1["status_name"] == "DRAINED").then_some(()));
+    assert_eq!(drained, Some(()), "{}", ask("GET", &segment, "").1);
 
     let (status, job) = ask("POST", &format!("{jobs}/cancel?job_id={id}"), "");
     assert_eq!((status, &job["status_name"]), (200, &"CANCELED".into()), "{job}");
     for (path, status) in [("/query", 400), ("/query?job_id=drain-77.1", 404), ("/query?job_id=no", 404)] {
-        assert_eq!(ask("GET", &format!("{jobs}{path}"), "").0, status, "{path}");
+        let (found, said) = ask("GET", &format!("{jobs}{path}"), "");
+        let code = if status == 404 { -1402 } else { -600 };
+        assert_eq!((found, &said["error_code"]), (status, &code.into()), "{path}");
     }
     assert_eq!(ask("GET", &format!("{jobs}/cancel?job_id={id}"), "").0, 405);
     all_there(&mut client);
