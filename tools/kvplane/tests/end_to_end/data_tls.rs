@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use kvplane::{Client, ClientConfig, DataTls, Error, Status};
+use kvplane::{Client, ClientConfig, DataTls, Error, PutOptions, Status};
 
+use crate::namespaces::on_another_host;
 use crate::network::over_rdma;
-use crate::support::{Way, Workplace, text};
+use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
 fn client(place: &Workplace, data_tls: DataTls) -> Result<Client, Error> {
     let deadline = Duration::from_secs(10);
@@ -52,6 +53,57 @@ fn a_client_that_requires_tls_uses_no_node_without() {
     exercise(&mut client(&place, DataTls::Offer).unwrap(), 0);
     let error = client(&place, DataTls::Require).unwrap().put(b"plain", b"bytes").unwrap_err();
     assert_eq!(error.status(), Some(Status::TlsFailed), "{error}");
+}
+
+/// A node that shares no memory with the others: copies go over TCP. Nothing where that cannot be had.
+fn node(place: &Workplace, number: usize, tls: &str) -> Option<Process> {
+    let boot_id = place.file(&format!("boot-{number}"), format!("0000000{number}\n").as_bytes());
+    let number = number.to_string();
+    let how = ["node", "--node-id", &number, "--pool", "64M", "--shards", "1", "--data-tls", tls];
+    let node = Process::start(on_another_host(&place.command(&how), &boot_id)?);
+    node.wait_for(&format!("node {number} with"));
+    Some(node)
+}
+
+#[test]
+fn nodes_that_require_tls_bring_copies_to_each_other_and_not_to_one_that_does_not_seal() {
+    if over_rdma() {
+        return;
+    }
+    let place = Workplace::new("sealed-nodes");
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    control.wait_for("metrics on");
+    let members = |count: u64| {
+        let there = wait_until(|| (health(control.http())["members"] == count).then_some(()));
+        assert_eq!(there, Some(()), "{count} members");
+    };
+    let (Some(mut first), Some(second)) = (node(&place, 1, "require"), node(&place, 2, "require")) else {
+        println!("skipped: no mount namespaces here (unshare --map-root-user --mount)");
+        return;
+    };
+    members(2);
+    let mut client = client(&place, DataTls::Offer).unwrap();
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    let put = |client: &mut Client, key: usize| {
+        let (_, copies) = client.put_replicas(format!("{key}").as_bytes(), &value(key, 90_000), &twice).expect("a put");
+        copies
+    };
+    for key in 0..40 {
+        assert_eq!(wait_until(|| (put(&mut client, key) == 2).then_some(())), Some(()), "{key} has two copies");
+    }
+    first.kill();
+    for key in 0..40 {
+        let got = wait_until(|| client.get(format!("{key}").as_bytes()).ok().flatten());
+        assert!(got.as_deref() == Some(&value(key, 90_000)[..]), "{key}");
+    }
+    drop(second);
+    members(0);
+    // Neither takes a plain connection, nor makes one.
+    let (_third, _fourth) = (node(&place, 3, "require"), node(&place, 4, "off"));
+    members(2);
+    let copies: Vec<u8> = (100..108).map(|key| put(&mut client, key)).collect();
+    assert_eq!(copies, [1; 8]);
 }
 
 #[test]
