@@ -13,6 +13,8 @@ use kvplane::{
 use kvplane_server::TicketConfig;
 
 mod bed;
+#[path = "p2p/held.rs"]
+mod held;
 #[path = "p2p/ranks.rs"]
 mod ranks;
 

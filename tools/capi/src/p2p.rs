@@ -47,7 +47,7 @@ fn code_of(error: &Error) -> c_int {
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::BadRequest) => INVALID_ARGUMENT,
         Error::Call(_) | Error::Discovery(_) | Error::Connect(_) => CONTROL_PLANE,
         Error::AddressOverlapped { .. } => ADDRESS_OVERLAPPED,
-        Error::Status { status: Status::NotFound, .. } => TOO_MANY_RETRIES,
+        Error::Status { status: Status::NotFound | Status::DeadlineExceeded, .. } => TOO_MANY_RETRIES,
         Error::Argument(_) | Error::Request(_) => INVALID_ARGUMENT,
         _ => TRANSFER_ENGINE,
     };

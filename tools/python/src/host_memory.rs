@@ -103,9 +103,13 @@ pub(crate) fn topology(py: Python<'_>) -> PyResult<crate::transfers::Topology> {
 }
 
 /// For the end of the interpreter: no transfer begins any more; waits for those that are under way, at most so many
-/// seconds. Whether all have ended.
+/// seconds, and has the memory that this process gives leave the cluster. Whether all have ended.
 #[pyfunction]
 pub(crate) fn settle(py: Python<'_>, longest: f64) -> bool {
     let longest = Duration::try_from_secs_f64(longest).unwrap_or(Duration::ZERO);
-    py.detach(|| clients::settle(longest))
+    py.detach(|| {
+        let settled = clients::settle(longest);
+        crate::segment::leave_all();
+        settled
+    })
 }

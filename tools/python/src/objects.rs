@@ -164,6 +164,10 @@ impl Objects {
         about: Vec<u8>,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+        // Its answer is a version, or a negative number.
+        if let Some(version) = version.filter(|version| i64::try_from(*version).is_err()) {
+            return Ok(failed(INVALID, format!("version {version}: give one from 1 to {}", i64::MAX)));
+        }
         let options = PublishOptions { version, shard_bytes, about };
         let done = waiting(py, || {
             let regions = regions(&addresses, &sizes, false)?;
@@ -221,8 +225,14 @@ impl Objects {
         let found = waiting(py, || self.call(|store| store.find(name, version).map_err(|error| code_of(&error))))?;
         let cover = |object: kvplane::Object| {
             object.layout.covering(buffer, offset, bytes).ok_or_else(|| {
-                let size = object.layout.sizes().get(buffer);
-                failed(INVALID, format!("{bytes} bytes from {offset} on of buffer {buffer}, which has {size:?}"))
+                let sizes = object.layout.sizes();
+                failed(
+                    INVALID,
+                    match sizes.get(buffer) {
+                        Some(size) => format!("{bytes} bytes from {offset} on of buffer {buffer}, which has {size}"),
+                        None => format!("buffer {buffer} of an object that has {}", sizes.len()),
+                    },
+                )
             })
         };
         Ok(found.and_then(cover).into())

@@ -1,7 +1,8 @@
 //! Memory that this process gives to the cluster: storage nodes of one shard each.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
 use kvplane::{Control, Node, NodeConfig, Pacing};
@@ -13,6 +14,8 @@ use crate::outcome::{INTERNAL, NO_ROOM, failed};
 const JOIN: Duration = Duration::from_secs(20);
 /// The longest that its objects may take to go to others when it leaves in order.
 const DRAIN: Duration = Duration::from_secs(60);
+/// The longest that this takes when a store closes, or the interpreter ends, which is not for long waits.
+const CLOSE: Duration = Duration::from_secs(4);
 /// The least that a node has.
 const LEAST_BYTES: u64 = 2 << 20;
 
@@ -61,6 +64,57 @@ impl Segment {
             Err(error) => failed(INTERNAL, error.to_string()),
         }
     }
+}
+
+/// The segments of one store.
+#[derive(Default)]
+pub(crate) struct Segments(Mutex<Vec<Segment>>);
+
+/// Those of all stores, each with the process that joined: a forked one has none of its parent's.
+static ALL: Mutex<Vec<(u32, Weak<Segments>)>> = Mutex::new(Vec::new());
+
+impl Segments {
+    /// None yet.
+    pub(crate) fn new() -> Arc<Self> {
+        let segments = Arc::new(Self::default());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, one)| one.strong_count() > 0);
+        all.push((std::process::id(), Arc::downgrade(&segments)));
+        segments
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<Segment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All leave: what they hold for others goes to other members before, as far as [`CLOSE`] and their room allow. At
+    /// once where the control plane is away, who would have to tell them.
+    pub(crate) fn leave(&self) {
+        let segments = core::mem::take(&mut *self.lock());
+        let until = Instant::now() + CLOSE;
+        for segment in segments {
+            let left = until.saturating_duration_since(Instant::now());
+            let grace = if segment.node.trouble().is_some() { Duration::ZERO } else { left };
+            // Without other members there is nobody to take anything.
+            let _ = segment.leave(grace);
+        }
+    }
+
+    /// Leaves everything as it is, in a forked process.
+    pub(crate) fn leak(&self) {
+        // A thread of the parent's may have held the lock at the fork: then nobody gives it back here.
+        if let Ok(mut segments) = self.0.try_lock() {
+            core::mem::forget(core::mem::take(&mut *segments));
+        }
+    }
+}
+
+/// All segments of this process leave, for the end of the interpreter: stores may still be in use by threads then, and
+/// are not closed.
+pub(crate) fn leave_all() {
+    let all = core::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner));
+    let ours = all.into_iter().filter(|(process, _)| *process == std::process::id());
+    ours.filter_map(|(_, one)| one.upgrade()).for_each(|one| one.leave());
 }
 
 /// The address that a node of this process listens on.

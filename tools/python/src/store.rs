@@ -1,8 +1,9 @@
 //! `_native.Store`: a connection to a cluster's store, for any number of threads.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane::rpc::message::GetMap;
 use kvplane::{Client, ClientConfig, Control};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
@@ -16,10 +17,12 @@ use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::ranges::{self, Sessions};
-use crate::segment::Segment;
+use crate::segment::{Segment, Segments};
 use crate::tasks;
 use crate::waiting::waiting;
 
+/// How long a check of health waits for the control plane.
+const PLANE: Duration = Duration::from_secs(1);
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.
 pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 
@@ -29,14 +32,14 @@ pub(crate) struct Store {
     pub(crate) clients: Clients,
     control: Control,
     sessions: Sessions,
-    segments: Mutex<Vec<Segment>>,
+    segments: Arc<Segments>,
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
         if self.clients.process() != std::process::id() {
             self.clients.leak();
-            core::mem::forget(core::mem::take(self.segments.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            self.segments.leak();
         }
     }
 }
@@ -71,7 +74,7 @@ impl Store {
             control: config.control.clone(),
             clients: Clients::new(config, client),
             sessions: Sessions::default(),
-            segments: Mutex::default(),
+            segments: Segments::new(),
         })
     }
 
@@ -388,8 +391,13 @@ impl Store {
         if !self.clients.is_served() {
             return Ok(failed(NO_ROOM, NO_NODE));
         }
-        let checked = waiting(py, || self.clients.with(|member| member.client.exists(b"kvplane:health")))?;
-        Ok(checked.map_or_else(|code| code, |found| found.map_or_else(|error| store_code(&error), |_| 0)))
+        let checked = waiting(py, || {
+            let found = self.clients.with(|member| member.client.exists(b"kvplane:health"))?;
+            found.map_err(|error| store_code(&error))?;
+            // Objects are served without it, but nobody joins, and nobody is missed.
+            self.clients.link().call_within(GetMap, PLANE).map_err(|error| failed(NO_ROOM, error.to_string()))
+        })?;
+        Ok(checked.map_or_else(|code| code, |_| 0))
     }
 
     /// The first shards of the members of the cluster, as `host:port`.
@@ -438,7 +446,7 @@ impl Store {
         match waiting(py, || Segment::join(&self.control, bytes, host))? {
             Ok(segment) => {
                 let name = segment.name.clone();
-                self.segments.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
+                self.segments.lock().push(segment);
                 Ok(name.into_pyobject(py)?.into_any())
             }
             Err(code) => Ok(code.into_pyobject(py)?.into_any()),
@@ -448,7 +456,7 @@ impl Store {
     /// Takes a node's memory back; its objects may go to others within the time given, in seconds.
     fn leave(&self, py: Python<'_>, name: &str, #[pyo3(from_py_with = number_of)] grace: u64) -> PyResult<i64> {
         let segment = {
-            let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut segments = self.segments.lock();
             let position = segments.iter().position(|segment| segment.name == name);
             position.map(|position| segments.swap_remove(position))
         };
@@ -462,18 +470,18 @@ impl Store {
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
         waiting(py, || {
             let Ok(_call) = Call::begin(self.clients.process()) else { return String::new() };
-            let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            let segments = self.segments.lock();
             self.clients.metrics_text() + &Segment::metrics_text(&segments)
         })
     }
 
-    /// Ends it: calls under way end first, and those that come later are refused.
+    /// Ends it: calls under way end first, and those that come later are refused. What others put into its memory goes
+    /// to other members, as far as some seconds and their room allow.
     fn close(&self, py: Python<'_>) {
         if self.clients.process() == std::process::id() {
             py.detach(|| {
                 self.clients.close();
-                let segments = core::mem::take(&mut *self.segments.lock().unwrap_or_else(PoisonError::into_inner));
-                drop(segments);
+                self.segments.leave();
             });
         }
     }

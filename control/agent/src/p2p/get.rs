@@ -192,7 +192,7 @@ impl Shared {
         loop {
             let (got, failed, missing) = news(replica, until, reported);
             if Instant::now() >= until && missing > 0 {
-                return Err(self.given_up(replica, missing, "time is up"));
+                return Err(self.given_up(replica, missing, "time is up", Status::DeadlineExceeded));
             }
             if missing > 0 && interrupt::ended() {
                 return Err(Error::interrupted());
@@ -217,7 +217,8 @@ impl Shared {
 
     fn report(&self, replica: &Arc<Replica>, got: Vec<u32>, failed: Vec<FetchFailure>) -> Result<(), Error> {
         let runs = |got: &[u32]| got.iter().map(|&shard| (shard, 1)).collect();
-        let call = ReportObject { client: self.client, member: replica.member(), got: runs(&got), failed };
+        let member = replica.member();
+        let call = ReportObject { client: self.client, member, got: runs(&got), failed };
         let failed = call.failed.clone();
         match self.link.call(call) {
             Ok(_) => Ok(()),
@@ -231,7 +232,7 @@ impl Shared {
                 Ok(())
             }
             // All that is there is announced with it.
-            Err(error) if is_forgotten(&error) => match self.keeper.hold_again(self, replica) {
+            Err(error) if is_forgotten(&error) => match self.keeper.hold_again(self, replica, member) {
                 Err(error) if !is_away(&error) && !is_forgotten(&error) => Err(error),
                 _ => Ok(()),
             },
@@ -259,14 +260,14 @@ impl Shared {
             return Ok(times + 1);
         }
         let why = format!("{} shards are nowhere to be had; {}", found.lost, wrong.join("; "));
-        Err(self.given_up(replica, missing, why.trim_end_matches("; ")))
+        Err(self.given_up(replica, missing, why.trim_end_matches("; "), Status::NotFound))
     }
 
-    fn given_up(&self, replica: &Replica, missing: u32, why: &str) -> Error {
+    fn given_up(&self, replica: &Replica, missing: u32, why: &str, status: Status) -> Error {
         let (shards, name) = (replica.spec.layout.shards(), &replica.name);
         let what =
             format!("object {name:?} version {}: {missing} of {shards} shards are missing: {why}", replica.version);
-        Error::Status { what, status: Status::NotFound, cause: replica.fetch().trouble.clone() }
+        Error::Status { what, status, cause: replica.fetch().trouble.clone() }
     }
 }
 

@@ -111,8 +111,13 @@ impl Keeper {
         Ok(())
     }
 
-    /// Announces a replica that the control plane does not know any more, and its object before.
-    pub(super) fn hold_again(&self, shared: &Shared, replica: &Arc<Replica>) -> Result<(), Error> {
+    /// Announces a replica that the control plane does not know by this number any more, and its object before. Several
+    /// threads may find that out: the first does it.
+    pub(super) fn hold_again(&self, shared: &Shared, replica: &Arc<Replica>, member: u64) -> Result<(), Error> {
+        let _turn = replica.again.lock().unwrap_or_else(PoisonError::into_inner);
+        if replica.member() != member || replica.leaving.load(Ordering::Acquire) {
+            return Ok(());
+        }
         shared.link.call(PublishObject {
             tenant: shared.config.tenant.clone(),
             name: replica.name.clone(),
@@ -146,7 +151,8 @@ impl Keeper {
             if table.stop {
                 return;
             }
-            let held: Vec<Arc<Replica>> = table.replicas.values().cloned().collect();
+            let held: Vec<(u64, Arc<Replica>)> =
+                table.replicas.iter().map(|(&member, replica)| (member, Arc::clone(replica))).collect();
             drop(table);
             if let Err(error) = shared.guard.refresh(shared, !held.is_empty())
                 && !is_away(&error)
@@ -159,8 +165,9 @@ impl Keeper {
         }
     }
 
-    /// A failure is tried again at the next turn.
-    fn renew(&self, shared: &Shared, held: &[Arc<Replica>]) {
+    /// A failure is tried again at the next turn. Numbers are those from before the call: one that was given since is
+    /// not in its answer.
+    fn renew(&self, shared: &Shared, held: &[(u64, Arc<Replica>)]) {
         let _ = self.follow(shared);
         let renewed = match shared.link.call(RenewObjects { client: shared.client }) {
             Ok(renewed) => renewed,
@@ -171,9 +178,8 @@ impl Keeper {
                 return;
             }
         };
-        let forgotten = held.iter().filter(|replica| !renewed.members.contains(&replica.member()));
-        for replica in forgotten.filter(|replica| !replica.leaving.load(Ordering::Acquire)) {
-            if let Err(error) = self.hold_again(shared, replica) {
+        for (member, replica) in held.iter().filter(|(member, _)| !renewed.members.contains(member)) {
+            if let Err(error) = self.hold_again(shared, replica, *member) {
                 tracing::warn!(name = replica.name, "a replica could not be announced again: {error}");
             }
         }

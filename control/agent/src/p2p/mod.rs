@@ -34,7 +34,7 @@ mod ranks;
 mod replica;
 mod reshard;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{Layout, ObjectSpec};
 use kvplane_engine::{Pacing, Region, cpu};
+use kvplane_proto::Limits;
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
 };
@@ -160,7 +161,18 @@ struct Shared {
     guard: Guard,
     memory: Memory,
     replicas: Mutex<BTreeMap<(String, u64), Arc<Replica>>>,
+    /// Those that are being announced: nobody else may begin the same.
+    coming: Mutex<BTreeSet<(String, u64)>>,
     keeper: Keeper,
+}
+
+/// The right to announce a version of an object, for as long as this lives.
+struct Coming<'a>(&'a Shared, (String, u64));
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.coming().remove(&self.1);
+    }
 }
 
 /// Shares objects with peers. Any thread may use it.
@@ -183,6 +195,21 @@ impl Shared {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn coming(&self) -> MutexGuard<'_, BTreeSet<(String, u64)>> {
+        // Each change is whole.
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes sure that one thread only announces a version of an object that is not held here.
+    fn begin(&self, key: &(String, u64)) -> Result<Coming<'_>, Error> {
+        let mut coming = self.coming();
+        if self.replicas().contains_key(key) || !coming.insert(key.clone()) {
+            let reason = format!("version {} of object {:?} is held here already, or being taken", key.1, key.0);
+            return Err(Error::Argument(reason));
+        }
+        Ok(Coming(self, key.clone()))
+    }
+
     /// The replica of that name: of the newest version held here where none is named.
     fn replica(&self, name: &str, version: Option<u64>) -> Result<Arc<Replica>, Error> {
         let (first, last) = version.map_or((0, u64::MAX), |version| (version, version));
@@ -196,9 +223,7 @@ impl Shared {
     fn announce(&self, replica: Replica) -> Result<Arc<Replica>, Error> {
         let replica = Arc::new(replica);
         let key = (replica.name.clone(), replica.version);
-        if self.replicas().contains_key(&key) {
-            return Err(Error::Argument(format!("version {} of object {:?} is held here already", key.1, key.0)));
-        }
+        let _coming = self.begin(&key)?;
         self.memory.take(&self.engine, &replica.memory(), !replica.origin)?;
         if let Err(error) = self.keeper.hold(self, &replica) {
             self.memory.give_back(&self.engine, &replica.memory())?;
@@ -211,6 +236,8 @@ impl Shared {
     /// Waits for readers where that is wanted, and gives the memory back.
     fn retire(&self, replica: &Replica, patience: Duration) -> Result<(), Error> {
         replica.leaving.store(true, Ordering::Release);
+        // Who announces it again at this moment gets a number that has to be released, too.
+        drop(replica.again.lock());
         let until = Instant::now() + patience;
         loop {
             let wait = Instant::now() < until;
@@ -247,7 +274,8 @@ impl P2pStore {
         let keys = GetPeerKeys { client, tenant: config.tenant.clone() };
         let (guard, engine) = Guard::start(&link, &keys, engine)?;
         let (memory, keeper) = (Memory::default(), Keeper::default());
-        let shared = Shared { config, engine, link, client, guard, memory, replicas: Mutex::default(), keeper };
+        let (replicas, coming) = (Mutex::default(), Mutex::default());
+        let shared = Shared { config, engine, link, client, guard, memory, replicas, coming, keeper };
         let shared = Arc::new(shared);
         shared.keeper.follow(&shared)?;
         let keeping = Arc::clone(&shared);
@@ -275,6 +303,13 @@ impl P2pStore {
     /// When the memory overlaps other memory that is registered, the version is another object's, or the control plane
     /// cannot be asked; nothing is registered then.
     pub fn register(&self, name: &str, regions: &[Arc<Region>], options: &PublishOptions) -> Result<u64, Error> {
+        if regions.len() > Limits::REGIONS_PER_SEGMENT {
+            return Err(Error::Argument(format!(
+                "{} buffers: a store registers at most {} of all its objects; put several in one piece of memory",
+                regions.len(),
+                Limits::REGIONS_PER_SEGMENT
+            )));
+        }
         let sizes = regions.iter().map(|region| region.bytes() as u64).collect();
         let layout = Layout::new(sizes, options.shard_bytes).map_err(|error| malformed(&error))?;
         let hashes = replica::hashes(&layout, regions);
@@ -322,7 +357,7 @@ impl P2pStore {
         self.shared.replica(name, version).is_ok()
     }
 
-    /// What an object is; of the newest version where none is named.
+    /// What an object is; where no version is named, of the newest that its sources have all of.
     ///
     /// # Errors
     /// When nobody has it, or the control plane cannot be asked.

@@ -64,6 +64,8 @@ pub(super) struct Replica {
     pub(super) seat: Option<Seat>,
     /// Its number in the catalog; another one each time it is announced.
     member: AtomicU64,
+    /// One thread at a time announces it again.
+    pub(super) again: Mutex<()>,
     /// Somebody waits for it to be fetched.
     pub(super) fetched: AtomicBool,
     /// It is announced no more.
@@ -120,6 +122,7 @@ impl Replica {
             followed: Condvar::new(),
             seat: None,
             member: AtomicU64::new(0),
+            again: Mutex::new(()),
             fetched: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
         }

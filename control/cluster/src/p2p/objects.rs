@@ -159,9 +159,19 @@ impl Objects {
         self.by_key.range(key(0)..=key(u64::MAX)).next_back().map(|(key, &id)| (key.version, id))
     }
 
+    /// The newest version of which sources have all; the newest that has members where there is none. A version that
+    /// was published and is not held, or not any more, hides none that is.
+    fn newest_held(&self, tenant: &str, name: &str) -> Option<(u64, u64)> {
+        let key = |version| ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
+        let held = |id: &u64| self.swarms.get(id).is_some_and(|(_, swarm)| !swarm.members.is_empty());
+        let versions = || self.by_key.range(key(0)..=key(u64::MAX)).rev().filter(|(_, id)| held(id));
+        let whole = versions().find(|(_, id)| self.swarms.get(id).is_some_and(|(_, swarm)| swarm.is_whole()));
+        whole.or_else(|| versions().next()).map(|(key, &id)| (key.version, id))
+    }
+
     fn id_of(&self, (tenant, name, version): (&str, &str, Option<u64>)) -> Result<(u64, u64), ObjectError> {
         let found = match version {
-            None => self.newest(tenant, name),
+            None => self.newest_held(tenant, name),
             Some(version) => {
                 let key = ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
                 self.by_key.get(&key).map(|&id| (version, id))
@@ -170,10 +180,10 @@ impl Objects {
         found.ok_or_else(|| ObjectError::NotFound { name: name.to_owned(), version })
     }
 
-    /// What an object is; of the newest version where none is named.
+    /// What an object is; where no version is named, of the newest that its sources have all of.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When it is not there; without a version, also when nobody has any.
     pub fn find(&self, key: (&str, &str, Option<u64>)) -> Result<(u64, &ObjectSpec), ObjectError> {
         let (version, id) = self.id_of(key)?;
         Ok((version, &self.swarms[&id].1.spec))

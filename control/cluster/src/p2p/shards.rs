@@ -69,6 +69,14 @@ impl ShardSet {
         fresh
     }
 
+    /// Puts in those of another set of as many shards.
+    pub(super) fn insert_all(&mut self, others: &Self) {
+        for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
+            self.count += (theirs & !*ours).count_ones();
+            *ours |= theirs;
+        }
+    }
+
     /// Takes one out; false when it is not there.
     pub fn remove(&mut self, shard: u32) -> bool {
         let there = self.contains(shard);

@@ -9,11 +9,18 @@ impl Swarm {
     pub(super) fn lost(&self) -> u32 {
         let mut held = ShardSet::empty(self.spec.layout.shards());
         for member in self.members.values().filter(|member| member.is_source()) {
-            for shard in member.have.iter() {
-                held.insert(shard);
+            held.insert_all(&member.have);
+            // Mostly that is the first.
+            if held.count() == held.shards() {
+                break;
             }
         }
         held.shards() - held.count()
+    }
+
+    /// Whether there are sources, who together have all of it.
+    pub(super) fn is_whole(&self) -> bool {
+        self.lost() == 0 && self.members.values().any(Member::is_source)
     }
 
     pub(super) fn rows(&self) -> Vec<MemberReport> {

@@ -202,7 +202,15 @@ fn objects_do_not_change_and_versions_grow() {
     assert_eq!(objects.publish(0, ("", "a/b", None), other.clone()), Ok(2));
     let differs = ObjectError::Differs { name: "a/b".to_owned(), version: 1 };
     assert_eq!(objects.publish(0, ("", "a/b", Some(1)), other.clone()), Err(differs.clone()));
+    assert!(matches!(objects.find(("", "a/b", None)), Err(ObjectError::NotFound { .. })), "nobody has any");
+    // The newest that is there as a whole, and else the newest that anybody has something of.
+    objects.hold(0, ("", "a/b", 2), other.digest(), hold(9, 11, false)).unwrap();
     assert_eq!(objects.find(("", "a/b", None)).unwrap(), (2, &other));
+    let first = objects.hold(0, ("", "a/b", 1), one.digest(), hold(8, 10, true)).unwrap();
+    assert_eq!(objects.find(("", "a/b", None)).unwrap(), (1, &one));
+    objects.hold(0, ("", "a/b", 2), other.digest(), hold(7, 11, true)).unwrap();
+    assert_eq!(objects.find(("", "a/b", None)).unwrap(), (2, &other));
+    objects.release(0, (8, first), false).unwrap();
     assert_eq!(objects.find(("", "a/b", Some(1))).unwrap(), (1, &one));
     assert!(matches!(objects.find(("t", "a/b", None)), Err(ObjectError::NotFound { .. })), "tenants are apart");
     // Nor is one held as another.
