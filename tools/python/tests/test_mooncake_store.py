@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import threading
+import time
 import unittest
 
 import bed
@@ -353,6 +354,17 @@ class Others(Case):
     def test_health_and_name(self):
         self.assertEqual(self.store.health_check(), 0)
         self.assertRegex(self.store.get_hostname(), r"^\w+:\d+$")
+
+    def test_what_a_store_held_for_others_outlives_it(self):
+        other = MooncakeDistributedStore()
+        self.addCleanup(other.close)
+        self.assertEqual(other.setup("localhost:12346", "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", ""), 0)
+        values = {f"handed-{index}": f"{index}-".encode() * 700 for index in range(100)}
+        self.assertEqual({self.store.put(key, value) for key, value in values.items()}, {0})
+        begun = time.monotonic()
+        self.assertEqual(other.close(), 0)
+        self.assertLess(time.monotonic() - begun, 10)
+        self.assertEqual({key: self.store.get(key) for key in values}, values)
 
     def test_the_name_is_the_one_of_the_memory(self):
         other = MooncakeDistributedStore()
