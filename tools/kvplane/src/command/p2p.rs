@@ -2,23 +2,29 @@
 //!
 //! An object has a buffer for each file that is not empty, and says the files' names in its words about it.
 
+mod destination;
 mod files;
+mod names;
+mod progress;
 mod reshard;
 mod safetensors;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 use kvplane::rpc::Role;
-use kvplane::{GetOptions, P2pConfig, P2pStore, PublishOptions, Ranks};
+use kvplane::{GetOptions, Object, P2pConfig, P2pStore, PublishOptions, Ranks, interrupt};
 
 use super::which::Which;
 use super::{Failure, size, stop};
 use files::Files;
+use names::printable;
+use progress::Bar;
 use reshard::Reshard;
 
 /// Share big files between machines, each of which sends them on.
@@ -166,11 +172,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| format!("{text:?}: give seconds, 86400 at most"))
 }
 
-fn progress_bar(bytes: u64) -> Result<ProgressBar, Failure> {
-    let bar = ProgressBar::new(bytes);
-    let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
-    bar.set_style(ProgressStyle::with_template(style)?);
-    Ok(bar)
+/// A line on stderr; nothing where nobody reads it.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 impl Put {
@@ -184,16 +188,24 @@ impl Put {
     }
 }
 
+/// Whether what arrives cannot be written: the fetch is to end. Who waits asks a question without a state of its own,
+/// and a process fetches one object.
+static CANNOT_WRITE: AtomicBool = AtomicBool::new(false);
+
+fn cannot_write() -> bool {
+    CANNOT_WRITE.load(Ordering::Relaxed)
+}
+
 impl Get {
-    fn run(self, store: &P2pStore) -> Result<(), Failure> {
-        let object = store.find(&self.name, self.version)?;
-        let files = Files::open(&self.directory, &object)?;
-        let bar = progress_bar(object.layout.total_bytes())?;
+    /// Fetches what is missing and writes it; the bytes that were fetched are the answer.
+    fn fetch(&self, store: &P2pStore, object: &Object, files: &Files) -> Result<u64, Failure> {
+        let bar = Bar::new(object.layout.total_bytes())?;
         let failure: Mutex<Option<String>> = Mutex::new(None);
         let each = |progress: kvplane::Progress| {
-            let Some(place) = object.layout.place(progress.shard) else { return };
+            let Some(place) = object.layout.place(progress.shard).filter(|_| !cannot_write()) else { return };
             if let Err(error) = files.write(place) {
-                failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(error.to_string());
+                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
+                CANNOT_WRITE.store(true, Ordering::Relaxed);
             }
             bar.inc(place.bytes);
         };
@@ -209,12 +221,21 @@ impl Get {
             each: Some(&each),
             ..GetOptions::default()
         };
-        let fetched = store.get_replica(&object, &files.regions(), &options)?;
-        bar.finish_and_clear();
-        if let Some(error) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-            return Err(error.into());
+        let fetched = interrupt::watched(cannot_write, || store.get_replica(object, &files.regions(), &options));
+        // It is why the fetch was ended.
+        if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(format!("{error}: no more is fetched; once that is mended, the same get goes on here").into());
         }
-        files.finish()?;
+        let fetched = fetched?;
+        bar.finish();
+        Ok(fetched)
+    }
+
+    fn run(self, store: &P2pStore) -> Result<(), Failure> {
+        let object = store.find(&self.name, self.version)?;
+        let mut files = Files::open(&self.directory, &object)?;
+        let fetched = self.fetch(store, &object, &files)?;
+        files.finish(&self.directory, &object)?;
         println!(
             "has {:?} version {}: {} in {} files, {} of it fetched",
             object.name,
@@ -249,7 +270,8 @@ impl Ls {
                 continue;
             }
             let bytes = size::show(object.total_bytes);
-            println!("{bytes:>12}  {:>6} members  {}@{}", object.members, object.name, object.version);
+            let name = printable(&object.name);
+            println!("{bytes:>12}  {:>6} members  {name}@{}", object.members, object.version);
             if !self.long {
                 continue;
             }
@@ -257,7 +279,8 @@ impl Ls {
             for member in found.members {
                 let what = if member.origin { "origin" } else { "member" };
                 let wrong = if member.excluded.is_empty() { String::new() } else { format!("  {}", member.excluded) };
-                println!("{:>12}  {what}  {} of {} shards{wrong}", member.segment, member.have, object.shards);
+                let (segment, wrong) = (printable(&member.segment), printable(&wrong));
+                println!("{segment:>12}  {what}  {} of {} shards{wrong}", member.have, object.shards);
             }
             if found.lost > 0 {
                 println!("{:>12}  {} shards are nowhere", "", found.lost);

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
@@ -20,8 +22,17 @@ fn fill(directory: &Path) {
 fn same(one: &Path, other: &Path) {
     for name in ["config.json", "layers/0.safetensors", "layers/1.safetensors", "none"] {
         assert_eq!(fs::read(one.join(name)).unwrap(), fs::read(other.join(name)).unwrap(), "{name}");
-        assert!(!other.join(format!("{name}.part")).exists());
     }
+    assert_eq!(names(other), ["config.json", "layers", "none"], "no partial files");
+    assert_eq!(names(&other.join("layers")), ["0.safetensors", "1.safetensors"]);
+}
+
+/// What is in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }
 
 fn put(place: &Workplace, directory: &Path) -> Process {
@@ -78,6 +89,80 @@ fn what_cannot_be_put_or_got_is_said() {
     finish(place.command(&["p2p", "put", "", text(&place.file("f", b"x"))]), &[]).failed(1, &["a name of 0 bytes"]);
     let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
     finish(place.command(&far), &[]).failed(1, &["makes no tickets"]);
+    // Opening a pipe would wait for who writes to it.
+    let pipe = place.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    finish(place.command(&["p2p", "put", "a", text(&pipe)]), &[]).failed(1, &["pipe: is a pipe: give a file"]);
+    finish(place.command(&["p2p", "put", "a", "/dev/null"]), &[]).failed(1, &["/dev/null: is a device: give a file"]);
+    let many = place.path("many");
+    fs::create_dir(&many).unwrap();
+    (0..1_500).for_each(|number| fs::write(many.join(format!("{number:0>80}")), "").unwrap());
+    let said = ["the names of 1500 files take", "has 131072 for them", "put fewer files at a time, or pack them"];
+    finish(place.command(&["p2p", "put", "a", text(&many)]), &[]).failed(1, &said);
+}
+
+/// A get that takes long holds its directory, and ends at once when it cannot write: its directory is taken away.
+#[test]
+fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
+    let place = Workplace::new("p2p-lock");
+    let _dev = place.dev("16M", &[]);
+    let source = place.path("source");
+    fill(&source);
+    let _origin = put(&place, &source);
+    let (slow, other) = (place.path("slow"), place.path("other"));
+    let get = ["p2p", "get", "a/model", text(&slow), "--no-shared-memory", "--host", "slow"];
+    // A minute and a half.
+    let mut first = Process::start(place.command(&[&get[..], &["--download", "32KiB"]].concat()));
+    // The last file that is made is the last of the object.
+    wait_until(|| names(&slow).iter().any(|name| name.starts_with(".none")).then_some(())).unwrap();
+    finish(place.command(&get), &[]).failed(1, &["slow: ", "process", "fetches into it: wait until that has ended"]);
+    let get = ["p2p", "get", "a/model", text(&other), "--no-shared-memory", "--host", "other"];
+    finish(place.command(&get), &[]).well();
+    same(&source, &other);
+    let since = Instant::now();
+    fs::remove_dir_all(&slow).unwrap();
+    first.wait_for("No such file or directory (os error 2): no more is fetched");
+    assert!(!first.ended().success());
+    assert!(since.elapsed() < Duration::from_secs(30), "it did not go on to the end: {:?}", since.elapsed());
+}
+
+/// Long ones, ones with which partial files could be mixed up, ones that are no files, and ones that terminals obey.
+#[test]
+fn names_of_all_kinds_arrive_and_are_shown() {
+    let place = Workplace::new("p2p-names");
+    let _dev = place.dev("16M", &[]);
+    let (source, copy) = (place.path("source"), place.path("copy"));
+    let long = "n".repeat(255);
+    fs::create_dir(&source).unwrap();
+    for name in ["x", "x.part", &long] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    std::os::unix::fs::symlink("nowhere", source.join("link")).unwrap();
+    let name = "red\u{1b}[31m\n";
+    let put = ["p2p", "put", name, text(&source), "--no-shared-memory", "--host", "source"];
+    let former = Process::start(place.command(&put));
+    former.wait_for("left out what is no file, 1 in all, such as \"link\", a link to no file");
+    former.wait_for("version 1: 262 B in 3 files");
+    let get = ["p2p", "get", name, text(&copy), "--no-shared-memory", "--host", "copy"];
+    let found = finish(place.command(&get), &[]);
+    assert!(found.stderr.starts_with("fetched 262 B of 262 B in "), "{}", found.stderr);
+    assert_eq!(found.stderr.lines().count(), 1, "{}", found.stderr);
+    found.well();
+    for name in ["x", "x.part", &long] {
+        assert_eq!(fs::read_to_string(copy.join(name)).unwrap(), name);
+    }
+    assert_eq!(names(&copy).len(), 3, "no partial files");
+    // The next version has one file less, which stays where the former one was fetched to.
+    fs::remove_file(source.join("x.part")).unwrap();
+    let latter = Process::start(place.command(&put));
+    latter.wait_for("version 2: 256 B in 2 files");
+    let found = finish(place.command(&get), &[]);
+    let stays = "copy: what is no file of \"red\\u{1b}[31m\\n\" version 2 stays: 1, such as \"x.part\"";
+    assert!(found.stderr.contains(stays), "{}", found.stderr);
+    found.well();
+    assert!(copy.join("x.part").exists());
+    let listed = finish(place.command(&["p2p", "ls", "red"]), &[]).text();
+    assert!(listed.contains("red\\u{1b}[31m\\n@2") && listed.lines().count() == 2, "{listed}");
 }
 
 /// One of four ranks, which goes on serving.

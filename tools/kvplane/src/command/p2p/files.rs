@@ -1,25 +1,32 @@
 //! Files as the buffers of an object: mapped or read into memory, or written from it as shards arrive.
 //!
-//! A file that is being fetched is there under its name with `.part` at the end, and renamed when all is there.
+//! A file that is being fetched is there under a name of its object and version, and renamed when all is there.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::{Component, Path, PathBuf};
+use std::collections::BTreeSet;
+use std::fs::{self, File, FileType};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvplane::{Object, Region, RegionOptions, ShardPlace};
+use kvplane_cluster::p2p::MAX_ABOUT_BYTES;
 
 use super::super::Failure;
+use super::names::{places, printable};
+use super::{destination, say};
 
 /// Bytes moved between a file and memory at a time.
 const CHUNK: usize = 1 << 20;
 /// Files of one object, with those that are empty.
-const FILES: usize = 16_384;
+pub(super) const FILES: usize = 16_384;
 
 /// One file: where it is, and the memory with its bytes; none where it is empty.
 struct One {
     name: String,
     path: PathBuf,
+    /// Where it is until all of it is there.
+    part: PathBuf,
     bytes: u64,
     region: Option<Arc<Region>>,
 }
@@ -27,10 +34,12 @@ struct One {
 /// The files of an object, in its order.
 pub(super) struct Files {
     files: Vec<One>,
+    /// Keeps others from writing to the same files.
+    lock: Option<File>,
 }
 
 pub(super) fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
-    move |error| format!("{}: {error}", path.display()).into()
+    move |error| format!("{}: {error}", printable(&path.display().to_string())).into()
 }
 
 fn allocate(name: &str, bytes: u64) -> Result<Option<Arc<Region>>, Failure> {
@@ -38,65 +47,66 @@ fn allocate(name: &str, bytes: u64) -> Result<Option<Arc<Region>>, Failure> {
         return Ok(None);
     }
     let length = usize::try_from(bytes).map_err(|_| format!("{name}: {bytes} bytes do not fit this machine"))?;
-    let options = RegionOptions { shared: true, ..RegionOptions::new(name, length) };
-    Ok(Some(Region::allocate(&options)?))
+    // Not the file's name, which may be longer than the kernel takes for memory.
+    let options = RegionOptions { shared: true, ..RegionOptions::new("p2p-file", length) };
+    Ok(Some(Region::allocate(&options).map_err(at(Path::new(name)))?))
 }
 
 impl Files {
     /// Maps a file, or all files below a directory, in order of their names; or reads them into memory, which others of
     /// this host can map.
     pub(super) fn read(path: &Path, copy: bool) -> Result<Self, Failure> {
-        let mut found = Vec::new();
-        if path.is_dir() {
-            collect(path, path, &mut found)?;
-            found.sort();
-        } else {
-            let name = path.file_name().ok_or_else(|| format!("{}: no name of a file", path.display()))?;
-            found.push((text(Path::new(name))?, path.to_owned()));
-        }
-        let mut files = Vec::with_capacity(found.len());
-        for (name, path) in found {
-            let file = File::open(&path).map_err(at(&path))?;
-            let bytes = file.metadata().map_err(at(&path))?.len();
-            let length = usize::try_from(bytes).map_err(at(&path))?;
-            let region = match length {
+        let mut files = Self { files: found(path)?, lock: None };
+        // Before anything is read: it may be too much.
+        files.about()?;
+        for One { name, path, bytes, region, .. } in &mut files.files {
+            let file = File::open(&path).map_err(at(path))?;
+            *bytes = file.metadata().map_err(at(path))?.len();
+            let length = usize::try_from(*bytes).map_err(at(path))?;
+            *region = match length {
                 0 => None,
-                _ if copy => allocate(&name, bytes)?,
-                _ => Some(Region::map_file(&file, length).map_err(at(&path))?),
+                _ if copy => allocate(name, *bytes)?,
+                _ => Some(Region::map_file(&file, length).map_err(at(path))?),
             };
-            if let (true, Some(region)) = (copy, &region) {
-                fill(region, &file).map_err(at(&path))?;
+            if let (true, Some(region)) = (copy, region) {
+                fill(region, &file).map_err(at(path))?;
             }
-            files.push(One { name, path, bytes, region });
         }
-        Ok(Self { files })
+        Ok(files)
     }
 
-    /// The files of an object, below a directory; what is there of them already is read.
+    /// The files of an object, below a directory, which nobody else fetches into until [`Self::finish`]; what is there
+    /// of them already is read.
     pub(super) fn open(directory: &Path, object: &Object) -> Result<Self, Failure> {
         let list = named_files(object)?;
+        let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
+        let places = places(&object.name, object.version, &names)?;
+        let lock = Some(destination::lock(directory)?);
         let mut files = Vec::with_capacity(list.len());
-        for (name, bytes) in list {
-            let safe = Path::new(&name).components().all(|part| matches!(part, Component::Normal(_)));
-            if !safe || name.is_empty() {
-                return Err(
-                    format!("object {:?} has a file {name:?}, which is not below a directory", object.name).into()
-                );
-            }
-            let path = directory.join(&name);
+        for ((name, bytes), place) in list.into_iter().zip(places) {
+            let (path, part) = (directory.join(place.path), directory.join(place.part));
             let region = allocate(&name, bytes)?;
-            files.push(One { name, path, bytes, region });
+            files.push(One { name, path, part, bytes, region });
         }
-        let files = Self { files };
-        files.files.iter().try_for_each(One::prepare)?;
-        Ok(files)
+        files.iter().try_for_each(One::check)?;
+        files.iter().try_for_each(One::prepare)?;
+        Ok(Self { files, lock })
     }
 
     /// What an object says of its files.
     pub(super) fn about(&self) -> Result<Vec<u8>, Failure> {
         let list: Vec<serde_json::Value> =
             self.files.iter().map(|file| serde_json::json!({ "path": file.name, "bytes": file.bytes })).collect();
-        Ok(serde_json::to_vec(&serde_json::json!({ "files": list }))?)
+        let about = serde_json::to_vec(&serde_json::json!({ "files": list }))?;
+        if about.len() > MAX_ABOUT_BYTES {
+            let (count, bytes) = (list.len(), about.len());
+            let text = format!(
+                "the names of {count} files take {bytes} bytes, and an object has {MAX_ABOUT_BYTES} for them: \
+                 put fewer files at a time, or pack them into one"
+            );
+            return Err(text.into());
+        }
+        Ok(about)
     }
 
     /// The buffers.
@@ -116,27 +126,34 @@ impl Files {
     pub(super) fn write(&self, place: ShardPlace) -> Result<(), Failure> {
         let mut filled = self.files.iter().filter_map(|file| Some((file, file.region.as_ref()?)));
         let Some((file, region)) = filled.nth(place.buffer) else { return Ok(()) };
-        let path = file.part();
-        let out = File::options().write(true).open(&path).map_err(at(&path))?;
-        write_region(&out, 0, region, place.offset as usize, place.bytes as usize).map_err(at(&path))
+        let path = &file.part;
+        let out = File::options().write(true).open(path).map_err(at(path))?;
+        write_region(&out, 0, region, place.offset as usize, place.bytes as usize).map_err(at(path))
     }
 
-    /// Gives all files their names.
-    pub(super) fn finish(&self) -> Result<(), Failure> {
-        for file in &self.files {
-            let part = file.part();
-            File::open(&part).and_then(|part| part.sync_all()).map_err(at(&part))?;
-            fs::rename(&part, &file.path).map_err(at(&file.path))?;
+    /// Gives all files their names, and says what else is in the directory.
+    pub(super) fn finish(&mut self, directory: &Path, object: &Object) -> Result<(), Failure> {
+        for One { path, part, .. } in &self.files {
+            File::open(part).and_then(|part| part.sync_all()).map_err(at(part))?;
+            fs::rename(part, path).map_err(at(path))?;
         }
+        let files: BTreeSet<&Path> = self.files.iter().map(|file| file.path.as_path()).collect();
+        destination::say_what_else(directory, &files, &object.name, object.version);
+        self.lock = None;
         Ok(())
     }
 }
 
 impl One {
-    fn part(&self) -> PathBuf {
-        let mut name = self.path.clone().into_os_string();
-        name.push(".part");
-        name.into()
+    /// Whether the file can have its name: else that is found when all has been fetched.
+    fn check(&self) -> Result<(), Failure> {
+        match fs::symlink_metadata(&self.path) {
+            Ok(there) if there.is_dir() => {
+                Err(at(&self.path)("a directory has the name of the file: move it, or get into another directory"))
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(at(&self.path)(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Makes the file that is written to, of what there is.
@@ -144,20 +161,19 @@ impl One {
         if let Some(parent) = self.path.parent() {
             fs::create_dir_all(parent).map_err(at(parent))?;
         }
-        let path = self.part();
+        let path = &self.part;
         // A file that is there already is as good a beginning; it stays until all is there.
         if !path.exists() && self.path.is_file() {
-            fs::copy(&self.path, &path).map_err(at(&path))?;
+            fs::copy(&self.path, path).map_err(at(path))?;
         }
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(at(&path))?;
-        if file.metadata().map_err(at(&path))?.len() > 0
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(at(path))?;
+        if file.metadata().map_err(at(path))?.len() > 0
             && let Some(region) = &self.region
         {
-            file.set_len(self.bytes).map_err(at(&path))?;
-            fill(region, &file).map_err(at(&path))?;
+            file.set_len(self.bytes).map_err(at(path))?;
+            fill(region, &file).map_err(at(path))?;
         }
-        file.set_len(self.bytes).map_err(at(&path))
+        file.set_len(self.bytes).map_err(at(path))
     }
 }
 
@@ -214,19 +230,72 @@ fn text(path: &Path) -> Result<String, Failure> {
     Ok(text.to_owned())
 }
 
-/// All files below, with their names from there on. Links are followed to files, not to directories.
-fn collect(root: &Path, directory: &Path, found: &mut Vec<(String, PathBuf)>) -> Result<(), Failure> {
-    for entry in fs::read_dir(directory).map_err(at(directory))? {
-        let entry = entry.map_err(at(directory))?;
-        let path = entry.path();
-        if entry.file_type().map_err(at(&path))?.is_dir() {
-            collect(root, &path, found)?;
-        } else if path.is_file() {
-            if found.len() >= FILES {
-                return Err(format!("{}: more than {FILES} files: put parts of it", root.display()).into());
-            }
-            found.push((text(path.strip_prefix(root)?)?, path));
-        }
+/// A file, or the files below a directory, in order of their names.
+fn found(path: &Path) -> Result<Vec<One>, Failure> {
+    let mut below = Below { root: path, files: Vec::new(), left_out: Vec::new() };
+    let kind = fs::metadata(path).map_err(at(path))?.file_type();
+    if kind.is_dir() {
+        below.collect(path)?;
+        below.files.sort();
+        below.say_left_out();
+    } else if kind.is_file() {
+        let name = path.file_name().ok_or_else(|| format!("{}: no name of a file", path.display()))?;
+        below.files.push((text(Path::new(name))?, path.to_owned()));
+    } else {
+        return Err(at(path)(format!("is {}: give a file or a directory", name_of(kind))));
     }
-    Ok(())
+    let one = |(name, path): (String, PathBuf)| {
+        let bytes = fs::metadata(&path).map_err(at(&path))?.len();
+        Ok(One { name, path, part: PathBuf::new(), bytes, region: None })
+    };
+    below.files.into_iter().map(one).collect()
+}
+
+/// What is no file, in a word.
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        _ if kind.is_fifo() => "a pipe",
+        _ if kind.is_socket() => "a socket",
+        _ if kind.is_block_device() || kind.is_char_device() => "a device",
+        _ if kind.is_symlink() => "a link to no file",
+        _ => "no file",
+    }
+}
+
+/// What is below a directory.
+struct Below<'a> {
+    root: &'a Path,
+    /// With their names from there on.
+    files: Vec<(String, PathBuf)>,
+    /// What is neither file nor directory, and what it is.
+    left_out: Vec<(PathBuf, &'static str)>,
+}
+
+impl Below<'_> {
+    /// Links are followed to files, not to directories.
+    fn collect(&mut self, directory: &Path) -> Result<(), Failure> {
+        for entry in fs::read_dir(directory).map_err(at(directory))? {
+            let entry = entry.map_err(at(directory))?;
+            let path = entry.path();
+            let kind = entry.file_type().map_err(at(&path))?;
+            if kind.is_dir() {
+                self.collect(&path)?;
+            } else if path.is_file() {
+                if self.files.len() >= FILES {
+                    return Err(at(self.root)(format!("more than {FILES} files: put parts of it")));
+                }
+                self.files.push((text(path.strip_prefix(self.root)?)?, path));
+            } else {
+                self.left_out.push((path, name_of(kind)));
+            }
+        }
+        Ok(())
+    }
+
+    fn say_left_out(&self) {
+        let Some((path, kind)) = self.left_out.iter().min() else { return };
+        let (count, path) = (self.left_out.len(), path.strip_prefix(self.root).unwrap_or(path));
+        let text = format!("left out what is no file, {count} in all, such as {path:?}, {kind}");
+        say(&at(self.root)(text).to_string());
+    }
 }

@@ -14,7 +14,8 @@ use kvplane::{
 
 use super::super::{Failure, size};
 use super::files::{at, named_files, write_region};
-use super::{progress_bar, safetensors};
+use super::progress::Bar;
+use super::safetensors;
 
 /// The longest manifest that is read.
 const MANIFEST_BYTES: u64 = 1 << 30;
@@ -90,17 +91,18 @@ impl Reshard {
         let head = if self.packed { Vec::new() } else { head(target, resharding.part())? };
         let memory = match usize::try_from(bytes)? {
             0 => None,
+            // Not the rank's name, which may be longer than the kernel takes for memory.
             length => {
-                Some(Region::allocate(&RegionOptions { shared: true, ..RegionOptions::new(participant, length) })?)
+                Some(Region::allocate(&RegionOptions { shared: true, ..RegionOptions::new("p2p-rank", length) })?)
             }
         };
         let mut read = ReadBytes::default();
         if let Some(memory) = &memory {
-            let bar = progress_bar(bytes)?;
+            let bar = Bar::new(bytes)?;
             let each = |bytes| bar.inc(bytes);
             let options = ReadOptions { deadline: Duration::from_secs(self.deadline), each: Some(&each) };
             read = store.reshard(resharding, from, (memory, &to), &options)?;
-            bar.finish_and_clear();
+            bar.clear();
         }
         write(&path, &head, memory.as_deref())?;
         let sources = resharding.plan().sources().len();

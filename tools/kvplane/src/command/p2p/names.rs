@@ -1,0 +1,142 @@
+//! Names of an object's files: where they go, under which names they are written, and how they are shown.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use kvplane_proto::digest::ContentHash;
+
+/// The longest name of a file on the file systems of Linux.
+const NAME_BYTES: usize = 255;
+/// Bytes of a file's name in that of its partial file, which is long enough to be known by, and never too long.
+const KNOWN_BY: usize = 64;
+
+/// Where a file goes, below the directory that an object is fetched into.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    /// Where it is until all is there.
+    pub(super) part: PathBuf,
+}
+
+/// Text for a terminal or a log: what would move a cursor or begin a line is escaped.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => shown.extend(letter.escape_default()),
+            false => shown.push(letter),
+        }
+    }
+    shown
+}
+
+/// Where the files of an object go, by their names.
+///
+/// # Errors
+/// When one is not below the directory, or two would be written to the same place: says which.
+pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<Place>, String> {
+    let refused = |why: String| format!("object {object:?} version {version} cannot be files: {why}");
+    let mut places = Vec::with_capacity(names.len());
+    for name in names {
+        let path = below(name).map_err(refused)?;
+        let part = path.with_file_name(part_name(object, version, &path));
+        places.push(Place { path, part });
+    }
+    apart(&places).map_err(refused)?;
+    Ok(places)
+}
+
+/// A file's path, which is below wherever it is put.
+fn below(name: &str) -> Result<PathBuf, String> {
+    let path = Path::new(name);
+    let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
+    if name.is_empty() || name.contains('\0') || !is_below {
+        return Err(format!("{name:?} is not below a directory"));
+    }
+    if let Some(long) = path.iter().find(|part| part.len() > NAME_BYTES) {
+        return Err(format!("{long:?} has {} bytes, and a file's name at most {NAME_BYTES}", long.len()));
+    }
+    // Without what means nothing, such as slashes at the end: equal paths are to be found.
+    Ok(path.components().collect())
+}
+
+/// The partial file's name: the same for the same file of the same version only, so that versions never mix.
+fn part_name(object: &str, version: u64, path: &Path) -> String {
+    let mut hash = ContentHash::default();
+    hash.update(&version.to_le_bytes());
+    hash.update(&(object.len() as u64).to_le_bytes());
+    hash.update(object.as_bytes());
+    hash.update(path.as_os_str().as_encoded_bytes());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let known_by = &name[..name.floor_char_boundary(KNOWN_BY)];
+    format!(".{known_by}.kvplane-{:032x}.part", hash.finish())
+}
+
+/// Checks that no file is in another one's place, also while they are written.
+fn apart(places: &[Place]) -> Result<(), String> {
+    let mut taken: BTreeMap<&Path, &Path> = BTreeMap::new();
+    for place in places {
+        if taken.insert(&place.path, &place.path).is_some() {
+            return Err(format!("{:?} is named twice", place.path));
+        }
+    }
+    for place in places {
+        if let Some(other) = taken.insert(&place.part, &place.path) {
+            return Err(format!("{other:?} is what {:?} is written to until all is there", place.path));
+        }
+    }
+    for place in places {
+        if let Some(file) = place.path.ancestors().skip(1).find_map(|above| taken.get(above)) {
+            return Err(format!("{file:?} is to be a file, and also the directory of {:?}", place.path));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(names: &[&str]) -> String {
+        places("a", 1, names).unwrap_err()
+    }
+
+    #[test]
+    fn files_have_places_of_their_own() {
+        let found = places("a", 1, &["x", "x.part", "d/x", "d/y"]).unwrap();
+        assert_eq!(found[2].path, Path::new("d/x"));
+        assert!(found[2].part.starts_with("d"));
+        // The same again when a get goes on, and no other version's or object's.
+        assert_eq!(found[0].part, places("a", 1, &["x"]).unwrap()[0].part);
+        assert_ne!(found[0].part, places("a", 2, &["x"]).unwrap()[0].part);
+        assert_ne!(found[0].part, places("b", 1, &["x"]).unwrap()[0].part);
+        // Others' partial names.
+        let part = found[0].part.to_str().unwrap();
+        assert!(refusal(&["x", part]).contains("until all is there"), "{}", refusal(&["x", part]));
+        assert!(refusal(&["x", &format!("{part}/y")]).contains("also the directory"));
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_refused() {
+        for outside in ["../x", "/x", "d/../../x", "./x", "", "a\0b"] {
+            assert!(refusal(&[outside]).contains("not below"), "{outside:?}");
+        }
+        assert!(refusal(&["x", "y", "x"]).contains("\"x\" is named twice"));
+        assert!(refusal(&["d/x", "d//x/"]).contains("named twice"));
+        assert!(refusal(&["d/e/x", "d"]).contains("\"d\" is to be a file, and also the directory of \"d/e/x\""));
+    }
+
+    #[test]
+    fn long_names_fit() {
+        // Two bytes each: the cut is not within one.
+        let long = format!("x{}", "\u{e4}".repeat(127));
+        let part = &places("a", 1, &[&long]).unwrap()[0].part;
+        assert!(part.as_os_str().len() <= NAME_BYTES && part.to_str().unwrap().starts_with(".x\u{e4}"));
+        assert!(refusal(&[&format!("d/x{long}/y")]).contains("has 256 bytes"));
+    }
+
+    #[test]
+    fn controls_are_shown_as_text() {
+        assert_eq!(printable("a\n\u{1b}[31m\u{e4}\u{9b}"), "a\\n\\u{1b}[31m\u{e4}\\u{9b}");
+    }
+}
