@@ -212,7 +212,8 @@ class TensorCalls:
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
         """The parts of one rank."""
-        return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in several(base_keys, "batch", "base_keys")])
+        keys = several(base_keys, "batch", "base_keys")
+        return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in keys])
 
     def batch_put_tensor_with_tp_from(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1, split_dim=0):
         """Stores memory that holds parts of one rank."""

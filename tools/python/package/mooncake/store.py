@@ -45,7 +45,7 @@ from mooncake._types import (
 from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
 from mooncake._engram import EngramStore, EngramStoreConfig
 
-INVALID_KEY = -400
+_INVALID_KEY = -400
 INVALID_PARAMS = -600
 OBJECT_NOT_FOUND = -704
 INTERNAL_ERROR = -1
@@ -696,7 +696,7 @@ def _code(code):
 
 def _key_codes(codes, number):
     """The same for each of many; the number is what the original says of an object that cannot be."""
-    return [number if code == INVALID_KEY else code for code in codes] if INVALID_KEY in codes else codes
+    return [number if code == _INVALID_KEY else code for code in codes] if _INVALID_KEY in codes else codes
 
 
 def _is_empty(value):
