@@ -125,6 +125,22 @@ class Pair(unittest.TestCase):
         self.assertEqual(self.engine.batch_transfer_sync_read(self.peer.name, [], [], []), 0)
         self.assertEqual(self.engine.batch_transfer_sync_write(self.peer.name, ours[:1], theirs[:1], [0]), 0)
 
+    def test_nothing_to_transfer(self):
+        empty, write = ([], [], []), TransferOpcode.Write
+        self.assertEqual(self.engine.batch_transfer_sync(self.peer.name, *empty, write, TransferNotify("no", "bytes")), 0)
+        self.assertEqual(self.peer.ask("notices"), "[('no', 'bytes')]")
+        self.assertEqual(self.engine.batch_transfer_sync_write(self.peer.name, *empty), 0)
+        self.assertEqual(self.engine.batch_transfer_sync_write("127.0.0.1:1", *empty), -1)
+        self.assertEqual(self.engine.batch_transfer_sync("127.0.0.1:1", *empty, write, TransferNotify("a", "b")), -1)
+
+    def test_types(self):
+        for number in ("x", 1.5, None):
+            with self.assertRaisesRegex(TypeError, "number is int"):
+                self.engine.transfer_check_status(number)
+        with self.assertRaises(TypeError):
+            TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", None, "")
+        self.assertEqual(TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", None), 0)
+
     def test_status_looks_at_every_part(self):
         value = bed.pattern(3, 1 << 20)
         self.memory[: 1 << 20] = value

@@ -90,6 +90,58 @@ class Puts(Case):
         self.assertEqual(self.store.remove_by_regex("^b$"), 1)
         self.assertEqual(self.store.remove_all(), 1)
 
+    def test_keys_that_cannot_be(self):
+        store, at = self.store, self.at
+        store.put("a", b"value")
+        for key in ("", "x" * 5000):
+            self.assertEqual(store.is_exist(key), 0)
+            self.assertEqual(store.batch_is_exist(["a", key]), [1, 0])
+            self.assertEqual(store.get_size(key), -704)
+            self.assertEqual(store.remove(key), -704)
+            self.assertEqual(store.batch_remove([key, "none"]), [-704, -704])
+            self.assertEqual(store.get_into(key, at, 100), -704)
+            self.assertEqual(store.batch_get_into([key, "a"], [at, at + 100], [100, 100]), [-704, 5])
+            self.assertEqual(store.batch_get_into_multi_buffers([key], [[at]], [[100]]), [-704])
+            self.assertEqual(store.get_into_ranges([at], [[key]], [[[0]]], [[[0]]], [[[1]]]), [[[-704]]])
+            self.assertEqual(store.batch_get_session_start([key]), [-704])
+            self.assertEqual(store.put_from(key, at, 8), -600)
+            self.assertEqual(store.batch_put_from([key, "b"], [at, at], [8, 8]), [-600, 0])
+            self.assertEqual(store.batch_put_from_multi_buffers([key], [[at]], [[8]]), [-600])
+            self.assertEqual(store.batch_put_session_start([key, "s"], [8, 8]), [-600, 0])
+            self.assertEqual(store.batch_put_session_revoke([key, "s"]), [-600, 0])
+
+    def test_what_is_no_list_of_keys_is_not_taken_apart(self):
+        store = self.store
+        self.assertEqual(store.put_batch(["a", "b", "c"], [b"1", b"2", b"3"]), 0)
+        for keys in ("abc", b"abc", {"a"}, {"a": 1}, {"a": 1}.keys(), iter(["a"]), (key for key in "a"), None, 5, [5]):
+            for call in (
+                lambda: store.batch_replica_clear(keys),
+                lambda: store.batch_get_replica_desc(keys),
+                lambda: store.batch_get_buffer(keys),
+                lambda: store.get_batch(keys),
+                lambda: store.put_batch(keys, [b"x"]),
+                lambda: store.batch_is_exist(keys),
+                lambda: store.batch_remove(keys),
+                lambda: store.create_copy_task("a", keys),
+                lambda: store.unmount_segment(keys),
+                lambda: store.batch_put_from(keys, [self.at], [1]),
+                lambda: store.batch_get_into(keys, [self.at], [1]),
+                lambda: store.batch_get_session_start(keys),
+                lambda: store.batch_get_session_end(keys),
+                lambda: store.batch_put_session_start(keys, [1]),
+                lambda: store.batch_put_session_end(keys),
+                lambda: store.get_into_ranges([self.at], [keys], [[[0]]], [[[0]]], [[[1]]]),
+            ):
+                with self.assertRaises(TypeError, msg=repr(keys)):
+                    call()
+        self.assertEqual(store.batch_is_exist(("a", "b", "c")), [1, 1, 1])
+
+    def test_a_batch_with_a_value_of_no_bytes_stores_nothing(self):
+        for value in (b"", bytearray(), memoryview(b"")):
+            self.assertEqual(self.store.put_batch(["b5", "b6"], [b"1", value]), -600)
+            self.assertEqual(self.store.upsert_batch(["b5", "b6"], [b"1", value]), -600)
+        self.assertEqual(self.store.batch_is_exist(["b5", "b6"]), [0, 0])
+
     def test_handles_outlive_the_store(self):
         value = bed.pattern(9, 100_000)
         self.store.put("handle", value)
@@ -114,6 +166,13 @@ class Puts(Case):
             lambda: self.store.get_into("k", "address", 5),
             lambda: self.store.register_buffer(1.5, 5),
             lambda: self.store.put("k", b"v", config=5),
+            lambda: self.store.remove("k", "yes"),
+            lambda: self.store.batch_remove(["k"], []),
+            lambda: self.store.remove_all("yes"),
+            lambda: self.store.query_task("x"),
+            lambda: self.store.query_task((1,)),
+            lambda: self.store.query_task(("a", "b")),
+            lambda: self.store.query_task((-1, 2)),
         ):
             with self.assertRaises(TypeError):
                 call()
@@ -247,6 +306,48 @@ class Memory(Case):
                 config.soft_pin_ttl_ms = wrong
 
 
+    def test_configurations_that_are_refused(self):
+        store, at = self.store, self.at
+        self.fill(0, 64)
+
+        def config(**values):
+            made = ReplicateConfig()
+            for name, value in values.items():
+                setattr(made, name, value)
+            return made
+
+        both = (
+            ({"replica_num": 0}, -600),
+            ({"nof_replica_num": 1}, -600),
+            ({"dfs_replica_num": 1}, -1601),
+            ({"dfs_replica_num": 1, "group_ids": ["g"] * 3}, -1601),
+            ({"group_ids": []}, -600),
+            ({"group_ids": ["g"] * 3}, -600),
+            ({"replica_num": 0, "dfs_replica_num": 1}, -600),
+        )
+        one, two = [({"group_ids": ["g", "h"]}, -600)], [({"group_ids": ["g"]}, -600)]
+        for values, code in [*both, *one]:
+            wrong = config(**values)
+            self.assertEqual(store.put("k", b"x", wrong), code, values)
+            self.assertEqual(store.upsert("k", b"x", config=wrong), code)
+            self.assertEqual(store.put_parts("k", b"x", b"y", config=wrong), code)
+            self.assertEqual(store.put_from("k", at, 8, wrong), code)
+            self.assertEqual(store.upsert_from("k", at, 8, wrong), code)
+        for values, code in [*both, *two]:
+            wrong = config(**values)
+            self.assertEqual(store.put_batch(["k", "l"], [b"1", b"2"], wrong), code, values)
+            self.assertEqual(store.put_batch([], [], wrong), 0)
+            self.assertEqual(store.batch_put_from(["k", "l"], [at, at], [8, 8], wrong), [code] * 2)
+            self.assertEqual(store.batch_put_from([], [], [], wrong), [])
+            pieces = [[at], [at]], [[8], [8]]
+            self.assertEqual(store.batch_put_from_multi_buffers(["k", "l"], *pieces, wrong), [code] * 2)
+            self.assertEqual(store.batch_put_session_start(["k", "l"], [8, 8], wrong), [code] * 2)
+        self.assertEqual(store.batch_is_exist(["k", "l"]), [0, 0])
+        self.assertEqual(store.put("k", b"x", config(group_ids=["g"])), 0)
+        self.assertEqual(store.put_batch(["l", "m"], [b"1", b"2"], config(group_ids=["g", "h"])), 0)
+        self.assertEqual(store.put("n", b"x", config(group_ids=None, replica_num=5)), 0)
+
+
 class Parts(Case):
     """Ranges of objects, and sessions."""
 
@@ -262,7 +363,26 @@ class Parts(Case):
         past = self.store.get_into_ranges([self.at], [["r"]], [[[0]]], [[[990]]], [[[30]]])
         self.assertEqual(past, [[[-600]]])
         uneven = self.store.get_into_ranges([self.at], [["r", "r"]], [[[0], []]], [[[0, 1], []]], [[[], []]])
-        self.assertEqual(uneven, [[[-600, -600], []]])
+        self.assertEqual(uneven, [[[-600], []]])
+
+    def test_ranges_whose_lists_differ_in_length(self):
+        get, at = self.store.get_into_ranges, self.at
+        self.store.put("r", b"0123456789")
+        for lists, expected in (
+            (([at], [["r"], ["r"]], [[[0]]], [[[0]]], [[[1]]]), [[[-600]]]),
+            (([at, at], [["r"]], [[[0]]], [[[0]]], [[[1]]]), [[[-600]], [[-600]]]),
+            (([at], [["r", "r"]], [[[0]]], [[[0]]], [[[1]]]), [[[-600], [-600]]]),
+            (([at], [["r"]], [[[0, 1]]], [[[0]]], [[[1]]]), [[[-600, -600]]]),
+            (([at], [["r"]], [[[0]]], [[[0]]], [[[1, 2, 3]]]), [[[-600]]]),
+            (([at], [["r", "r"]], [[[0], [1, 2]]], [[[0], [1]]], [[[1], [1, 1]]]), [[[1], [-600, -600]]]),
+            (([at, at], [["r"], ["r"]], [[[0]], [[1, 2]]], [[[0]]], [[[1]], [[1, 1]]]), [[[-600]], [[-600, -600]]]),
+            (([at], [], [], [], []), [[[-600]]]),
+            (([at], [["r"]], [[]], [[]], [[]]), [[[-600]]]),
+            (([at], [["r"]], [[[]]], [[[]]], [[[]]]), [[[]]]),
+            (([at], [[]], [[]], [[]], [[]]), [[]]),
+            (([], [], [], [], []), []),
+        ):
+            self.assertEqual(get(*lists), expected, lists)
 
     def test_reading_layer_by_layer(self):
         value = self.fill(0, 8192)
@@ -277,6 +397,9 @@ class Parts(Case):
             self.assertEqual(both, value[layer * 1024 : layer * 1024 + 1024])
         nobody = self.store.batch_get_into_multi_buffer_ranges(["no such"], [[self.at]], [[3]], [[0]])
         self.assertEqual(nobody, [-600])
+        self.assertEqual(self.store.remove("layers"), 0)
+        gone = self.store.batch_get_into_multi_buffer_ranges(["layers"], [[self.at]], [[3]], [[0]])
+        self.assertEqual(gone, [-704])
         self.assertEqual(self.store.batch_get_session_end(["layers"]), 0)
 
     def test_writing_layer_by_layer(self):
@@ -295,6 +418,21 @@ class Parts(Case):
         self.assertEqual(self.store.is_exist("gone"), 0)
 
 
+    def test_a_key_has_one_session(self):
+        store, value = self.store, self.fill(0, 8)
+        self.assertEqual(store.batch_put_session_start(["w", "w"], [8, 8]), [0, -705])
+        self.assertEqual(store.batch_put_from_multi_buffer_ranges(["w"], [[self.at]], [[8]], [[0]]), [8])
+        self.assertEqual(store.batch_put_session_start(["w", "v"], [9, 9]), [-600, 0])
+        self.assertEqual(store.batch_put_session_end(["w"]), [0])
+        self.assertEqual(store.get("w"), value)
+        self.assertEqual(store.batch_put_session_start(["w"], [8]), [-705])
+        for _ in range(2):
+            self.assertEqual(store.batch_put_session_revoke(["v"]), [0])
+            self.assertEqual(store.batch_put_session_start(["v"], [8]), [0])
+        self.assertEqual(store.batch_put_session_start(["zero"], [0]), [-600])
+        self.assertEqual(store.batch_put_session_start(["x", "y"], [4]), [-600, -600])
+
+
 class Others(Case):
     """What is said of the cluster, pools, and closing."""
 
@@ -308,7 +446,8 @@ class Others(Case):
         self.assertEqual(list(self.store.batch_get_replica_desc(["k", "x"])), ["k"])
         self.assertEqual(self.store.get_replica_desc("x"), [])
         self.assertEqual(self.store.create_copy_task("x", ["a"]), ((0, 0), -704))
-        self.assertEqual(self.store.create_copy_task("k", []), ((0, 0), -1012))
+        self.assertEqual(self.store.create_copy_task("k", ["a"]), ((0, 0), -1012))
+        self.assertEqual(self.store.create_copy_task("k", []), ((0, 0), -600))
         self.assertEqual(self.store.create_move_task("k", "a", "b"), ((0, 0), -1012))
         self.assertEqual(self.store.query_task((1, 2)), (None, -1400))
         self.assertEqual(self.store.query_task((0, 2)), (None, -1400))
@@ -433,6 +572,60 @@ print(said.getvalue())
         )
         self.assertIn("did you mean 'master_server_addr", said)
         self.assertIn("carrier-pigeon", said)
+
+    def test_protocols_that_cannot_be_had_are_said(self):
+        bed.bed()
+        said = bed.python(
+            """
+import contextlib, io
+from kvplane import _native
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+
+def tried(protocol, kind):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        if kind is TransferEngine:
+            code = kind().initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_0")
+        else:
+            code = kind().setup("localhost", "P2PHANDSHAKE", 0, 0, protocol, "mlx5_0", "")
+    return code, said.getvalue().splitlines()
+
+for kind, refusal in (MooncakeDistributedStore, -600), (TransferEngine, -1):
+    for protocol in "efa", "nvlink", "cxl", "hip", "barex", "ascend", "pigeon":
+        code, lines = tried(protocol, kind)
+        assert code == refusal and len(lines) == 1 and protocol in lines[0], (code, lines)
+    assert tried("tcp", kind) == (0, []), kind
+    for devices in [], [("mlx5_0", 0)]:
+        _native.topology = lambda: (["cpu:0"], devices)
+        code, lines = tried("rdma", kind)
+        assert code == 0 and len(lines) == (0 if devices else 1), (code, lines)
+        assert devices or all(word in lines[0] for word in ("rdma", "mlx5_0", "TCP")), lines
+"""
+        )
+        self.assertEqual(said, "")
+
+    def test_one_of_several_threads_sets_up(self):
+        bed.bed()
+        out = bed.python(
+            """
+import contextlib, io, threading
+from mooncake.store import MooncakeDistributedStore
+said, store, codes, together = io.StringIO(), MooncakeDistributedStore(), [], threading.Barrier(8)
+
+def set_up():
+    together.wait()
+    codes.append(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""))
+
+with contextlib.redirect_stderr(said):
+    threads = [threading.Thread(target=set_up) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+print(sorted(codes), said.getvalue().count("already"), store.put("k", b"v"))
+store.close()
+"""
+        )
+        self.assertEqual(out.strip(), "[-1, -1, -1, -1, -1, -1, -1, 0] 7 0")
 
     def test_an_address_where_nobody_listens(self):
         bed.bed()

@@ -1,7 +1,18 @@
 """Parts of objects: ranges, and the sessions that read and write an object layer by layer."""
 
+import itertools
+import threading
+import time
+
+from mooncake._types import kept, refused, several, texts
+
+INVALID_KEY = -400
 INVALID_PARAMS = -600
+PENDING = -703
 OBJECT_NOT_FOUND = -704
+OBJECT_EXISTS = -705
+#: How long a put session may be left alone.
+IDLE_S = 300
 
 #: The last address there is; no buffer reaches it.
 _LAST = (1 << 64) - 1
@@ -18,69 +29,92 @@ class Ranges:
     def get_into_ranges(self, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes):
         """Brings ranges of objects into registered buffers; for each range its length, nested as the sizes are."""
         native = self._native
+        for some in all_keys:
+            several(some, "get_into_ranges")
         keys, which, offsets, addresses, sizes, shape = [], [], [], [], [], []
-        columns = zip(buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes)
-        for pointer, some_keys, destinations, sources, lengths in columns:
-            counts = []
-            shape.append(counts)
-            for key, to, of, some in zip(some_keys, destinations, sources, lengths):
-                if not len(to) == len(of) == len(some):
-                    # What does not fit together is refused as a whole, by a number below zero.
-                    counts.append(-max(len(to), len(of), len(some)))
-                    continue
-                counts.append(len(some))
-                which.extend([len(keys)] * len(some))
-                keys.append(key)
-                offsets.extend(of)
-                addresses.extend([_place(pointer, at) for at in to])
-                sizes.extend(some)
+        columns = (several(all_keys, "get_into_ranges", "all_keys"), all_dst_offsets, all_src_offsets, all_sizes)
+        even = all(len(column) == len(buffer_ptrs) for column in columns)
+        for number, pointer in enumerate(buffer_ptrs):
+            # What does not fit together is refused as a whole, by numbers below zero: one for each key and each of its
+            # destinations, as far as there are such.
+            some_keys = all_keys[number] if number < len(all_keys) else (None,)
+            rows = [column[number] if number < len(column) else () for column in columns[1:]]
+            whole = even and all(len(row) == len(some_keys) for row in rows)
+            shape.append([])
+            for place, key in enumerate(some_keys):
+                count = len(rows[0][place]) if place < len(rows[0]) else 1
+                good = whole and all(len(row[place]) == count for row in rows)
+                shape[-1].append((count, good))
+                if good:
+                    to, of, lengths = (row[place] for row in rows)
+                    which.extend([len(keys)] * count)
+                    keys.append(key)
+                    offsets.extend(of)
+                    addresses.extend([_place(pointer, at) for at in to])
+                    sizes.extend(lengths)
         if native is None:
-            return [[[-1] * abs(count) for count in counts] for counts in shape]
+            return [[[-1] * count for count, _ in counts] for counts in shape]
         codes = iter(native.get_ranges(keys, which, offsets, addresses, sizes))
-        take = lambda count: [INVALID_PARAMS] * -count if count < 0 else [next(codes) for _ in range(count)]
-        return [[take(count) for count in counts] for counts in shape]
+        take = lambda count, good: [_read(next(codes)) if good else INVALID_PARAMS for _ in range(count)]
+        return [[take(*one) for one in counts] for counts in shape]
 
     def batch_get_session_start(self, keys):
         """Begins to read objects range by range: 0 for each that is there."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_get_session_start")
         if native is None:
             return [-1] * len(keys)
         codes = []
         for key, size in zip(keys, native.sizes(keys)):
             if size >= 0:
                 self._reading[key] = size
-            codes.append(0 if size >= 0 else size)
+            codes.append(0 if size >= 0 else _read(size))
         return codes
 
     def batch_get_into_multi_buffer_ranges(self, keys, all_buffer_ptrs, all_sizes, all_src_offsets):
         """Brings ranges of objects of open sessions; for each object the bytes of all its ranges."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_get_into_multi_buffer_ranges")
         if native is None:
             return [-1] * len(keys)
         known = [key in self._reading for key in keys]
-        return _sums(native.get_ranges, keys, known, all_buffer_ptrs, all_sizes, all_src_offsets)
+        # A session holds nothing: what was removed or evicted since it began is not found.
+        return _sums(native.get_ranges, keys, known, all_buffer_ptrs, all_sizes, all_src_offsets, OBJECT_NOT_FOUND)
 
     def batch_get_session_end(self, keys):
         """Ends such sessions."""
-        for key in keys:
+        for key in texts(keys, "batch_get_session_end", "keys"):
             self._reading.pop(key, None)
         return 0
 
     def batch_put_session_start(self, keys, sizes, config=None):
         """Begins to write objects range by range: 0 for each, or why not. They are there when they are ended."""
-        from mooncake._types import kept
-
-        native = self._native
+        native, keys = self._native, several(keys, "batch_put_session_start")
         if native is None:
             return [-1] * len(keys)
-        return native.begin(keys, sizes, kept(config, False))
+        code = INVALID_PARAMS if len(keys) != len(sizes) else refused(config, len(keys))
+        if code != 0:
+            return [code] * len(keys)
+        writing = self._writing
+        codes = writing.claim(keys)
+        some = [number for number, code in enumerate(codes) if code == 0]
+        begun = ()
+        try:
+            if some:
+                begun = native.begin([keys[at] for at in some], [sizes[at] for at in some], kept(config, False))
+        finally:
+            for at, code in itertools.zip_longest(some, begun, fillvalue=-1):
+                codes[at] = INVALID_PARAMS if code == INVALID_KEY else code
+                if code != 0:
+                    writing.end(keys[at])
+        return codes
 
     def batch_put_from_multi_buffer_ranges(self, keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
         """Writes ranges of such objects; for each object the bytes of all its ranges."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_put_from_multi_buffer_ranges")
         if native is None:
             return [-1] * len(keys)
-        return _sums(native.fill, keys, [True] * len(keys), all_buffer_ptrs, all_sizes, all_dst_offsets)
+        self._writing.touch(keys)
+        known = [True] * len(keys)
+        return _sums(native.fill, keys, known, all_buffer_ptrs, all_sizes, all_dst_offsets, INVALID_PARAMS)
 
     def batch_put_session_end(self, keys):
         """Makes objects of what was written: 0 for each."""
@@ -91,13 +125,66 @@ class Ranges:
         return self._end(keys, False)
 
     def _end(self, keys, commit):
-        native = self._native
+        native, keys = self._native, several(keys, "batch_put_session_end" if commit else "batch_put_session_revoke")
         if native is None:
             return [-1] * len(keys)
-        return [INVALID_PARAMS if code == OBJECT_NOT_FOUND else code for code in native.end(keys, commit)]
+        codes = native.end(keys, commit)
+        for key, code in zip(keys, codes):
+            # What is missing can still be written.
+            if code != PENDING:
+                self._writing.end(key)
+        return [INVALID_PARAMS if code in (OBJECT_NOT_FOUND, INVALID_KEY) else code for code in codes]
 
 
-def _sums(move, keys, known, all_pointers, all_sizes, all_offsets):
+class Writing:
+    """The keys of open put sessions, and when each was last used: the store forgets those that are left alone."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._used = {}
+
+    def claim(self, keys):
+        """0 for each key that becomes the caller's, -600 for one with a session, -705 for one that is named twice."""
+        now, codes, ours = time.monotonic(), [], set()
+        with self._lock:
+            for key in map(_raw, keys):
+                open_since = self._used.get(key)
+                if key in ours:
+                    codes.append(OBJECT_EXISTS)
+                elif open_since is not None and now - open_since < IDLE_S:
+                    codes.append(INVALID_PARAMS)
+                else:
+                    ours.add(key)
+                    self._used[key] = now
+                    codes.append(0)
+        return codes
+
+    def touch(self, keys):
+        """They are used now."""
+        now = time.monotonic()
+        with self._lock:
+            for key in map(_raw, keys):
+                if key in self._used:
+                    self._used[key] = now
+
+    def end(self, key):
+        """It has no session any more."""
+        with self._lock:
+            self._used.pop(_raw(key), None)
+
+
+def _raw(key):
+    if not isinstance(key, (str, bytes)):
+        raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
+    return key.encode() if isinstance(key, str) else key
+
+
+def _read(code):
+    """A key that cannot be one has no object."""
+    return OBJECT_NOT_FOUND if code == INVALID_KEY else code
+
+
+def _sums(move, keys, known, all_pointers, all_sizes, all_offsets, missing):
     """Moves the ranges of all objects in one go; for each object the sum of its lengths, or its first error."""
     if not len(keys) == len(all_pointers) == len(all_sizes) == len(all_offsets):
         return [INVALID_PARAMS] * len(keys)
@@ -113,5 +200,6 @@ def _sums(move, keys, known, all_pointers, all_sizes, all_offsets):
     if which:
         for number, code in zip(which, move(keys, which, offsets, addresses, sizes)):
             if totals[number] >= 0:
-                totals[number] = INVALID_PARAMS if code == OBJECT_NOT_FOUND else code if code < 0 else totals[number] + code
+                code = missing if code in (OBJECT_NOT_FOUND, INVALID_KEY) else code
+                totals[number] = code if code < 0 else totals[number] + code
     return totals

@@ -3,6 +3,7 @@
 import threading
 
 from kvplane import _native
+from mooncake._types import texts
 
 
 class Pool:
@@ -58,6 +59,7 @@ class Segments:
 
     def unmount_segment(self, segment_ids, grace_period_seconds=0):
         """Takes memory back; objects may go to others within the time given."""
+        segment_ids = texts(segment_ids, "unmount_segment", "segment_ids")
         native = self._native
         if native is None:
             return -1

@@ -7,7 +7,7 @@ tensor-parallel axis, the key is `KEY_tp_r`.
 import copy
 
 from mooncake import _tensors
-from mooncake._types import TensorParallelism, kept
+from mooncake._types import TensorParallelism, kept, refused, several
 
 INVALID_PARAMS = -600
 NO_CUDA = "this needs a CUDA device's memory, and this build knows no CUDA; get into host memory and copy"
@@ -54,21 +54,25 @@ class TensorCalls:
 
     # --- one tensor ------------------------------------------------------------------------------------------------
 
-    def _put_tensor(self, key, tensor, replace, config=None):
+    def _put_tensor(self, key, tensor, replace, config=None, keys=1):
         torch = _tensors.load_torch()
         if not isinstance(tensor, torch.Tensor):
             return INVALID_PARAMS
         native = self._native
         if native is None:
             return -1
+        code = refused(config, keys)
+        if code != 0:
+            return code
         tensor = _tensors.contiguous(tensor, torch)
         address, size = _tensors.raw(tensor, torch)
         head = _tensors.header(tensor, torch)
         if size == 0:
-            return native.put(key, head, kept(config, replace))
+            return _put_code(native.put(key, head, kept(config, replace)))
         # The header is in this interpreter's memory and the bytes are torch's: one object of two pieces.
         place = _native().buffer_address(head, False)[0]
-        return native.put_from_pieces([key], [[place, address]], [[len(head), size]], kept(config, replace))[0]
+        pieces = [[place, address]], [[len(head), size]]
+        return _put_code(native.put_from_pieces([key], *pieces, kept(config, replace))[0])
 
     def put_tensor(self, key, tensor):
         """Stores a tensor."""
@@ -126,11 +130,11 @@ class TensorCalls:
 
     def batch_pub_tensor(self, keys, tensors_list, config=None):
         """Stores many, and says how they are to be kept."""
-        return _each(lambda key, tensor: self.pub_tensor(key, tensor, config), keys, tensors_list)
+        return _each(lambda key, tensor: self._put_tensor(key, tensor, False, config, len(keys)), keys, tensors_list)
 
     def batch_upsert_pub_tensor(self, keys, tensors_list, config=None):
         """The same in place of what is there."""
-        return _each(lambda key, tensor: self.upsert_pub_tensor(key, tensor, config), keys, tensors_list)
+        return _each(lambda key, tensor: self._put_tensor(key, tensor, True, config, len(keys)), keys, tensors_list)
 
     def batch_get_tensor(self, keys):
         """Many tensors; None for each that is not there."""
@@ -166,15 +170,18 @@ class TensorCalls:
 
     def pub_tensor_with_tp(self, key, tensor, config=None, tp_rank=0, tp_size=1, split_dim=0):
         """The same, and says how they are to be kept."""
+        return self._put_with_tp(key, tensor, config, tp_size, split_dim, 1)
+
+    def _put_with_tp(self, key, tensor, config, tp_size, split_dim, keys):
         torch = _tensors.load_torch()
         if tp_size <= 1:
-            return self.pub_tensor(key, tensor, config)
+            return self._put_tensor(key, tensor, False, config, keys)
         if not isinstance(tensor, torch.Tensor) or not -tensor.dim() <= split_dim < tensor.dim():
             return INVALID_PARAMS
         if tensor.shape[split_dim] < tp_size:
             return INVALID_PARAMS
         for rank, part in enumerate(tensor.tensor_split(tp_size, split_dim)):
-            code = self.pub_tensor(_part_key(key, rank), part, config)
+            code = self._put_tensor(_part_key(key, rank), part, False, config, None)
             if code != 0:
                 return code
         return 0
@@ -200,21 +207,22 @@ class TensorCalls:
         self, base_keys, tensors_list, config=None, tp_rank=0, tp_size=1, split_dim=0
     ):
         """The same, and says how they are to be kept."""
-        put = lambda key, tensor: self.pub_tensor_with_tp(key, tensor, config, tp_rank, tp_size, split_dim)
+        put = lambda key, tensor: self._put_with_tp(key, tensor, config, tp_size, split_dim, len(base_keys))
         return _each(put, base_keys, tensors_list)
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
         """The parts of one rank."""
-        return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in base_keys])
+        keys = several(base_keys, "batch", "base_keys")
+        return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in keys])
 
     def batch_put_tensor_with_tp_from(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1, split_dim=0):
         """Stores memory that holds parts of one rank."""
-        keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in base_keys]
+        keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in several(base_keys, "batch", "base_keys")]
         return self.batch_put_from(keys, buffer_ptrs, sizes)
 
     def batch_get_tensor_with_tp_into(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1):
         """Brings parts of one rank into registered memory."""
-        keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in base_keys]
+        keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in several(base_keys, "batch", "base_keys")]
         return self.batch_get_tensor_into(keys, buffer_ptrs, sizes)
 
     # --- parts of tensors, along several axes ----------------------------------------------------------------------
@@ -265,20 +273,23 @@ class TensorCalls:
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts."""
-        rows = zip(keys, tensors_list, _all(parallelisms, keys))
-        return [self.put_tensor_with_parallelism(key, part, axes, config) for key, part, axes in rows]
+        rows = zip(several(keys, "batch_put_tensor_with_parallelism"), tensors_list, _all(parallelisms, keys))
+        put = lambda key, part, axes: self._put_tensor(_full_key(key, _axes(axes)), part, False, config, len(keys))
+        return [put(*row) for row in rows]
 
     def batch_upsert_tensor_with_parallelism(
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """The same in place of what is there."""
-        rows = zip(keys, tensors_list, _all(parallelisms, keys))
-        return [self.upsert_tensor_with_parallelism(key, part, axes, config) for key, part, axes in rows]
+        rows = zip(several(keys, "batch_upsert_tensor_with_parallelism"), tensors_list, _all(parallelisms, keys))
+        put = lambda key, part, axes: self._put_tensor(_full_key(key, _axes(axes)), part, True, config, len(keys))
+        return [put(*row) for row in rows]
 
     def batch_put_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts from memory."""
+        several(keys, "batch_put_tensor_with_parallelism_from")
         names = [_full_key(key, _axes(axes)) for key, axes in zip(keys, _all(parallelisms, keys))]
         return self.batch_put_from(names, buffer_ptrs, sizes, config)
 
@@ -286,15 +297,18 @@ class TensorCalls:
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """The same in place of what is there."""
+        several(keys, "batch_upsert_tensor_with_parallelism_from")
         names = [_full_key(key, _axes(axes)) for key, axes in zip(keys, _all(parallelisms, keys))]
         return self.batch_upsert_from(names, buffer_ptrs, sizes, config)
 
     def batch_get_tensor_with_parallelism(self, keys, targets=None):
         """Many tensors as their targets say."""
+        keys = several(keys, "batch_get_tensor_with_parallelism")
         return [self.get_tensor_with_parallelism(key, target) for key, target in zip(keys, _all(targets, keys))]
 
     def batch_get_tensor_with_parallelism_into(self, keys, buffer_ptrs, sizes, targets=None):
         """Brings many parts into registered memory."""
+        keys = several(keys, "batch_get_tensor_with_parallelism_into")
         rows = zip(keys, buffer_ptrs, sizes, _all(targets, keys))
         return [self.get_tensor_with_parallelism_into(*row) for row in rows]
 
@@ -338,7 +352,12 @@ def _view(buffer, torch):
         return None
 
 
+def _put_code(code):
+    return INVALID_PARAMS if code == -400 else code
+
+
 def _each(put, keys, tensors):
+    several(keys, "batch")
     if len(keys) != len(tensors):
         return [INVALID_PARAMS] * len(keys)
     return [put(key, tensor) for key, tensor in zip(keys, tensors)]

@@ -2,9 +2,13 @@
 
 import enum
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvplane import _native
+
+INVALID_PARAMS = -600
+#: There is no file system to keep a replica in.
+NO_FILE_SYSTEM = -1601
 
 
 class ObjectDataType(enum.IntEnum):
@@ -75,6 +79,36 @@ def _is_texts(value):
 
 def _is_truth(value):
     return value is None or hasattr(type(value), "__bool__")
+
+
+def check_truth(call, name, value):
+    """TypeError for what the original does not take as a truth value: text, lists."""
+    if not _is_truth(value):
+        raise TypeError(f"{call}(): {name} is bool, not {type(value).__name__}")
+
+
+def several(values, call, name="keys"):
+    """Where several are expected: lists, tuples and other sequences. Text is one, and sets, dictionaries and iterators
+    have no order or no length: TypeError for them."""
+    kind = type(values)
+    if kind is list or kind is tuple:
+        return values
+    one = isinstance(values, (str, bytes, bytearray, memoryview, Mapping))
+    if one or not hasattr(kind, "__getitem__") or not hasattr(kind, "__len__"):
+        raise TypeError(f"{call}(): {name} is a list of str, not {kind.__name__}")
+    return values
+
+
+def texts(values, call, name):
+    """The same, where nobody else looks at each: a list of str."""
+    found = []
+    for value in several(values, call, name):
+        if isinstance(value, bytes):
+            value = value.decode()
+        elif not isinstance(value, str):
+            raise TypeError(f"{call}(): {name} is a list of str, and {type(value).__name__} is in it")
+        found.append(value)
+    return found
 
 
 #: Of each attribute: its type as the original's messages name it, what it takes, and how that is kept.
@@ -167,6 +201,22 @@ def own_segment(hostname, segment):
     _OWN.pop(hostname, None)
     if segment:
         _OWN[hostname] = segment
+
+
+def refused(config, keys):
+    """The number with which a `ReplicateConfig` is refused for so many keys, or 0. Without a number of keys, groups are
+    not looked at."""
+    if config is None:
+        return 0
+    if not isinstance(config, ReplicateConfig):
+        raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
+    # There is no NVMe-oF and no file system of several hosts.
+    if config.replica_num == 0 or config.nof_replica_num > 0:
+        return INVALID_PARAMS
+    if config.dfs_replica_num > 0:
+        return NO_FILE_SYSTEM
+    grouped = config.group_ids is not None and keys is not None
+    return INVALID_PARAMS if grouped and len(config.group_ids) != keys else 0
 
 
 def kept(config, replace, group=0):

@@ -6,9 +6,10 @@ shared memory. When a call returns, no transfer of it touches memory any more, w
 
 import enum
 import sys
+import threading
 
 from kvplane import _native
-from mooncake import _signatures
+from mooncake import _protocols, _signatures
 from mooncake._rpc import CoroRPCInterface, ReceivedData, ReceivedTensor, RpcInterface
 from mooncake._rpc import create_rpc_client, create_rpc_server
 from mooncake.shared_segment import SharedSegment
@@ -68,6 +69,7 @@ class TransferEngine:
 
     def __init__(self):
         self._native = None
+        self._starting = threading.Lock()
 
     def __del__(self):
         native = getattr(self, "_native", None)
@@ -76,22 +78,28 @@ class TransferEngine:
 
     def initialize(self, arg0, arg1, arg2, arg3, /):
         """Starts serving on the address of the first argument; the second says where peers find each other."""
+        arg3 = "" if arg3 is None else arg3
         for text in (arg0, arg1, arg2, arg3):
             if not isinstance(text, str):
                 raise TypeError(f"initialize(): arguments are str, not {type(text).__name__}")
-        return self._start(arg0, arg1, arg2)
+        if not self._starting.acquire(blocking=False):
+            _say("initialize: this engine is being started already")
+            return -1
+        try:
+            return self._start(arg0, arg1, arg2, arg3)
+        finally:
+            self._starting.release()
 
     def initialize_ext(self, arg0, arg1, arg2, arg3, arg4, /):
         """As `initialize`, with the kind of metadata store as the last argument."""
         kind = "" if arg1 == "P2PHANDSHAKE" or "://" in arg1 or not arg4 else f"{arg4}://"
         return self.initialize(arg0, kind + arg1, arg2, arg3)
 
-    def _start(self, host, metadata, protocol):
+    def _start(self, host, metadata, protocol, devices):
         if self._native is not None:
             _say("initialize: this engine was started already")
             return -1
-        if protocol.lower() not in ("", "tcp", "rdma", "efa", "ascend", "nvlink", "cxl", "hip", "barex", "shm"):
-            _say(f"initialize: unknown protocol {protocol!r}; tcp and rdma are known")
+        if _protocols.refused("initialize", protocol, devices):
             return -1
         try:
             self._native = _native.Engine(host, metadata)
@@ -209,11 +217,13 @@ class TransferEngine:
         if notify is not None and not isinstance(notify, TransferNotify):
             raise TypeError(f"notify is a TransferNotify, not {type(notify).__name__}")
         if len(lengths) == 0 and len(ours) == 0 and len(theirs) == 0:
-            return 0
-        if notify is None:
-            return 0 if native.transfer(target, write, ours, theirs, lengths) == 0 else -1
-        if native.transfer(target, write, ours, theirs, lengths) != 0:
+            # Nothing to move, but whoever is named has to be there.
+            if notify is None:
+                return 0 if native.probe(target) == 0 else -1
+        elif native.transfer(target, write, ours, theirs, lengths) != 0:
             return -1
+        if notify is None:
+            return 0
         # After the bytes, and before this returns: the peer that is told finds them.
         return 0 if native.notify(target, notify.name, notify.msg) == 0 else -1
 
@@ -244,6 +254,8 @@ class TransferEngine:
     def transfer_check_status(self, arg0, /):
         """1 when every transfer of the batch is done, 0 while one is under way, -1 when one failed, -2 when one was
         too late. A batch that has ended is forgotten."""
+        if not hasattr(arg0, "__index__"):
+            raise TypeError(f"transfer_check_status(): a batch's number is int, not {type(arg0).__name__}")
         native = self._native
         if native is None:
             return -1

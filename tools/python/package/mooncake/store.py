@@ -7,10 +7,11 @@ before `setup` or after `close` returns a number below zero.
 
 import os
 import sys
+import threading
 
 from kvplane import _native
-from mooncake import _clients, _signatures
-from mooncake._ranges import Ranges
+from mooncake import _clients, _protocols, _signatures
+from mooncake._ranges import Ranges, Writing
 from mooncake._segments import Pool, Segments
 from mooncake._tensor_calls import TensorCalls
 from mooncake._tensors import deserialize as _deserialize_tensor
@@ -34,12 +35,17 @@ from mooncake._types import (
     TaskStatus,
     TaskType,
     TensorParallelism,
+    check_truth,
     kept,
     own_segment,
+    refused,
+    several,
+    texts,
 )
 from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
 from mooncake._engram import EngramStore, EngramStoreConfig
 
+_INVALID_KEY = -400
 INVALID_PARAMS = -600
 OBJECT_NOT_FOUND = -704
 INTERNAL_ERROR = -1
@@ -104,8 +110,6 @@ _KEYS = {
 _OTHERS = {"save_chunk_meta", "transfer_timeout", "storage_root_dir", "mooncake_prefer_local_alloc", "use_exists_sync"}
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _UNITS.update({"t": 1 << 40, "tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40})
-#: Protocols that others speak; ours are chosen by what both sides have.
-_PROTOCOLS = {"", "tcp", "rdma", "rpc_only", "ascend", "efa", "nvlink", "cxl", "hip", "barex", "ubshmem", "shm"}
 
 
 def _say(text):
@@ -152,7 +156,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._native = None
         self._hostname = ""
         self._segment = ""
+        self._setting_up = threading.Lock()
         self._reading = {}
+        self._writing = Writing()
         self._registered_pool = None
         self._pool = Pool()
         self._http = None
@@ -216,7 +222,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         code = self._connect(
             local_hostname,
             int(global_segment_size),
-            protocol,
+            (protocol, rdma_devices),
             master_server_addr,
             "" if tenant_id == "default" else tenant_id,
             enable_ssd_offload,
@@ -248,7 +254,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         code = self._connect(
             str(values["local_hostname"]),
             segment,
-            str(values.get("protocol", "tcp")),
+            (str(values.get("protocol", "tcp")), str(values.get("rdma_devices", ""))),
             str(values.get("master_server_addr", "")),
             "" if tenant == "default" else tenant,
             offload,
@@ -268,12 +274,21 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 _say(f"setup: no HTTP server of this client on port {port}: {error}")
         return code
 
-    def _connect(self, hostname, segment, protocol, master, tenant, offload, cluster=None):
+    def _connect(self, *arguments):
+        # Who comes second does not wait: it may be a signal's handler, for which the first waits.
+        if not self._setting_up.acquire(blocking=False):
+            _say("setup: this store is being set up already")
+            return INTERNAL_ERROR
+        try:
+            return self._connect_alone(*arguments)
+        finally:
+            self._setting_up.release()
+
+    def _connect_alone(self, hostname, segment, protocol, master, tenant, offload, cluster=None):
         if self._native is not None:
             _say("setup: this store was set up already; close it first")
             return INTERNAL_ERROR
-        if protocol.lower() not in _PROTOCOLS:
-            _say(f"setup: unknown protocol {protocol!r}; tcp and rdma are known")
+        if _protocols.refused("setup", *protocol):
             return INVALID_PARAMS
         if offload:
             _say("setup: SSDs belong to nodes here: start one with `kvplane node --ssd`; nothing is offloaded by clients")
@@ -305,18 +320,18 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             raise TypeError(f"setup_dummy(): server_address is str, not {type(server_address).__name__}")
         client = _clients.find(server_address)
         if client is None:
-            code = self._connect("localhost", 0, "tcp", server_address, "", False)
+            code = self._connect("localhost", 0, ("tcp", ""), server_address, "", False)
         else:
             tenant = client.get("tenant", "default")
             tenant, cluster = "" if tenant == "default" else tenant, client.get("cluster") or None
-            code = self._connect("localhost", 0, "tcp", client.get("master", ""), tenant, False, cluster)
+            code = self._connect("localhost", 0, ("tcp", ""), client.get("master", ""), tenant, False, cluster)
         if code == 0:
             self._pool.open(int(mem_pool_size))
         return code
 
     def init_all(self, arg0, arg1, arg2, /):
         """Connects to the control plane of this host with the defaults."""
-        return self._connect("localhost", int(arg2), arg0, "", "", False)
+        return self._connect("localhost", int(arg2), (arg0, arg1), "", "", False)
 
     def close(self):
         """Ends it. Calls of other threads that are under way end first."""
@@ -325,6 +340,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if http is not None:
             http.close()
         self._reading = {}
+        self._writing = Writing()
         self._pool.close()
         if native is not None:
             native.close()
@@ -348,28 +364,28 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         native = self._native
         if native is None:
             return _unset()
-        return _code(native.put(key, value, _kept_one(config, False)))
+        return refused(config, 1) or _code(native.put(key, value, _kept_one(config, False)))
 
     def upsert(self, key, value, config=None):
         """Stores bytes under a key, in place of what is there."""
         native = self._native
         if native is None:
             return _unset()
-        return _code(native.put(key, value, _kept_one(config, True)))
+        return refused(config, 1) or _code(native.put(key, value, _kept_one(config, True)))
 
     def put_parts(self, key, *args, config=None):
         """Stores several buffers as one object."""
         native = self._native
         if native is None:
             return _unset()
-        return _code(native.put_parts(key, args, _kept_one(config, False)))
+        return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, False)))
 
     def upsert_parts(self, key, *args, config=None):
         """Stores several buffers as one object, in place of what is there."""
         native = self._native
         if native is None:
             return _unset()
-        return _code(native.put_parts(key, args, _kept_one(config, True)))
+        return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, True)))
 
     def put_batch(self, keys, values, config=None):
         """Stores many; 0 when all are there, else the first error's number."""
@@ -380,11 +396,14 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return self._put_batch(keys, values, config, True)
 
     def _put_batch(self, keys, values, config, replace):
-        native = self._native
+        native, keys = self._native, several(keys, "put_batch")
         if native is None:
             return _unset()
         if len(keys) != len(values):
             return INVALID_PARAMS
+        code = refused(config, len(keys)) if keys else 0
+        if code != 0 or any(_is_empty(value) for value in values):
+            return code or INVALID_PARAMS
         codes = native.put_many(keys, values, _kept_one(config, replace)) if keys else ()
         return next((_code(code) for code in codes if code < 0), 0)
 
@@ -398,7 +417,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def get_batch(self, arg0, /):
         """The bytes under many keys."""
-        native = self._native
+        native, arg0 = self._native, several(arg0, "get_batch")
         if native is None:
             return [b""] * len(arg0)
         return [value if type(value) is bytes else b"" for value in native.get_many(arg0)]
@@ -423,7 +442,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def batch_get_buffer(self, arg0, /):
         """Many such."""
         native = self._native
-        keys = list(arg0)
+        keys = list(several(arg0, "batch_get_buffer"))
         if native is None or not keys:
             return [None] * len(keys)
         sizes = native.sizes(keys)
@@ -442,44 +461,48 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         native = self._native
         if native is None:
             return _unset()
-        return native.exists([arg0])[0]
+        return _key_codes(native.exists([arg0]), 0)[0]
 
     def batch_is_exist(self, keys):
         """The same for many, with one question to each shard."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_is_exist")
         if native is None:
             return [_unset()] * len(keys)
-        return native.exists(keys)
+        return _key_codes(native.exists(keys), 0)
 
     def get_size(self, arg0, /):
         """Length of an object."""
         native = self._native
         if native is None:
             return _unset()
-        return native.sizes([arg0])[0]
+        return _key_codes(native.sizes([arg0]), OBJECT_NOT_FOUND)[0]
 
     def remove(self, key, force=False):
         """Removes an object. There are no leases: it goes also while others read it, who read on undisturbed; force
         changes nothing."""
+        check_truth("remove", "force", force)
         native = self._native
         if native is None:
             return _unset()
-        return native.remove([key])[0]
+        return _key_codes(native.remove([key]), OBJECT_NOT_FOUND)[0]
 
     def batch_remove(self, keys, force=False):
         """Removes many."""
-        native = self._native
+        check_truth("batch_remove", "force", force)
+        native, keys = self._native, several(keys, "batch_remove")
         if native is None:
             return [_unset()] * len(keys)
-        return native.remove(keys)
+        return _key_codes(native.remove(keys), OBJECT_NOT_FOUND)
 
     def remove_by_regex(self, regex_pattern, force=False):
         """Removes the objects whose keys have a match; how many."""
+        check_truth("remove_by_regex", "force", force)
         native = self._native
         return _unset() if native is None else native.remove_matching(regex_pattern)
 
     def remove_all(self, force=False):
         """Removes all objects of this tenant; how many."""
+        check_truth("remove_all", "force", force)
         native = self._native
         return _unset() if native is None else native.remove_all()
 
@@ -517,7 +540,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def batch_put_from_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, config=None):
         """Stores many, each from several pieces of memory."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_put_from_multi_buffers")
         if native is None:
             return [_unset()] * len(keys)
         return _each(native.put_from_pieces, keys, all_buffer_ptrs, all_sizes, config, False)
@@ -528,7 +551,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return self.batch_put_from_multi_buffers([key], pointers, sizes, config)[0]
 
     def _put_from(self, keys, pointers, sizes, config, replace):
-        native = self._native
+        native, keys = self._native, several(keys, "batch_put_from")
         if native is None:
             return [_unset()] * len(keys)
         return _each(native.put_from, keys, pointers, sizes, config, replace)
@@ -538,21 +561,22 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         native = self._native
         if native is None:
             return _unset()
-        return native.get_into([key], [buffer_ptr], [size])[0]
+        return _key_codes(native.get_into([key], [buffer_ptr], [size]), OBJECT_NOT_FOUND)[0]
 
     def batch_get_into(self, keys, buffer_ptrs, sizes):
         """Brings many; the length of each."""
-        native = self._native
+        native, keys = self._native, several(keys, "batch_get_into")
         if native is None:
             return [_unset()] * len(keys)
-        return native.get_into(keys, buffer_ptrs, sizes)
+        return _key_codes(native.get_into(keys, buffer_ptrs, sizes), OBJECT_NOT_FOUND)
 
     def batch_get_into_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False):
         """Brings many, each into several pieces of registered memory; the length of each."""
-        native = self._native
+        check_truth("batch_get_into_multi_buffers", "prefer_alloc_in_same_node", prefer_alloc_in_same_node)
+        native, keys = self._native, several(keys, "batch_get_into_multi_buffers")
         if native is None:
             return [_unset()] * len(keys)
-        return native.get_into_pieces(keys, all_buffer_ptrs, all_sizes)
+        return _key_codes(native.get_into_pieces(keys, all_buffer_ptrs, all_sizes), OBJECT_NOT_FOUND)
 
     # --- where objects are -----------------------------------------------------------------------------------------
 
@@ -562,10 +586,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def batch_get_replica_desc(self, keys):
         """The same for many; keys without an object are left out."""
-        native = self._native
+        native, keys = self._native, list(several(keys, "batch_get_replica_desc"))
         if native is None:
             return {}
-        keys = list(keys)
         sizes, owners = native.sizes(keys), native.owners(keys)
         found = zip(keys, sizes, owners)
         return {key: [ReplicaDescriptor(owner, size)] for key, size, owner in found if size >= 0}
@@ -573,10 +596,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def batch_replica_clear(self, keys, segment_name=""):
         """Removes the replicas of objects; the keys of those that are gone. A replica on one segment is the object's
         only one here, and goes when the segment has it."""
-        native = self._native
+        native, keys = self._native, list(several(keys, "batch_replica_clear"))
         if native is None:
             return []
-        keys = list(keys)
         if segment_name:
             owner = self._segment if segment_name == self._hostname else segment_name
             keys = [key for key, found in zip(keys, native.owners(keys)) if found == owner]
@@ -586,8 +608,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         """Has an object copied to a second node, as if it had been put with two replicas. Which node follows from the
         key; the targets only have to be there. A cluster that keeps one copy of everything (`kvplane control
         --replicas 1`) answers -1012. (id, number of the error)"""
+        targets = texts(targets, "create_copy_task", "targets")
         if self._native is None:
             return ((0, 0), _unset())
+        if not targets:
+            return ((0, 0), INVALID_PARAMS)
         targets = [self._segment if target == self._hostname and self._segment else target for target in targets]
         number, code = self._native.create_copy_task([key], targets)
         return ((0, number), code)
@@ -600,10 +625,10 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def query_task(self, task_id):
         """How a task is: (what is known of it, 0), or (None, number of the error)."""
+        high, number = _task_numbers(task_id)
         if self._native is None:
             return (None, _unset())
-        high, number = task_id
-        seen, code = self._native.task(number) if high == 0 and 0 <= number < 1 << 64 else (None, -1400)
+        seen, code = self._native.task(number) if high == 0 else (None, -1400)
         if seen is None:
             return (None, code)
         state, objects, copied, created, updated, message = seen
@@ -669,6 +694,23 @@ def _code(code):
     return INVALID_PARAMS if code == -400 else code
 
 
+def _key_codes(codes, number):
+    """The same for each of many; the number is what the original says of an object that cannot be."""
+    return [number if code == _INVALID_KEY else code for code in codes] if _INVALID_KEY in codes else codes
+
+
+def _is_empty(value):
+    return not value if type(value) is bytes else memoryview(value).nbytes == 0
+
+
+def _task_numbers(task_id):
+    """The two numbers of a task: two unsigned ones of 64 bits, as the original takes them."""
+    numbers = tuple(task_id) if isinstance(task_id, (tuple, list)) else ()
+    if len(numbers) != 2 or not all(hasattr(one, "__index__") and 0 <= int(one) < 1 << 64 for one in numbers):
+        raise TypeError(f"query_task(): task_id is tuple[int, int], not {_short(task_id)}")
+    return int(numbers[0]), int(numbers[1])
+
+
 def _kept_one(config, replace):
     if config is None:
         return (0, 0, False, 0, True, 1, [], False) if replace else None
@@ -685,9 +727,12 @@ def _group(name):
 
 def _each(put, keys, pointers, sizes, config, replace):
     """Puts in one batch; where groups are named, in one for each group. A group of one object is none."""
-    groups = config.group_ids if isinstance(config, ReplicateConfig) else None
-    if not groups or len(groups) != len(keys) or len(set(groups)) == len(groups) > 1:
-        return put(keys, pointers, sizes, kept(config, replace))
+    code = refused(config, len(keys))
+    if code != 0:
+        return [code] * len(keys)
+    groups = config.group_ids if config is not None else None
+    if not groups or len(set(groups)) == len(groups) > 1:
+        return _key_codes(put(keys, pointers, sizes, kept(config, replace)), INVALID_PARAMS)
     members = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
@@ -696,7 +741,7 @@ def _each(put, keys, pointers, sizes, config, replace):
         some = [[values[index] for index in indexes] for values in (keys, pointers, sizes)]
         for index, code in zip(indexes, put(*some, kept(config, replace, _group(group)))):
             codes[index] = code
-    return codes
+    return _key_codes(codes, INVALID_PARAMS)
 
 
 _signatures.apply(sys.modules[__name__], "mooncake.store")
