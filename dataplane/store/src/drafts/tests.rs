@@ -270,10 +270,10 @@ fn the_lifecycle_is_as_declared() {
 #[test]
 fn who_takes_much_leaves_room_for_others() {
     let mut drafts = Drafts::default();
-    let mut begin = |drafts: &mut Drafts, client: u64, key: u64| {
+    let begin = |drafts: &mut Drafts, client: u64, key: u64| {
         drafts.begin(client, (Digest(key.into()), BYTES), room(key as u32), IDLE_NS, 0)
     };
-    let mut taken = |drafts: &mut Drafts, client: u64| {
+    let taken = |drafts: &mut Drafts, client: u64| {
         (0..4096).map_while(|key| begin(drafts, client, client << 32 | key)).collect::<Vec<_>>()
     };
     let first = taken(&mut drafts, 1);
