@@ -447,7 +447,6 @@ class Others(Case):
         self.assertEqual(self.store.get_replica_desc("x"), [])
         self.assertEqual(self.store.create_copy_task("x", ["a"]), ((0, 0), -704))
         self.assertEqual(self.store.create_copy_task("k", ["a"]), ((0, 0), -1012))
-        self.assertEqual(self.store.create_copy_task("k", []), ((0, 0), -600))
         self.assertEqual(self.store.create_move_task("k", "a", "b"), ((0, 0), -1012))
         self.assertEqual(self.store.query_task((1, 2)), (None, -1400))
         self.assertEqual(self.store.query_task((0, 2)), (None, -1400))

@@ -606,13 +606,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def create_copy_task(self, key, targets):
         """Has an object copied to a second node, as if it had been put with two replicas. Which node follows from the
-        key; the targets only have to be there. A cluster that keeps one copy of everything (`kvplane control
-        --replicas 1`) answers -1012. (id, number of the error)"""
+        key; the targets only have to be there, and there may be none. A cluster that keeps one copy of everything
+        (`kvplane control --replicas 1`) answers -1012. (id, number of the error)"""
         targets = texts(targets, "create_copy_task", "targets")
         if self._native is None:
             return ((0, 0), _unset())
-        if not targets:
-            return ((0, 0), INVALID_PARAMS)
         targets = [self._segment if target == self._hostname and self._segment else target for target in targets]
         number, code = self._native.create_copy_task([key], targets)
         return ((0, number), code)
