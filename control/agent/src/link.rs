@@ -5,7 +5,7 @@
 //! it changed; with the control plane away, the last map goes on.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -27,6 +27,8 @@ use crate::which::{Control, Line};
 const CALLS: usize = 64;
 /// How often a control plane that went away is looked for in the runtime directory.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How often a call looks whether its thread is to end.
+const STOPS: Duration = Duration::from_millis(20);
 /// How long the first map may take to arrive.
 const FIRST_MAP: Duration = Duration::from_secs(10);
 
@@ -204,6 +206,29 @@ impl ControlLink {
             Err(Nothing::Late) => Err(Error::Call(CallError::Deadline { address: self.address, waited: budget })),
             Err(Nothing::Ended) => Err(Error::interrupted()),
             Err(Nothing::Gone) => Err(ended()),
+        }
+    }
+
+    /// As [`Self::call`], and gives up soon after `stop` is set: for threads that are joined.
+    ///
+    /// # Errors
+    /// As [`Self::call_within`].
+    pub(crate) fn call_unless<R>(&self, stop: &AtomicBool, request: R) -> Result<R::Reply, Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        let (answer, begun) = (self.begin(request)?, Instant::now());
+        loop {
+            match interrupt::receive(&answer, Some(STOPS)) {
+                Ok(answer) => return answer.map_err(Error::Call),
+                Err(Nothing::Late) if !stop.load(Ordering::Relaxed) => {}
+                Err(Nothing::Late) => {
+                    return Err(Error::Call(CallError::Deadline { address: self.address, waited: begun.elapsed() }));
+                }
+                Err(Nothing::Ended) => return Err(Error::interrupted()),
+                Err(Nothing::Gone) => return Err(ended()),
+            }
         }
     }
 

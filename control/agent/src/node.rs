@@ -261,7 +261,7 @@ impl Node {
     pub fn drain(&self, within: Duration) -> Result<u64, Error> {
         let until = Instant::now() + within;
         let incarnation = Some(*self.life.lock().unwrap_or_else(PoisonError::into_inner));
-        self.link.call(Drain { node: self.node.0, incarnation })?;
+        self.link.call_within(Drain { node: self.node.0, incarnation }, within)?;
         loop {
             let left = self.snapshots()?.iter().map(objects_of).sum();
             if left == 0 || Instant::now() >= until {

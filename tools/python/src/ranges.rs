@@ -13,6 +13,8 @@ use crate::outcome::{INVALID, NOT_FOUND, failed, store_code};
 
 /// How long a session may be left alone.
 const IDLE: Duration = Duration::from_secs(300);
+/// Objects that are asked for at a time when they are opened.
+const OPENED: usize = 4096;
 /// Sessions that one store object may have open.
 const SESSIONS: usize = 65_536;
 
@@ -28,10 +30,49 @@ pub(crate) struct Part {
     pub(crate) bytes: u64,
 }
 
-/// Brings parts of objects; the length of each, else the number of an error.
-pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part]) -> Vec<i64> {
+/// Begins to read objects part by part: 0 and its version for each that is there, else the number of an error. This
+/// asks each for a byte, so it is an access: what was about to be evicted is the newest now, and what was on an SSD
+/// only is in memory.
+pub(crate) fn open(clients: &Clients, keys: &Keys) -> Vec<(i64, u64)> {
+    let opened = clients.with(|member| {
+        let mut found: Vec<(i64, u64)> = keys.iter().map(|key| (check_key(key).err().unwrap_or(0), 0)).collect();
+        let bounce = match member.bounce() {
+            Ok(bounce) => bounce,
+            Err(error) => return vec![(store_code(&error), 0); keys.len()],
+        };
+        let good: Vec<usize> = (0..keys.len()).filter(|&index| found[index].0 == 0).collect();
+        for some in good.chunks(OPENED) {
+            let first = |(place, &index): (usize, &usize)| ObjectRange {
+                key: keys.get(index),
+                offset: 0,
+                into: bounce.slice(place, 1),
+            };
+            let ranges: Vec<ObjectRange<'_>> = some.iter().enumerate().map(first).collect();
+            let outcomes = member.client.get_ranges(&ranges);
+            let failed_all = outcomes.as_ref().err().map(store_code);
+            let mut outcomes = outcomes.unwrap_or_default().into_iter();
+            for &index in some {
+                found[index] = match (failed_all, outcomes.next()) {
+                    (Some(code), _) => (code, 0),
+                    (None, Some(Ok(Some(version)))) => (0, version.0),
+                    (None, Some(Ok(None)) | None) => (failed(NOT_FOUND, "no such object"), 0),
+                    (None, Some(Err(error))) => (store_code(&error), 0),
+                };
+            }
+        }
+        found
+    });
+    opened.unwrap_or_else(|code| vec![(code, 0); keys.len()])
+}
+
+/// Brings parts of objects; the length of each, else the number of an error. Where there are `versions`, one for each
+/// key, parts of another version are as if there were no object.
+pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Option<&[u64]>) -> Vec<i64> {
     if parts.is_empty() {
         return Vec::new();
+    }
+    if versions.is_some_and(|versions| versions.len() != keys.len()) {
+        return vec![failed(INVALID, "there are not as many versions as keys"); parts.len()];
     }
     let outcome = clients.with(|member| {
         let mut codes = vec![0; parts.len()];
@@ -58,7 +99,12 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part]) -> Vec<i64> {
         }
         let mut put_down = |index: usize, outcome: Result<Option<kvplane::Version>, Error>| {
             codes[index] = match outcome {
-                Ok(Some(_)) => parts[index].bytes as i64,
+                Ok(Some(found)) => match versions.map(|versions| versions[parts[index].key]) {
+                    Some(begun) if begun != found.0 => {
+                        failed(NOT_FOUND, "the object was replaced since its session began")
+                    }
+                    _ => parts[index].bytes as i64,
+                },
                 Ok(None) => failed(NOT_FOUND, "no such object"),
                 Err(error) => store_code(&error),
             };

@@ -291,7 +291,16 @@ impl Store {
         waiting(py, || batches::get(&self.clients, &keys, &pieces))
     }
 
-    /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths.
+    /// Begins to read objects part by part: for each 0 and its version, or the number of an error and 0.
+    fn open_ranges(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<(i64, u64)>> {
+        let keys = Keys::many(keys)?;
+        waiting(py, || ranges::open(&self.clients, &keys))
+    }
+
+    /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths; with versions, one for
+    /// each key, only parts of those.
+    #[pyo3(signature = (keys, which, offsets, addresses, sizes, versions=None))]
+    #[allow(clippy::too_many_arguments, reason = "a table, column by column")]
     fn get_ranges(
         &self,
         py: Python<'_>,
@@ -300,10 +309,11 @@ impl Store {
         offsets: &Bound<'_, PyAny>,
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
+        versions: Option<Vec<u64>>,
     ) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
         let parts = parts(&keys, which, offsets, addresses, sizes)?;
-        waiting(py, || ranges::get(&self.clients, &keys, &parts))
+        waiting(py, || ranges::get(&self.clients, &keys, &parts, versions.as_deref()))
     }
 
     /// Begins to write objects of these lengths.

@@ -163,6 +163,17 @@ class WithoutNodes(unittest.TestCase):
         starts.join()
         self.assertEqual(len(joined), 1)
 
+    def test_closing_waits_for_no_control_plane_that_is_gone(self):
+        store = self.open(memory=16 << 20)
+        store.put("k", b"value")
+        self.control.kill()
+        self.control.wait()
+        self.assertEqual(store.get("k"), b"value")
+        begun = time.monotonic()
+        store.close()
+        # Four seconds for its objects and one for a farewell; calls of the control plane have ten.
+        self.assertLess(time.monotonic() - begun, 8)
+
     def test_it_does_not_wait_for_ever_and_says_what_is_missing(self):
         store = self.open(deadline=0.2)
         for _ in range(20):

@@ -8,6 +8,7 @@ import unittest
 
 import bed
 from kvplane import _native
+import mooncake.store
 from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 
@@ -298,13 +299,21 @@ class Memory(Case):
         places = [self.at, self.at + 8, self.at + 16]
         self.assertEqual(self.store.batch_put_from(["a", "b", "c"], places, [8] * 3, config), [0] * 3)
         self.assertEqual(self.store.batch_is_exist(["a", "b", "c"]), [1] * 3)
+        keys, values = ["e", "f", "g"], [b"1", b"22", b"333"]
+        self.assertEqual(self.store.put_batch(keys, values, config), 0)
+        self.assertEqual(self.store.get_batch(keys), values)
+        told = []
+        put = lambda keys, values, kept: told.append((keys, values, kept[0])) or [-len(key) for key in keys]
+        codes = mooncake.store._grouped(put, (["e", "ff", "ggg"], values), config, False)
+        self.assertEqual(codes, [-1, -2, -3])
+        self.assertEqual([part[:2] for part in told], [(["e", "ggg"], [b"1", b"333"]), (["ff"], [b"22"])])
+        self.assertNotEqual(told[0][2], told[1][2])
         self.assertFalse(hasattr(config, "session_ids"))
         config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.DISABLE, 1000
         self.assertEqual(self.store.put("d", b"x", config), -600)
         for wrong in (-1, 1 << 64, "soon"):
             with self.assertRaises(TypeError):
                 config.soft_pin_ttl_ms = wrong
-
 
     def test_configurations_that_are_refused(self):
         store, at = self.store, self.at
@@ -401,6 +410,22 @@ class Parts(Case):
         gone = self.store.batch_get_into_multi_buffer_ranges(["layers"], [[self.at]], [[3]], [[0]])
         self.assertEqual(gone, [-704])
         self.assertEqual(self.store.batch_get_session_end(["layers"]), 0)
+
+    def test_a_session_never_mixes_versions(self):
+        """Its ranges are those of the object that it began with; another one under the key begins another session."""
+        get, at = self.store.batch_get_into_multi_buffer_ranges, self.at + 65536
+        for old, new in ((b"a" * 100, b"b" * 100), (b"c" * 10, b"d" * 100)):
+            self.store.upsert("versions", old)
+            self.assertEqual(self.store.batch_get_session_start(["versions"]), [0])
+            self.assertEqual(get(["versions"], [[at]], [[5]], [[0]]), [5])
+            self.store.upsert("versions", new)
+            self.assertEqual(get(["versions"], [[at]], [[5]], [[5]]), [-704])
+            self.assertEqual(get(["versions"], [[at]], [[5]], [[0]]), [-704])
+            self.assertEqual(self.store.batch_get_session_start([b"versions"]), [0])
+            self.assertEqual(get(["versions"], [[at]], [[5]], [[5]]), [5])
+            self.assertEqual(self.buffer[65536 : 65536 + 5], new[5:10])
+            self.assertEqual(self.store.batch_get_session_end(["versions"]), 0)
+            self.assertEqual(get(["versions"], [[at]], [[5]], [[5]]), [-600])
 
     def test_writing_layer_by_layer(self):
         value = self.fill(0, 4096)
@@ -523,11 +548,14 @@ class Others(Case):
     def test_a_segment_of_this_process(self):
         mounted = self.store.allocate_and_mount_segment(32 << 20)
         self.assertEqual((mounted["ret"], mounted["allocated_size"]), (0, 32 << 20))
-        keys = [f"spread-{index}" for index in range(200)]
-        for key in keys:
-            self.assertEqual(self.store.put(key, key.encode()), 0)
-        found = self.store.batch_get_replica_desc(keys).values()
-        owners = {one[0].get_memory_descriptor().buffer_descriptor.transport_endpoint for one in found}
+        # Where what another member left is still on its way, its slots come later.
+        keys, owners, until = [], set(), time.monotonic() + 60
+        while mounted["segment_ids"][0] not in owners and time.monotonic() < until:
+            some = [f"spread-{len(keys) + index}" for index in range(200)]
+            self.assertEqual({self.store.put(key, key.encode()) for key in some}, {0})
+            found = self.store.batch_get_replica_desc(some).values()
+            owners = {one[0].get_memory_descriptor().buffer_descriptor.transport_endpoint for one in found}
+            keys += some
         self.assertIn(mounted["segment_ids"][0], owners)
         self.assertEqual(self.store.unmount_segment(mounted["segment_ids"], 10), 0)
         self.assertEqual(self.store.unmount_segment(["nobody"]), -1)

@@ -117,11 +117,12 @@ impl Follower {
             Order::Find { digests } => {
                 let found = self.find(digests);
                 // Whoever asked gives up in time by itself.
-                let _ = self.link.call(AnswerOrder { node: self.node, incarnation, number, found });
+                let _ = self.link.call_unless(&self.stop, AnswerOrder { node: self.node, incarnation, number, found });
             }
             Order::Copy { digests } => {
                 let states = self.copy(digests);
-                let _ = self.link.call(AnswerCopies { node: self.node, incarnation, number, states });
+                let _ =
+                    self.link.call_unless(&self.stop, AnswerCopies { node: self.node, incarnation, number, states });
             }
             Order::Follow { kept, snapshot } => {
                 if kept > 0 && (snapshot != following.snapshot || following.kept == 0) {
@@ -248,7 +249,7 @@ impl Follower {
         let names = handle.names_of(stored.collect())?;
         let names = names.into_iter().map(|(at, tenant, key)| EventName { at: at as u32, tenant, key }).collect();
         let events = NodeEvents { node: self.node, incarnation, shard, part, first, lost, events, names };
-        self.link.call(ReportEvents { events }).map(|_| ())
+        self.link.call_unless(&self.stop, ReportEvents { events }).map(|_| ())
     }
 }
 

@@ -24,6 +24,8 @@ use crate::tier_report::TierReports;
 
 /// How long a start waits for slots, when others' are still moving: less than two heartbeats.
 const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a node that ends waits until the control plane has taken note of it.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// How often the membership thread looks around between heartbeats.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -54,11 +56,10 @@ pub(super) struct Membership {
 impl Membership {
     pub(super) fn join(&mut self) -> Result<(), Error> {
         self.attach_devices()?;
-        self.link.call(Join {
-            member: self.member.clone(),
-            capacity_bytes: self.capacity_bytes,
-            version: software().to_owned(),
-        })?;
+        self.link.call_unless(
+            &self.stop,
+            Join { member: self.member.clone(), capacity_bytes: self.capacity_bytes, version: software().to_owned() },
+        )?;
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.settled = None;
         self.tell_settled(Epoch(0))?;
@@ -73,7 +74,7 @@ impl Membership {
             return Ok(());
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.kept_since = Epoch(self.link.call(AttachDevices { node, incarnation, devices })?.since);
+        self.kept_since = Epoch(self.link.call_unless(&self.stop, AttachDevices { node, incarnation, devices })?.since);
         Ok(())
     }
 
@@ -89,7 +90,7 @@ impl Membership {
             snapshots.push(snapshot);
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.link.call(Heartbeat { node, incarnation, load })?;
+        self.link.call_unless(&self.stop, Heartbeat { node, incarnation, load })?;
         // Again and again: a control plane that was started anew does not know it.
         self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
@@ -101,7 +102,7 @@ impl Membership {
 
     fn tell_settled(&mut self, epoch: Epoch) -> Result<(), Error> {
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.link.call(Settled { node, incarnation, epoch: epoch.0 })?;
+        self.link.call_unless(&self.stop, Settled { node, incarnation, epoch: epoch.0 })?;
         self.settled = Some(epoch);
         Ok(())
     }
@@ -150,16 +151,19 @@ impl Membership {
     pub(super) fn list_pool(&self) -> Result<(), Error> {
         let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
         let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
-        self.link.call(RegisterSegment {
-            segment: Segment {
-                name: address.to_string(),
-                owner,
-                kind: Kind::Dram,
-                bytes: self.capacity_bytes,
-                address,
-                ttl_ns: 0,
+        self.link.call_unless(
+            &self.stop,
+            RegisterSegment {
+                segment: Segment {
+                    name: address.to_string(),
+                    owner,
+                    kind: Kind::Dram,
+                    bytes: self.capacity_bytes,
+                    address,
+                    ttl_ns: 0,
+                },
             },
-        })?;
+        )?;
         Ok(())
     }
 
@@ -221,7 +225,7 @@ impl Membership {
         }
         let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
         // Without an answer, the others find out by the silence.
-        let _ = self.link.call(Leave { node, incarnation });
+        let _ = self.link.call_within(Leave { node, incarnation }, GOODBYE);
     }
 
     /// A heartbeat was refused.

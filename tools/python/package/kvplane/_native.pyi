@@ -43,6 +43,7 @@ class Store:
     def get_into_pieces(
         self, keys: Sequence[_Key], addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
     ) -> List[int]: ...
+    def open_ranges(self, keys: Sequence[_Key]) -> List[Tuple[int, int]]: ...
     def get_ranges(
         self,
         keys: Sequence[_Key],
@@ -50,6 +51,7 @@ class Store:
         offsets: Sequence[int],
         addresses: Sequence[int],
         sizes: Sequence[int],
+        versions: Optional[Sequence[int]] = ...,
     ) -> List[int]: ...
     def begin(self, keys: Sequence[_Key], sizes: Sequence[int], kept: _Kept = ...) -> List[int]: ...
     def fill(

@@ -59,15 +59,15 @@ class Ranges:
         return [[take(*one) for one in counts] for counts in shape]
 
     def batch_get_session_start(self, keys):
-        """Begins to read objects range by range: 0 for each that is there."""
+        """Begins to read objects range by range: 0 for each that is there. All ranges of a session are of one version."""
         native, keys = self._native, several(keys, "batch_get_session_start")
         if native is None:
             return [-1] * len(keys)
         codes = []
-        for key, size in zip(keys, native.sizes(keys)):
-            if size >= 0:
-                self._reading[key] = size
-            codes.append(0 if size >= 0 else _read(size))
+        for key, (code, version) in zip(keys, native.open_ranges(keys)):
+            if code == 0:
+                self._reading[_raw(key)] = version
+            codes.append(_read(code))
         return codes
 
     def batch_get_into_multi_buffer_ranges(self, keys, all_buffer_ptrs, all_sizes, all_src_offsets):
@@ -75,14 +75,17 @@ class Ranges:
         native, keys = self._native, several(keys, "batch_get_into_multi_buffer_ranges")
         if native is None:
             return [-1] * len(keys)
-        known = [key in self._reading for key in keys]
-        # A session holds nothing: what was removed or evicted since it began is not found.
-        return _sums(native.get_ranges, keys, known, all_buffer_ptrs, all_sizes, all_src_offsets, OBJECT_NOT_FOUND)
+        versions = [self._reading.get(_raw(key)) for key in keys]
+        known = [version is not None for version in versions]
+        versions = [version or 0 for version in versions]
+        # What was removed or replaced since its session began is not found: no two versions are ever mixed.
+        move = lambda *ranges: native.get_ranges(*ranges, versions)
+        return _sums(move, keys, known, all_buffer_ptrs, all_sizes, all_src_offsets, OBJECT_NOT_FOUND)
 
     def batch_get_session_end(self, keys):
         """Ends such sessions."""
         for key in texts(keys, "batch_get_session_end", "keys"):
-            self._reading.pop(key, None)
+            self._reading.pop(_raw(key), None)
         return 0
 
     def batch_put_session_start(self, keys, sizes, config=None):

@@ -404,7 +404,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         code = refused(config, len(keys)) if keys else 0
         if code != 0 or any(_is_empty(value) for value in values):
             return code or INVALID_PARAMS
-        codes = native.put_many(keys, values, _kept_one(config, replace)) if keys else ()
+        codes = _grouped(native.put_many, (keys, values), config, replace) if keys else ()
         return next((_code(code) for code in codes if code < 0), 0)
 
     def get(self, arg0, /):
@@ -724,22 +724,27 @@ def _group(name):
 
 
 def _each(put, keys, pointers, sizes, config, replace):
-    """Puts in one batch; where groups are named, in one for each group. A group of one object is none."""
+    """Puts in one batch; where groups are named, in one for each group."""
     code = refused(config, len(keys))
     if code != 0:
         return [code] * len(keys)
+    return _key_codes(_grouped(put, (keys, pointers, sizes), config, replace), INVALID_PARAMS)
+
+
+def _grouped(put, columns, config, replace):
+    """Puts in one batch; where groups are named, in one for each group. A group of one object among others is none."""
     groups = config.group_ids if config is not None else None
     if not groups or len(set(groups)) == len(groups) > 1:
-        return _key_codes(put(keys, pointers, sizes, kept(config, replace)), INVALID_PARAMS)
+        return put(*columns, kept(config, replace))
     members = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
-    codes = [0] * len(keys)
+    codes = [0] * len(columns[0])
     for group, indexes in members.items():
-        some = [[values[index] for index in indexes] for values in (keys, pointers, sizes)]
+        some = [[values[index] for index in indexes] for values in columns]
         for index, code in zip(indexes, put(*some, kept(config, replace, _group(group)))):
             codes[index] = code
-    return _key_codes(codes, INVALID_PARAMS)
+    return codes
 
 
 _signatures.apply(sys.modules[__name__], "mooncake.store")
