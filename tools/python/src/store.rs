@@ -95,11 +95,7 @@ impl Store {
             // A thread of the parent's may hold the locks for ever here.
             return Ok(failed(INTERNAL, "the process was forked after the setup: nothing is registered there"));
         }
-        let gone = waiting(py, || {
-            let gone = self.clients.memory.unregister(address);
-            self.clients.sweep();
-            gone
-        })?;
+        let gone = waiting(py, || (self.clients.memory.unregister(address), self.clients.sweep()).0)?;
         Ok(gone.map_or_else(|why| failed(INVALID, why), |()| 0))
     }
 
@@ -300,7 +296,11 @@ impl Store {
     /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths; with versions, one for
     /// each key, only parts of those.
     #[pyo3(signature = (keys, which, offsets, addresses, sizes, versions=None))]
-    #[allow(clippy::too_many_arguments, reason = "a table, column by column")]
+    #[allow(
+        clippy::too_many_arguments,
+        clippy::needless_pass_by_value,
+        reason = "a table, column by column, as Python has it"
+    )]
     fn get_ranges(
         &self,
         py: Python<'_>,
