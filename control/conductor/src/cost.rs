@@ -169,6 +169,28 @@ impl DecodeModel {
     }
 }
 
+impl core::str::FromStr for DecodeModel {
+    type Err = String;
+
+    /// `BASE_MS[,TOKEN_NS[,REQUEST_US]]`: milliseconds of a step, nanoseconds for each resident token, microseconds for
+    /// each request of the batch. What is left out is 0.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            |part: &str| format!("{part:?} in {text:?}: BASE_MS[,TOKEN_NS[,REQUEST_US]], from 0 to 1000000 each");
+        let mut parts = [0.0; 3];
+        for (at, part) in text.split(',').enumerate() {
+            let place = parts.get_mut(at).ok_or_else(|| wrong(part))?;
+            *place = part
+                .trim()
+                .parse::<f64>()
+                .ok()
+                .filter(|number| (0.0..=1e6).contains(number))
+                .ok_or_else(|| wrong(part))?;
+        }
+        Ok(Self { base_ns: parts[0] * 1e6, token_ns: parts[1], request_ns: parts[2] * 1e3 })
+    }
+}
+
 /// Nanoseconds that `bytes` take at `bytes_s`.
 #[must_use]
 pub fn transfer_ns(bytes: u64, bytes_s: u64) -> u64 {
@@ -181,6 +203,17 @@ mod tests {
     use kvplane_proto::rng::Rng;
 
     use super::*;
+
+    #[test]
+    fn a_decode_model_is_read_as_it_is_written() {
+        let step = |text: &str| text.parse::<DecodeModel>().map(|model| model.step_ns(1000, 10));
+        assert_eq!(step("26.2,36"), Ok(26_236_000));
+        assert_eq!(step("5, 0, 100"), Ok(6_000_000));
+        assert_eq!(step("7"), Ok(7_000_000));
+        for wrong in ["", "a", "1,2,3,4", "-1", "nan", "inf", "1,,2", "1e9"] {
+            assert!(step(wrong).is_err_and(|why| why.contains("BASE_MS")), "{wrong}");
+        }
+    }
 
     #[test]
     fn it_begins_with_the_paper_and_learns_another_machine() {

@@ -47,8 +47,8 @@ pub(crate) struct Policy {
     /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
-    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: by the published
-    /// figures of LLaMA3-70B on A800, 26.2 ms and 36 ns a resident token, whatever the model is.
+    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: by the control
+    /// plane's `--conductor-decode`.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
+use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
 use kvplane_conductor::policy::Named;
 use kvplane_server::{
@@ -47,10 +48,19 @@ struct Conductor {
     /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
-    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: by the published
-    /// figures of LLaMA3-70B on A800, 26.2 ms and 36 ns a resident token, whatever the model is.
+    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds: see
+    /// `--conductor-decode`.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
+    /// How long a step of decode takes, for every model: milliseconds, nanoseconds for each resident token, and
+    /// microseconds for each request of the batch. The default is published of LLaMA3-70B on A800.
+    #[arg(
+        long = "conductor-decode",
+        value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]",
+        default_value = "26.2,36",
+        requires = "hosted"
+    )]
+    decode: DecodeModel,
 }
 
 impl Conductor {
@@ -72,6 +82,7 @@ impl Conductor {
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
         (config.books.slo.ttft_ns, config.books.slo.tbt_ns) = (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
         (config.copies.most_bytes, config.books.nic_bytes_s) = (self.copies, self.nic);
+        config.books.decode_model = self.decode;
         config.policy = self.policy.into();
         config.refuses = promises;
         Ok(Some(config))
@@ -278,6 +289,7 @@ mod tests {
             nic: 1,
             promise_ttft_ms,
             promise_tbt_ms: None,
+            decode: DecodeModel::default(),
         };
         let heedless = conductor(PolicyChoice::Random, Some(1)).config();
         assert!(heedless.is_err_and(|error| error.to_string().contains("random refuses nobody")));

@@ -31,6 +31,8 @@ const GOLDEN: &str = include_str!("../../../../control/rpc/tests/golden_frames.t
 const RPC_HEADER_BYTES: usize = 12;
 /// How long a peer waits for an answer before it says the next thing, or gives up.
 const GLANCE: Duration = Duration::from_millis(20);
+/// Parts of a run of which it is said how large the processes were.
+const PARTS: u64 = 12;
 /// What the processes may grow by, once they have seen a quarter of it all.
 const GROWTH_BYTES: u64 = 48 << 20;
 
@@ -257,7 +259,7 @@ fn broken_frames_harm_nobody() {
     let sockets: Vec<PathBuf> = place.left_over(".shm").iter().map(|name| place.runtime().join(name)).collect();
     let (stop, sent) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 4]);
     let rng = |name: &str| Rng::new(seed, name);
-    let (rounds, growth) = std::thread::scope(|scope| {
+    let (rounds, growth, marks) = std::thread::scope(|scope| {
         let (stop, sent, place, alone) = (&stop, &sent, &place, &alone);
         scope.spawn(move || at_data_port(rng("port"), data, &place.cluster, stop, &sent[0]));
         for socket in &sockets {
@@ -267,11 +269,15 @@ fn broken_frames_harm_nobody() {
         scope.spawn(move || over_quic(rng("plane"), alone, true, stop, &sent[3]));
         let honest = Way::BOTH.map(|way| scope.spawn(move || honest(place, way, stop)));
         let end = Instant::now() + Duration::from_secs(seconds);
-        let (mut early, mut most) = (0, 0);
+        let (mut early, mut most, mut marks) = (0u64, 0u64, Vec::new());
         while Instant::now() < end && !honest.iter().any(std::thread::ScopedJoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(100));
-            let now = resident_bytes(&dev) + resident_bytes(&plane);
+            let each = [&dev, &plane].map(resident_bytes);
+            let now: u64 = each.iter().sum();
             let left = end.saturating_duration_since(Instant::now()).as_secs_f64();
+            if seconds as f64 - left >= (marks.len() as u64 * seconds) as f64 / PARTS as f64 {
+                marks.push(each.map(|bytes| bytes >> 10));
+            }
             if left > 0.75 * seconds as f64 {
                 early = now.max(early);
             }
@@ -279,7 +285,7 @@ fn broken_frames_harm_nobody() {
         }
         stop.store(true, Ordering::Relaxed);
         let rounds = honest.map(|thread| thread.join().expect("an honest client was harmed"));
-        (rounds, most.saturating_sub(early))
+        (rounds, most.saturating_sub(early), marks)
     });
     dev.assert_alive();
     plane.assert_alive();
@@ -288,7 +294,7 @@ fn broken_frames_harm_nobody() {
     assert!(growth < GROWTH_BYTES, "it grew by {growth} bytes");
     let sent = sent.map(AtomicU64::into_inner);
     println!("seed {seed}, {seconds} s: {sent:?} frames at data ports, Unix sockets, QUIC, QUIC alone;");
-    println!("they grew by {growth} bytes;");
+    println!("they grew by {growth} bytes; KiB of both, from the beginning in {PARTS} parts: {marks:?}");
     println!("{rounds:?} puts and gets of others");
     assert!(sent.iter().all(|&count| count > 100) && rounds.iter().all(|&count| count > 10), "{sent:?} {rounds:?}");
     assert!(place.run(&["ctl", "status"]).text().contains("active"));
