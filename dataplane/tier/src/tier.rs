@@ -402,13 +402,17 @@ impl Tier {
         Some(entry)
     }
 
-    /// Takes an entry out if it is still of this record.
+    /// Takes an entry out if it is still of this record. While recovery goes on, it leaves a mark that nothing older
+    /// takes its place: what recovery has not come to yet may have what this record replaced.
     fn forget_record(&mut self, digest: Digest, sequence: u64) -> bool {
-        if self.index.find(digest).is_some_and(|entry| entry.sequence() == sequence) {
-            self.forget(digest);
-            return true;
+        let Some(entry) = self.index.find(digest).filter(|entry| entry.sequence() == sequence).copied() else {
+            return false;
+        };
+        match self.phase {
+            Phase::Recovering => self.remember_removal(digest, entry.version(), sequence),
+            _ => _ = self.forget(digest),
         }
-        false
+        true
     }
 
     fn account(&mut self, entry: &Entry, add: bool) {

@@ -3,6 +3,7 @@
 use super::World;
 use super::check::{Rule, broken};
 use super::fetch::Fetcher;
+use super::node::Life;
 use super::results::What;
 use super::scenario::MS;
 use super::workload::LONGEST_NS;
@@ -11,6 +12,8 @@ use kvplane_proto::Status;
 /// Time for members to join again, maps to arrive and lanes to come back: the control plane's grace, heartbeat
 /// deadlines and the longest backoff of a lane, with room.
 const HEAL_NS: u64 = 8_000 * MS;
+/// All pauses between the tries of a write that fails, with room.
+const RETRIES_NS: u64 = 100_000 * MS;
 /// Deadline of a last put or get.
 const PROBE_NS: u64 = 3_000 * MS;
 
@@ -28,8 +31,17 @@ impl World {
         self.probe_everything();
         let until_ns = self.now_ns + 1000 * MS;
         self.run_until(until_ns, |_| false);
+        // What a disk failed to take is pinned until it was tried again.
+        let until_ns = self.now_ns + RETRIES_NS;
+        self.run_until(until_ns, Self::are_tiers_written);
         self.check_rest();
         self.collect();
+    }
+
+    /// Whether no shard has anything left to write to its disk.
+    fn are_tiers_written(&self) -> bool {
+        let behind = |life: &Life| life.service.tier_snapshot().is_some_and(|snapshot| snapshot.backlog > 0);
+        !self.lives.iter().any(|life| life.alive && behind(life))
     }
 
     fn check_batches(&mut self) {

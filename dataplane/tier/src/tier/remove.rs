@@ -5,6 +5,7 @@ use kvplane_proto::ids::Version;
 
 use super::Tier;
 use super::groups::{Need, TOMBSTONE_BYTES, Waiter};
+use super::start::Phase;
 use crate::errors::RemoveError;
 use crate::format::Kind;
 use crate::index::Entry;
@@ -28,9 +29,12 @@ impl Tier {
             if !self.may_have(digest) {
                 return Ok(Removal::Absent);
             }
-            // It is hidden in this life only: the device has it still.
+            // It is hidden in this life only: the device has it still, and recovery may not have come to it yet.
             self.untracked.note(digest);
             self.forget(digest);
+            if self.phase == Phase::Recovering {
+                self.remember_removal(digest, Version(0), self.life << super::SEQUENCE_BITS);
+            }
             return Err(RemoveError::Unavailable(reason));
         }
         if !self.is_open() || self.waiters == self.config.max_waiters || self.is_clogged() {
