@@ -17,6 +17,8 @@ mod bed;
 mod held;
 #[path = "p2p/ranks.rs"]
 mod ranks;
+#[path = "p2p/waits.rs"]
+mod waits;
 
 use bed::Bed;
 
@@ -76,7 +78,7 @@ fn publish() -> PublishOptions {
 }
 
 fn get(store: &P2pStore, object: &Object, regions: &[Arc<Region>]) -> Result<u64, kvplane::Error> {
-    store.get_replica(object, regions, &GetOptions { deadline: Duration::from_secs(60), ..GetOptions::default() })
+    store.get_replica(object, regions, &GetOptions { deadline: Some(Duration::from_secs(60)), ..GetOptions::default() })
 }
 
 fn total() -> u64 {
@@ -361,7 +363,7 @@ fn unregistering_during_a_pull_waits_and_mixes_nothing() {
                 };
                 let memory = regions();
                 let options =
-                    GetOptions { each: Some(&each), deadline: Duration::from_secs(60), ..GetOptions::default() };
+                    GetOptions { each: Some(&each), deadline: Some(Duration::from_secs(60)), ..GetOptions::default() };
                 receiver.get_replica(&object, &memory, &options).expect("from those who are left");
                 check(&memory, 9);
             });
@@ -405,7 +407,7 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
             }
         }
     };
-    let options = ReadOptions { deadline: Duration::from_secs(60), each: Some(&each) };
+    let options = ReadOptions { deadline: Some(Duration::from_secs(60)), each: Some(&each) };
     assert_eq!(reader.read_ranges(&object, 0, &copies, &into, &options).expect("read").bytes, 5000 * 24);
     for copy in &copies {
         into.read_with(copy.target_offset as usize, 24, &mut |offset, part| {
@@ -424,7 +426,7 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
 
 fn read_all(reader: &P2pStore, object: &Object, copies: &[reshard::Copy]) -> Result<(ReadBytes, Arc<Region>), String> {
     let into = region(SIZES[0]);
-    let options = ReadOptions { deadline: Duration::from_secs(60), each: None };
+    let options = ReadOptions { deadline: Some(Duration::from_secs(60)), each: None };
     let read = reader.read_ranges(object, 0, copies, &into, &options).map_err(|error| error.to_string())?;
     Ok((read, into))
 }

@@ -10,7 +10,7 @@ use super::{Bed, check, filled, publish, regions, store, total};
 fn get(store: &P2pStore, object: &Object, ranks: &Ranks, seed: u64) {
     let memory = regions();
     let options =
-        GetOptions { ranks: Some(ranks.clone()), deadline: Duration::from_secs(600), ..GetOptions::default() };
+        GetOptions { ranks: Some(ranks.clone()), deadline: Some(Duration::from_secs(600)), ..GetOptions::default() };
     assert_eq!(store.get_replica(object, &memory, &options).expect("fetched"), total());
     check(&memory, seed);
 }

@@ -90,8 +90,9 @@ int p2pStoreUnregister(p2p_store_t store, const char *name);
 int p2pStoreList(p2p_store_t store, const char *name_prefix, p2p_payload_info_t **list, size_t *count);
 void p2pStoreFreeList(p2p_payload_info_t *list, size_t count);
 
-/* Fetches the newest version into memory as long as its buffers, checks it, and serves it from then on.
- * deadline_seconds of 0 is an hour. */
+/* Fetches the newest version into memory as long as its buffers, checks it, and serves it from then on. Until
+ * deadline_seconds are over it waits for parts that no source has: who had them may be starting again. 0 is none given:
+ * an hour then, and 12 s for such parts. */
 int p2pStoreGetReplica(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
                        size_t count, double deadline_seconds);
 
@@ -119,7 +120,8 @@ int p2pStoreReshardSize(const char *target, const char *participant, uint64_t *s
  * where those are that it overlaps with. Each of its fragments goes where offset_list says; or, if that is NULL, one
  * directly after the other, and size is what p2pStoreReshardSize says. Shards that are read as a whole are compared
  * with their hashes: how many bytes that were is written to checked, unless it is NULL. Nothing is served from there,
- * and the memory is the caller's again when this has returned. deadline_seconds of 0 is an hour. */
+ * and the memory is the caller's again when this has returned. Until deadline_seconds are over it waits for ranks that
+ * nobody serves; 0 is none given: an hour then, and 3 s where nobody holds what is wanted. */
 int p2pStoreReshard(p2p_store_t store, const char *source, const char *target, const char *participant,
                     const p2p_part_t *parts, size_t part_count, void *addr, uint64_t size, const uint64_t *offset_list,
                     size_t offset_list_len, double deadline_seconds, uint64_t *checked);

@@ -26,9 +26,8 @@ const TOO_MANY_RETRIES: c_int = -6;
 const TRANSFER_ENGINE: c_int = -7;
 const CONTROL_PLANE: c_int = -8;
 
-/// The longest time that a fetch may take, and how long it may take unless it is said.
+/// The longest time that a fetch may take.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
-const USUAL: Duration = Duration::from_secs(3600);
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
@@ -154,10 +153,11 @@ unsafe fn free_name<'a>(store: &P2pStore, name: *const c_char) -> Result<&'a str
     Ok(name)
 }
 
-fn deadline_of(seconds: f64) -> Result<Duration, c_int> {
-    let deadline = if seconds == 0.0 { Ok(USUAL) } else { Duration::try_from_secs_f64(seconds) };
+/// None for 0.
+fn deadline_of(seconds: f64) -> Result<Option<Duration>, c_int> {
+    let deadline = Duration::try_from_secs_f64(seconds);
     let deadline = deadline.map_err(|_| failed(INVALID_ARGUMENT, "the deadline is below 0 or no number"))?;
-    Ok(deadline.min(LONGEST))
+    Ok(Some(deadline.min(LONGEST)).filter(|_| seconds > 0.0))
 }
 
 /// # Safety

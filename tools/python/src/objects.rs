@@ -252,10 +252,10 @@ impl Objects {
         shards: Option<Vec<(u32, u32)>>,
         resume: bool,
         ranks: Option<(String, u32, u32, f64)>,
-        deadline: f64,
+        deadline: Option<f64>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<i64> {
-        let deadline = deadline_of(deadline)?;
+        let deadline = deadline.map(deadline_of).transpose()?;
         let ranks = match ranks {
             Some((job, rank, ranks, patience)) => Some(Ranks { job, rank, ranks, patience: deadline_of(patience)? }),
             None => None,
@@ -303,9 +303,9 @@ impl Objects {
         parts: Vec<Part>,
         place: (u64, u64),
         offsets: Option<Vec<u64>>,
-        deadline: f64,
+        deadline: Option<f64>,
     ) -> PyResult<Answer<(u64, u64)>> {
-        let deadline = deadline_of(deadline)?;
+        let deadline = deadline.map(deadline_of).transpose()?;
         let named = |(participant, object, version, buffer, offsets): Part| NamedPart {
             participant,
             object,

@@ -25,8 +25,10 @@ const LOOK: Duration = Duration::from_millis(500);
 const TOGETHER: Duration = Duration::from_millis(200);
 /// Without progress for this long, it is asked whether there is any hope.
 const IDLE: Duration = Duration::from_secs(3);
-/// How often there must be none before it is believed.
+/// How often there must be none before it is believed, where no deadline says how long to wait: 12 s with the first.
 const HOPELESS: u32 = 3;
+/// How long a call takes at most whose caller gave no deadline.
+pub(super) const USUAL: Duration = Duration::from_secs(3600);
 /// How long the control plane is left alone after it could not be asked.
 const AWAY: Duration = Duration::from_millis(200);
 
@@ -42,6 +44,7 @@ pub struct Progress {
 }
 
 /// How an object is fetched.
+#[derive(Default)]
 pub struct GetOptions<'a> {
     /// Which shards are wanted, as the first of a run and how many; without, all.
     pub shards: Option<Vec<Interval>>,
@@ -50,8 +53,10 @@ pub struct GetOptions<'a> {
     /// Which one of several processes this is that all fetch all of the object at about the same time; they fetch it
     /// from each other by a schedule then, and what that does not bring as always.
     pub ranks: Option<Ranks>,
-    /// How long it may take.
-    pub deadline: Duration,
+    /// How long it may take. Until then a shard is waited for that no source has: who had it may be starting again.
+    /// Without one it is an hour, and 12 s for such a shard. A shard that whoever brought the object has wrong is not
+    /// waited for.
+    pub deadline: Option<Duration>,
     /// Called for each shard that has arrived and is right, by threads of the call.
     pub each: Option<&'a (dyn Fn(Progress) + Sync)>,
 }
@@ -62,10 +67,11 @@ impl std::fmt::Debug for GetOptions<'_> {
     }
 }
 
-impl Default for GetOptions<'_> {
-    fn default() -> Self {
-        Self { shards: None, resume: false, ranks: None, deadline: Duration::from_secs(3600), each: None }
-    }
+/// How often in a row there was nobody to fetch from, and what is missing then.
+#[derive(Default)]
+struct Doubt {
+    times: u32,
+    why: String,
 }
 
 impl P2pStore {
@@ -82,7 +88,7 @@ impl P2pStore {
         regions: &[Arc<Region>],
         options: &GetOptions<'_>,
     ) -> Result<u64, Error> {
-        let until = Instant::now() + options.deadline;
+        let until = Instant::now() + options.deadline.unwrap_or(USUAL);
         let replica = prepare(object, regions, options)?;
         let replica = self.shared.announce(replica)?;
         let _fetched = Flag::raise(&replica.fetched);
@@ -128,7 +134,7 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
         Some(_) if options.shards.is_some() => {
             return Err(Error::Argument("ranks fetch all of an object: name no shards, or no rank".to_owned()));
         }
-        Some(ranks) => Some((ranks.follow(&missing, options.deadline)?, Seat::new(ranks, &have)?)),
+        Some(ranks) => Some((ranks.follow(&missing, options.deadline.unwrap_or(USUAL))?, Seat::new(ranks, &have)?)),
         None => None,
     };
     let mut replica = Replica::partial(object, regions, (have, missing));
@@ -171,7 +177,7 @@ impl Shared {
             let result = if started == 0 && workers > 0 {
                 Err(Error::Argument("no thread could be started to fetch with".to_owned()))
             } else {
-                self.report_all(replica, until)
+                self.report_all(replica, until, options.deadline.is_some())
             };
             let mut fetch = replica.fetch();
             fetch.stop = true;
@@ -186,13 +192,15 @@ impl Shared {
         Ok(replica.fetch().fetched_bytes)
     }
 
-    /// Reports until everything is there.
-    fn report_all(&self, replica: &Arc<Replica>, until: Instant) -> Result<(), Error> {
-        let (mut progress, mut hopeless, mut reported) = (Instant::now(), 0, Instant::now());
+    /// Reports until everything is there. Who is `patient` waits for sources until time is up.
+    fn report_all(&self, replica: &Arc<Replica>, until: Instant, patient: bool) -> Result<(), Error> {
+        let (mut progress, mut reported) = (Instant::now(), Instant::now());
+        let mut doubt = Doubt::default();
         loop {
             let (got, failed, missing) = news(replica, until, reported);
             if Instant::now() >= until && missing > 0 {
-                return Err(self.given_up(replica, missing, "time is up", Status::DeadlineExceeded));
+                let why = if doubt.why.is_empty() { "time is up" } else { &format!("time is up; {}", doubt.why) };
+                return Err(self.given_up(replica, missing, why, Status::DeadlineExceeded));
             }
             if missing > 0 && interrupt::ended() {
                 return Err(Error::interrupted());
@@ -202,13 +210,13 @@ impl Shared {
                     return Ok(());
                 }
                 if progress.elapsed() > IDLE {
-                    hopeless = self.check_hope(replica, missing, hopeless)?;
+                    self.check_hope(replica, missing, &mut doubt, patient)?;
                     progress = Instant::now();
                 }
                 continue;
             }
             if !got.is_empty() {
-                (progress, hopeless) = (Instant::now(), 0);
+                (progress, doubt) = (Instant::now(), Doubt::default());
             }
             self.report(replica, got, failed)?;
             reported = Instant::now();
@@ -240,27 +248,32 @@ impl Shared {
         }
     }
 
-    /// How often in a row there was nobody to fetch from: an error when that is not because somebody was not heard for
-    /// a moment.
-    fn check_hope(&self, replica: &Replica, missing: u32, times: u32) -> Result<u32, Error> {
+    /// Asks whether there is somebody to fetch from: an error when there is not, and none is waited for.
+    fn check_hope(&self, replica: &Replica, missing: u32, doubt: &mut Doubt, patient: bool) -> Result<(), Error> {
+        let times = std::mem::take(doubt).times;
         let call = kvplane_rpc::p2p::DescribeObject {
             tenant: self.config.tenant.clone(),
             name: replica.name.clone(),
             version: Some(replica.version),
         };
         // While the control plane is away, or has forgotten, there is hope.
-        let Ok(found) = self.link.call(call) else { return Ok(0) };
+        let Ok(found) = self.link.call(call) else { return Ok(()) };
         if found.lost == 0 {
-            return Ok(0);
+            return Ok(());
         }
+        // Who brought an object with wrong bytes does not come back with right ones; another's may be elsewhere.
+        let is_wrong = found.members.iter().any(|member| !member.excluded.is_empty() && (member.origin || !patient));
         let excluded = found.members.iter().filter(|member| !member.excluded.is_empty());
         let wrong: Vec<String> =
             excluded.map(|member| format!("{} is excluded: {}", member.segment, member.excluded)).collect();
-        if wrong.is_empty() && times < HOPELESS {
-            return Ok(times + 1);
-        }
         let why = format!("{} shards are nowhere to be had; {}", found.lost, wrong.join("; "));
-        Err(self.given_up(replica, missing, why.trim_end_matches("; "), Status::NotFound))
+        let why = why.trim_end_matches("; ").to_owned();
+        if !is_wrong && (patient || times < HOPELESS) {
+            *doubt = Doubt { times: times + 1, why };
+            return Ok(());
+        }
+        let advice = if is_wrong { "" } else { "; no deadline was given: with one, sources are waited for until then" };
+        Err(self.given_up(replica, missing, &format!("{why}{advice}"), Status::NotFound))
     }
 
     fn given_up(&self, replica: &Replica, missing: u32, why: &str, status: Status) -> Error {

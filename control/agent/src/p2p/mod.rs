@@ -255,6 +255,16 @@ impl Shared {
 }
 
 impl Shared {
+    fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
+        let call = FindObject { tenant: self.config.tenant.clone(), name: name.to_owned(), version };
+        let found = self.link.call(call)?;
+        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(|error| malformed(&error))?;
+        let spec = ObjectSpec { layout: layout.clone(), hashes: found.spec.hashes, about: found.spec.about.clone() };
+        spec.check().map_err(|error| malformed(&error))?;
+        let (name, about) = (name.to_owned(), found.spec.about);
+        Ok(Object { name, version: found.version, layout, about, spec: Arc::new(spec) })
+    }
+
     fn peer_keys(&self) -> GetPeerKeys {
         GetPeerKeys { client: self.client, tenant: self.config.tenant.clone() }
     }
@@ -362,13 +372,7 @@ impl P2pStore {
     /// # Errors
     /// When nobody has it, or the control plane cannot be asked.
     pub fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
-        let call = FindObject { tenant: self.shared.config.tenant.clone(), name: name.to_owned(), version };
-        let found = self.shared.link.call(call)?;
-        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(|error| malformed(&error))?;
-        let spec = ObjectSpec { layout: layout.clone(), hashes: found.spec.hashes, about: found.spec.about.clone() };
-        spec.check().map_err(|error| malformed(&error))?;
-        let (name, about) = (name.to_owned(), found.spec.about);
-        Ok(Object { name, version: found.version, layout, about, spec: Arc::new(spec) })
+        self.shared.find(name, version)
     }
 
     /// Objects whose names begin with this, by name and version.
@@ -422,6 +426,11 @@ fn is_away(error: &Error) -> bool {
 /// Whether the control plane does not know the member any more.
 fn is_forgotten(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::UnknownClient as u16)
+}
+
+/// Whether nobody has had the object for longer than it is remembered.
+fn is_unknown(error: &Error) -> bool {
+    matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound as u16)
 }
 
 fn malformed(error: &kvplane_cluster::p2p::ObjectError) -> Error {

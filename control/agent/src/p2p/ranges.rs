@@ -18,7 +18,8 @@ use kvplane_sys::interrupt;
 
 use super::checks::Checked;
 use super::fetch::Sources;
-use super::{Object, P2pStore, Shared, is_away};
+use super::get::USUAL;
+use super::{Object, P2pStore, Shared, is_away, is_unknown};
 use crate::error::Error;
 use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
@@ -30,17 +31,21 @@ const BATCH_BYTES: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two questions for sources where there are none.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How often all are asked for a batch in vain: longer than who is gone stays in the catalog.
+/// How often all are asked for a batch in vain, where no deadline says how long: longer than who is gone stays in the
+/// catalog.
 const ROUNDS: u32 = 40;
-/// How often there must be no source before it is believed: it may only not have been heard for a moment.
+/// How often there must be no source before it is believed: it may only not have been heard for a moment. 3 s, where no
+/// deadline says how long.
 const HOPELESS: u32 = 15;
 /// How often everything is read again because a shard was wrong.
 const ATTEMPTS: u32 = 8;
 
 /// How parts of objects are read.
+#[derive(Default)]
 pub struct ReadOptions<'a> {
-    /// How long it may take.
-    pub deadline: Duration,
+    /// How long it may take. Until then a source is waited for where there is none: it may be starting again. Without
+    /// one it is an hour, and 3 s where nobody holds the buffer, 8 s where those who do serve nothing.
+    pub deadline: Option<Duration>,
     /// Called with the bytes of each batch that has arrived, by threads of the call. What is read again counts again.
     pub each: Option<&'a (dyn Fn(u64) + Sync)>,
 }
@@ -51,9 +56,10 @@ impl std::fmt::Debug for ReadOptions<'_> {
     }
 }
 
-impl Default for ReadOptions<'_> {
-    fn default() -> Self {
-        Self { deadline: Duration::from_secs(3600), each: None }
+impl ReadOptions<'_> {
+    /// When time is up for a call that begins now.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.deadline.unwrap_or(USUAL)
     }
 }
 
@@ -77,6 +83,8 @@ pub(super) struct Reader<'a> {
     pub(super) buffer: usize,
     pub(super) memory: &'a Arc<Region>,
     pub(super) until: Instant,
+    /// Whether sources are waited for until then, for the caller said until when.
+    pub(super) patient: bool,
     /// Set by others when it is to end early.
     pub(super) stop: &'a AtomicBool,
     pub(super) each: Option<&'a (dyn Fn(u64) + Sync)>,
@@ -115,7 +123,8 @@ impl P2pStore {
                 object,
                 buffer,
                 memory,
-                until: Instant::now() + options.deadline,
+                until: options.until(),
+                patient: options.deadline.is_some(),
                 stop: &AtomicBool::new(false),
                 each: options.each,
             };
@@ -229,8 +238,8 @@ impl Reader<'_> {
             if places.is_empty() {
                 if trouble.is_some() {
                     rounds += 1;
-                    if rounds > ROUNDS {
-                        return Err(self.given_up("nobody who holds it serves it", trouble));
+                    if rounds > ROUNDS && !self.patient {
+                        return Err(self.given_up(&hasty("nobody who holds it serves it"), trouble));
                     }
                     interrupt::sleep(AGAIN);
                 }
@@ -303,7 +312,7 @@ impl Reader<'_> {
                 rack: config.rack.clone(),
             };
             match self.shared.link.call(call) {
-                Ok(mut found) if !found.places.is_empty() => {
+                Ok(mut found) if !found.places.is_empty() && (times == 0 || self.is_same()?) => {
                     found.places.retain(|place| !wrong.contains_key(&place.segment));
                     if !found.places.is_empty() {
                         return Ok(found.places);
@@ -311,20 +320,35 @@ impl Reader<'_> {
                     return Err(self.given_up("all who hold it have wrong bytes", told(wrong)));
                 }
                 Ok(_) => times += 1,
+                Err(error) if is_unknown(&error) => times += 1,
                 Err(error) if is_away(&error) => {}
                 Err(error) => return Err(error),
             }
             let trouble = trouble.map(str::to_owned);
-            if times >= HOPELESS {
-                return Err(self.given_up("nobody holds all of it any more", trouble));
+            if times >= HOPELESS && !self.patient {
+                return Err(self.given_up(&hasty("nobody holds all of it any more"), trouble));
             }
             if Instant::now() + AGAIN >= self.until {
-                return Err(self.given_up("time is up", trouble));
+                let why = if times > 0 { "time is up, and nobody holds all of it" } else { "time is up" };
+                return Err(self.given_up(why, trouble));
             }
             interrupt::sleep(AGAIN);
             if self.is_stopped() {
                 return Err(Error::interrupted());
             }
+        }
+    }
+
+    /// Makes sure that the object is the one that it was: a catalog that everybody had left gives its number anew. Not
+    /// so where that cannot be asked now.
+    fn is_same(&self) -> Result<bool, Error> {
+        match self.shared.find(&self.object.name, Some(self.object.version)) {
+            Ok(now) if now.spec.digest() == self.object.spec.digest() => Ok(true),
+            Ok(_) => {
+                Err(self.given_up("it went, and another object has its name and version now: find it again", None))
+            }
+            Err(error) if is_away(&error) || is_unknown(&error) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -341,6 +365,7 @@ impl Reader<'_> {
                     let good = found.members.into_iter().filter(|member| member.excluded.is_empty());
                     return Ok(served.is_subset(&good.map(|member| member.member).collect()));
                 }
+                Err(error) if is_unknown(&error) => return Ok(false),
                 Err(error) if is_away(&error) && Instant::now() + AGAIN < self.until && interrupt::sleep(AGAIN) => {}
                 Err(error) => return Err(error),
             }
@@ -352,6 +377,11 @@ impl Reader<'_> {
         let what = format!("object {name:?} version {version}: buffer {} is not read: {why}", self.buffer);
         Error::Status { what, status: Status::NotFound, cause }
     }
+}
+
+/// Why a call ended whose caller did not say how long to wait.
+fn hasty(why: &str) -> String {
+    format!("{why}; no deadline was given: with one, sources are waited for until then")
 }
 
 /// Who has wrong bytes, for people.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_cluster::reshard::{Placement, Plan, ReshardError};
 use kvplane_engine::Region;
@@ -121,7 +121,7 @@ impl P2pStore {
         options: &ReadOptions<'_>,
     ) -> Result<ReadBytes, Error> {
         resharding.check(from, to, memory.bytes() as u64)?;
-        let until = Instant::now() + options.deadline;
+        let until = options.until();
         let parts = resharding.plan.sources();
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (total, checked) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -138,6 +138,7 @@ impl P2pStore {
                         buffer: source.buffer,
                         memory,
                         until,
+                        patient: options.deadline.is_some(),
                         stop: &failed,
                         each: options.each,
                     };

@@ -106,9 +106,10 @@ struct Get {
     /// Its version; without one, the newest.
     #[arg(long)]
     version: Option<u64>,
-    /// How long it may take, in seconds.
-    #[arg(long, default_value_t = 3600)]
-    deadline: u64,
+    /// How long it may take, in seconds; until then parts are waited for that nobody has, as who had them may be
+    /// starting again. Without it an hour, and 12 s for those.
+    #[arg(long)]
+    deadline: Option<u64>,
     /// How long to serve it to others afterwards, in seconds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -217,7 +218,7 @@ impl Get {
         let options = GetOptions {
             ranks: self.rank.zip(self.ranks).map(ranks),
             resume: true,
-            deadline: Duration::from_secs(self.deadline),
+            deadline: self.deadline.map(Duration::from_secs),
             each: Some(&each),
             ..GetOptions::default()
         };

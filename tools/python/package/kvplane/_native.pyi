@@ -193,7 +193,7 @@ class Objects:
         shards: Optional[Sequence[Tuple[int, int]]],
         resume: bool,
         ranks: Optional[Tuple[str, int, int, float]],
-        deadline: float,
+        deadline: Optional[float],
         progress: Optional[Callable[[int, int], Any]],
     ) -> int: ...
     def reshard(
@@ -203,7 +203,7 @@ class Objects:
         parts: Sequence[Tuple[str, str, Optional[int], int, Optional[Sequence[int]]]],
         place: Tuple[int, int],
         offsets: Optional[Sequence[int]],
-        deadline: float,
+        deadline: Optional[float],
     ) -> Union[int, Tuple[int, int]]: ...
     @staticmethod
     def packed_bytes(manifest: str, participant: str) -> int: ...

@@ -207,7 +207,7 @@ class ObjectStore:
         ranks: Optional[int] = None,
         job: str = "",
         patience: float = 2.0,
-        deadline: float = 3600.0,
+        deadline: Optional[float] = None,
         progress: Optional[Callable[[int, int], Any]] = None,
     ) -> int:
         """Fetches an object into memory as long as its buffers, checks it, and serves it until `delete_replica`.
@@ -221,6 +221,9 @@ class ObjectStore:
         `rank`, and how many there are, as `ranks`, and all of them the same `job`: they fetch it from each other by a
         schedule. Another one that is not there or does not get on is waited for `patience` seconds, and as long again
         for each rank before it; then others are asked.
+
+        Until `deadline` seconds are over, parts that no source has are waited for: who had them may be starting again.
+        Without one it is an hour, and 12 s for such parts.
         """
         if (rank is None) != (ranks is None):
             raise InvalidArgument(-600, "rank and ranks go together: which one this is, and how many there are")
@@ -243,7 +246,7 @@ class ObjectStore:
         memory: Any,
         *,
         offsets: Optional[Sequence[int]] = None,
-        deadline: float = 3600.0,
+        deadline: Optional[float] = None,
     ) -> Resharded:
         """Reads into memory what a rank is to have of a checkpoint that was written under another parallel layout.
 
@@ -253,7 +256,8 @@ class ObjectStore:
         Ours come into `memory` like that, which is as long (`reshard_bytes`), or each where `offsets` says.
 
         Shards all of whose bytes we read are compared with their hashes; a source whose bytes are wrong is asked no
-        more. When it raises, some of the memory is written.
+        more. When it raises, some of the memory is written. Until `deadline` seconds are over, ranks that nobody serves
+        are waited for; without one it is an hour, and 3 s where nobody holds what is wanted.
         """
         views, addresses, sizes = self._places([memory], True)
         named = [

@@ -43,9 +43,10 @@ pub(super) struct Reshard {
     /// PARTICIPANT.bin. Files of the source that are no .safetensors are read like that.
     #[arg(long)]
     packed: bool,
-    /// How long it may take, in seconds.
-    #[arg(long, default_value_t = 3600)]
-    deadline: u64,
+    /// How long each rank may take, in seconds; until then who wrote a part is waited for, as it may be starting again.
+    /// Without it an hour, and 3 s for what nobody holds.
+    #[arg(long)]
+    deadline: Option<u64>,
 }
 
 fn manifest(path: &Path) -> Result<Placement, Failure> {
@@ -100,7 +101,7 @@ impl Reshard {
         if let Some(memory) = &memory {
             let bar = Bar::new(bytes)?;
             let each = |bytes| bar.inc(bytes);
-            let options = ReadOptions { deadline: Duration::from_secs(self.deadline), each: Some(&each) };
+            let options = ReadOptions { deadline: self.deadline.map(Duration::from_secs), each: Some(&each) };
             read = store.reshard(resharding, from, (memory, &to), &options)?;
             bar.clear();
         }
@@ -221,7 +222,7 @@ impl Finder<'_> {
     fn read(&self, object: &Object, buffer: usize, source_offset: u64, out: &mut [u8]) -> Result<(), Failure> {
         let memory = Region::allocate(&RegionOptions::new("table", out.len()))?;
         let copy = Copy { source_offset, target_offset: 0, bytes: out.len() as u64 };
-        let options = ReadOptions { deadline: Duration::from_secs(self.command.deadline), each: None };
+        let options = ReadOptions { deadline: self.command.deadline.map(Duration::from_secs), each: None };
         self.store.read_ranges(object, buffer, &[copy], &Arc::clone(&memory), &options)?;
         memory.copy_out(0, out);
         Ok(())

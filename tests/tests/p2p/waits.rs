@@ -1,0 +1,98 @@
+//! How long a call waits for a source that is not there: as long as its caller says.
+
+use std::time::{Duration, Instant};
+
+use kvplane::{GetOptions, P2pStore, ReadOptions, Region, reshard};
+
+use super::{Bed, SHARD, SIZES, check, filled, publish, region, regions, store};
+
+/// One who has the first shard only: the object is known, and most of it nowhere.
+fn who_has_little(bed: &Bed, origin: &P2pStore) -> P2pStore {
+    let little = store(bed, "little");
+    let object = origin.find("o", None).expect("there");
+    let some = GetOptions { shards: Some(vec![(0, 1)]), ..GetOptions::default() };
+    little.get_replica(&object, &regions(), &some).expect("one shard");
+    little
+}
+
+/// An origin is away for longer than a call without a deadline waits, and comes back.
+#[test]
+fn a_deadline_says_how_long_an_origin_is_waited_for() {
+    let bed = Bed::start(0, 0);
+    let origin = store(&bed, "origin");
+    origin.register("o", &filled(21), &publish()).expect("published");
+    let _little = who_has_little(&bed, &origin);
+    let readers = ["patient", "hasty"].map(|host| store(&bed, host));
+    let object = readers[0].find("o", None).expect("there");
+    drop(origin);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let patient = scope.spawn(|| {
+            let memory = regions();
+            let options = GetOptions { deadline: Some(Duration::from_secs(120)), ..GetOptions::default() };
+            readers[0].get_replica(&object, &memory, &options).expect("who comes back is waited for");
+            check(&memory, 21);
+        });
+        let error =
+            readers[1].get_replica(&object, &regions(), &GetOptions::default()).expect_err("nowhere").to_string();
+        assert!(error.contains("64 shards are nowhere to be had; no deadline was given"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        let short = GetOptions { deadline: Some(Duration::from_secs(5)), ..GetOptions::default() };
+        let error = readers[1].get_replica(&object, &regions(), &short).expect_err("nowhere").to_string();
+        assert!(error.contains("time is up; 64 shards are nowhere to be had"), "{error}");
+        let again = store(&bed, "origin");
+        again.register("o", &filled(21), &publish()).expect("published again");
+        patient.join().expect("fetched");
+    });
+}
+
+fn read(reader: &P2pStore, object: &kvplane::Object, deadline: Option<u64>) -> Result<std::sync::Arc<Region>, String> {
+    let into = region(SIZES[0]);
+    let all = reshard::Copy { source_offset: 0, target_offset: 0, bytes: SIZES[0] as u64 };
+    let options = ReadOptions { deadline: deadline.map(Duration::from_secs), each: None };
+    reader.read_ranges(object, 0, &[all], &into, &options).map_err(|error| error.to_string())?;
+    Ok(into)
+}
+
+/// Ranges are read of who comes back; and not of who has brought other bytes under the same name and version, which a
+/// catalog that everybody has left gives again.
+#[test]
+fn ranges_wait_for_the_same_object() {
+    let bed = Bed::start(0, 0);
+    let reader = store(&bed, "reader");
+    for same in [true, false] {
+        let origin = store(&bed, "origin");
+        origin.register("o", &filled(22), &publish()).expect("published");
+        let object = reader.find("o", None).expect("there");
+        drop(origin);
+        let error = read(&reader, &object, None).expect_err("nobody has it");
+        assert!(error.contains("nobody holds all of it any more; no deadline was given"), "{error}");
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&reader, &object, Some(120)));
+            // Longer than an object is known that nobody has.
+            let until = Instant::now() + Duration::from_secs(60);
+            while reader.find("o", Some(object.version)).is_ok() {
+                assert!(Instant::now() < until, "it is known still");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let origin = store(&bed, "origin");
+            let seed = if same { 22 } else { 23 };
+            assert_eq!(origin.register("o", &filled(seed), &publish()).expect("published"), object.version);
+            let result = reading.join().expect("it ends");
+            match same {
+                true => {
+                    let into = result.expect("read");
+                    into.read_with(0, SHARD, &mut |offset, part| {
+                        assert!(part.iter().zip(offset..).all(|(&found, at)| found == super::byte(22, 0, at)));
+                    });
+                }
+                false => assert!(result.expect_err("another one").contains("find it again")),
+            }
+        });
+        // So that the next one has the same number.
+        let until = Instant::now() + Duration::from_secs(60);
+        while reader.find("o", Some(object.version)).is_ok() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
