@@ -85,5 +85,5 @@ pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;
-pub use kvplane_sys::{interrupt, verbs};
+pub use kvplane_sys::{interrupt, lost_pages, verbs};
 pub use kvplane_tls::DataTls;

@@ -21,6 +21,7 @@ pub mod file;
 pub mod hwloc;
 pub mod interrupt;
 mod library;
+pub mod lost_pages;
 pub mod net;
 pub mod nvme;
 pub mod poller;

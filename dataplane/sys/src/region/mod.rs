@@ -154,7 +154,8 @@ impl Region {
     /// Maps the first bytes of a file, to be read: they come from the page cache, and leave it when memory is short.
     ///
     /// The file must not be made shorter while this lives: touching what it lost ends the process with SIGBUS, for a
-    /// file has no seals. What another process writes to it is seen here.
+    /// file has no seals ([`explain`](crate::lost_pages::explain) has it say why). What another process writes to it is
+    /// seen here.
     ///
     /// # Errors
     /// When the file is shorter, or the kernel refuses.

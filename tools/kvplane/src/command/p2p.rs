@@ -92,7 +92,8 @@ struct Put {
     #[arg(long, default_value = "4MiB", value_parser = size::parse_some)]
     shard: u64,
     /// Read the files into memory first. Without, they are served from where they are, and must be neither changed nor
-    /// made shorter meanwhile: changed bytes are found out by who fetches them, a shorter file ends this process.
+    /// made shorter meanwhile: changed bytes are found out by who fetches them, a shorter file ends this process, which
+    /// says so.
     #[arg(long)]
     copy: bool,
 }
@@ -184,7 +185,7 @@ impl Put {
         let options = PublishOptions { version: self.version, shard_bytes: self.shard, about: files.about()? };
         let version = store.register(&self.name, &files.regions(), &options)?;
         println!("serves {:?} version {version}: {} in {} files", self.name, size::show(files.bytes()), files.count());
-        stop::wait(|| Ok(()))?;
+        stop::wait(|| files.check_lengths())?;
         Ok(store.unregister(&self.name, Some(version))?)
     }
 }

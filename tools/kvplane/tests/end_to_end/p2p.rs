@@ -119,11 +119,41 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     let get = ["p2p", "get", "a/model", text(&other), "--no-shared-memory", "--host", "other"];
     finish(place.command(&get), &[]).well();
     same(&source, &other);
+    // What is there of it is nobody's object.
+    fs::write(slow.join("mine"), "x").unwrap();
+    let put = ["p2p", "put", "partial", text(&slow), "--no-shared-memory"];
+    let partial = Process::start(place.command(&put));
+    partial
+        .wait_for("slow: left out what a get or reshard has left that did not end, 4 in all, such as \".config.json");
+    partial.wait_for("1 B in 1 files");
+    let part = slow.join(names(&slow).into_iter().find(|name| name.starts_with(".none")).unwrap());
+    let one = ["p2p", "put", "partial", text(&part), "--no-shared-memory"];
+    finish(place.command(&one), &[]).failed(1, &["that did not end", "run that again, or rename it"]);
     let since = Instant::now();
     fs::remove_dir_all(&slow).unwrap();
     first.wait_for("No such file or directory (os error 2): no more is fetched");
     assert!(!first.ended().success());
     assert!(since.elapsed() < Duration::from_secs(30), "it did not go on to the end: {:?}", since.elapsed());
+}
+
+/// A file that is made shorter while it is served ends who serves it, with its name: it is looked at now and then. One
+/// that was removed, or replaced by another one, is served on.
+#[test]
+fn a_file_that_is_made_shorter_is_named() {
+    let place = Workplace::new("p2p-shorter");
+    let _dev = place.dev("16M", &[]);
+    let source = place.path("source");
+    fill(&source);
+    let mut origin = put(&place, &source);
+    fs::rename(source.join("layers/0.safetensors"), place.path("former")).unwrap();
+    fs::write(source.join("layers/0.safetensors"), "short").unwrap();
+    fs::remove_file(source.join("config.json")).unwrap();
+    let copy = place.path("copy");
+    let get = ["p2p", "get", "a/model", text(&copy), "--no-shared-memory", "--host", "copy"];
+    finish(place.command(&get), &[]).well();
+    fs::File::options().write(true).open(source.join("layers/1.safetensors")).unwrap().set_len(10_000).unwrap();
+    origin.wait_for("1.safetensors: has 10000 bytes now and had 70000 when it was put: this process ends");
+    assert!(!origin.ended().success());
 }
 
 /// Long ones, ones with which partial files could be mixed up, ones that are no files, and ones that terminals obey.

@@ -162,6 +162,11 @@ fn a_checkpoint_of_four_ranks_is_pulled_by_three_times_two() {
 /// What cannot be pulled is said, and nothing is left behind.
 fn refuses(place: &Workplace, reshard: &[&str], source: &[Rank]) {
     let refused = |arguments: &[&str], words: &[&str]| finish(place.command(arguments), &[]).failed(1, words);
+    // A directory that a get writes to.
+    let get = fs::File::open(place.path("out")).unwrap();
+    get.try_lock().unwrap();
+    refused(reshard, &["out: ", "fetches into it: wait until that has ended"]);
+    drop(get);
     refused(&[reshard, &["--participant", "tp9"]].concat(), &["no participant \"tp9\"", "pp0-tp0"]);
     // One rank is missing from the manifest, and then its bytes are.
     let missing = place.file("missing.json", manifest(&source[..3]).to_string().as_bytes());

@@ -1,30 +1,104 @@
-//! The directory that an object is fetched into: one get at a time, and what else is there.
+//! The directory that an object is fetched into: one get at a time, one reshard at a time for each file, and what else
+//! is there.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::super::Failure;
 use super::files::{FILES, at};
+use super::names::part_name;
 use super::say;
 
-/// Makes the directory where there is none, and keeps other gets out until the file is dropped or this process ends.
+/// Makes the directory where there is none, and keeps everybody else out until the file is dropped or this process
+/// ends.
 pub(super) fn lock(directory: &Path) -> Result<File, Failure> {
+    locked(directory, File::try_lock)
+}
+
+/// As [`lock`], but lets others in who do the same: each of them writes files that it locks by themselves ([`Out`]).
+pub(super) fn share(directory: &Path) -> Result<File, Failure> {
+    locked(directory, File::try_lock_shared)
+}
+
+fn locked(directory: &Path, lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<File, Failure> {
     fs::create_dir_all(directory).map_err(at(directory))?;
     let file = File::open(directory).map_err(at(directory))?;
-    match file.try_lock() {
+    match lock(&file) {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            let who = holder(&file).map_or("another process".to_owned(), |process| format!("process {process}"));
-            let what = "fetches into it: wait until that has ended, or give another directory";
-            Err(at(directory)(format!("{who} {what}")))
-        }
+        Err(TryLockError::WouldBlock) => Err(at(directory)(format!("{}, or give another directory", busy(&file)))),
         // Such as NFS, where directories have no locks. Partial files are an object's own: versions do not mix.
         Err(TryLockError::Error(error)) => {
             say(&at(directory)(format!("not locked ({error}): let no other get write there")).to_string());
             Ok(file)
         }
+    }
+}
+
+fn busy(file: &File) -> String {
+    let who = holder(file).map_or("another process".to_owned(), |process| format!("process {process}"));
+    format!("{who} fetches into it: wait until that has ended")
+}
+
+/// A file that nobody else writes, under another name until all of it is there.
+pub(super) struct Out {
+    pub(super) file: File,
+    part: PathBuf,
+    path: PathBuf,
+}
+
+impl Out {
+    /// Empty, whatever was there.
+    pub(super) fn create(path: PathBuf) -> Result<Self, Failure> {
+        // Of no object, whose names are not empty: whatever two processes pull into one file, one of them waits.
+        let name = part_name("", 0, Path::new(path.file_name().unwrap_or(OsStr::new(""))));
+        let part = path.with_file_name(name);
+        loop {
+            let file = File::options().write(true).create(true).truncate(false).open(&part).map_err(at(&part))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(at(&path)(busy(&file))),
+                // As for the directory, which has been said.
+                Err(TryLockError::Error(_)) => {}
+            }
+            // Who had it before may have renamed or removed it since it was opened.
+            if is_at(&file, &part).map_err(at(&part))? {
+                file.set_len(0).map_err(at(&part))?;
+                return Ok(Self { file, part, path });
+            }
+        }
+    }
+
+    /// Gives it its name.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        self.file.sync_all().map_err(at(&self.part))?;
+        fs::rename(&self.part, &self.path).map_err(at(&self.path))
+    }
+
+    pub(super) fn part(&self) -> &Path {
+        &self.part
+    }
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        // Of what came to nothing, nothing is left; the lock is ours still.
+        if is_at(&self.file, &self.part).is_ok_and(|is| is) {
+            let _ = fs::remove_file(&self.part);
+        }
+    }
+}
+
+/// Whether a file is the one that has this name.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -66,4 +140,34 @@ pub(super) fn say_what_else(directory: &Path, files: &BTreeSet<&Path>, object: &
     let or_more = if looked < FILES { "" } else { " or more" };
     let text = format!("what is no file of {object:?} version {version} stays: {others}{or_more}, such as {other:?}");
     say(&at(directory)(text).to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reshards_share_a_directory_and_no_file() {
+        let directory = std::env::temp_dir().join(format!("kvplane-destination-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        let path = directory.join("tp0.bin");
+        let both = (share(&directory).unwrap(), share(&directory).unwrap());
+        assert!(lock(&directory).unwrap_err().to_string().contains("fetches into it"));
+        let first = Out::create(path.clone()).unwrap();
+        let error = Out::create(path.clone()).err().expect("it is being written").to_string();
+        assert!(error.contains("tp0.bin: ") && error.contains("wait until that has ended"), "{error}");
+        Out::create(directory.join("tp1.bin")).unwrap().finish().unwrap();
+        // What came to nothing is not there; what was left by who was killed is written anew.
+        let part = first.part().to_owned();
+        drop(first);
+        assert!(!part.exists());
+        fs::write(&part, "left").unwrap();
+        Out::create(path.clone()).unwrap().finish().unwrap();
+        assert_eq!((fs::read(&path).unwrap().len(), part.exists()), (0, false));
+        drop(both);
+        let alone = lock(&directory).unwrap();
+        assert!(share(&directory).is_err());
+        drop(alone);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

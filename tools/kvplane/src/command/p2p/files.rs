@@ -5,19 +5,22 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, FileType};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvplane::{Object, Region, RegionOptions, ShardPlace};
+use kvplane::{Object, Region, RegionOptions, ShardPlace, lost_pages};
 use kvplane_cluster::p2p::MAX_ABOUT_BYTES;
 
 use super::super::Failure;
-use super::names::{places, printable};
+use super::names::{is_part, places, printable};
 use super::{destination, say};
 
 /// Bytes moved between a file and memory at a time.
 const CHUNK: usize = 1 << 20;
+/// What there is to do when a file has lost bytes that are served.
+const SHORTENED: &str = "this process ends, and others fetch from who has it still; put it again when nobody writes to \
+                         it, or with --copy";
 /// Files of one object, with those that are empty.
 pub(super) const FILES: usize = 16_384;
 
@@ -29,6 +32,8 @@ struct One {
     part: PathBuf,
     bytes: u64,
     region: Option<Arc<Region>>,
+    /// Of which file the memory is, by device and inode, where it is one that is mapped.
+    inode: Option<(u64, u64)>,
 }
 
 /// The files of an object, in its order.
@@ -40,6 +45,13 @@ pub(super) struct Files {
 
 pub(super) fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
     move |error| format!("{}: {error}", printable(&path.display().to_string())).into()
+}
+
+/// Has the end of this process said why, when somebody touches what a mapped file has not any more.
+fn explain_end(region: &Arc<Region>, path: &Path) -> std::io::Result<()> {
+    let path = printable(&path.display().to_string());
+    let words = format!("kvplane: {path}: was made shorter while it is served, or cannot be read: {SHORTENED}\n");
+    lost_pages::explain(Arc::clone(region), words)
 }
 
 fn allocate(name: &str, bytes: u64) -> Result<Option<Arc<Region>>, Failure> {
@@ -59,17 +71,20 @@ impl Files {
         let mut files = Self { files: found(path)?, lock: None };
         // Before anything is read: it may be too much.
         files.about()?;
-        for One { name, path, bytes, region, .. } in &mut files.files {
+        for One { name, path, bytes, region, inode, .. } in &mut files.files {
             let file = File::open(&path).map_err(at(path))?;
-            *bytes = file.metadata().map_err(at(path))?.len();
+            let found = file.metadata().map_err(at(path))?;
+            (*bytes, *inode) = (found.len(), (!copy).then_some((found.dev(), found.ino())));
             let length = usize::try_from(*bytes).map_err(at(path))?;
             *region = match length {
                 0 => None,
                 _ if copy => allocate(name, *bytes)?,
                 _ => Some(Region::map_file(&file, length).map_err(at(path))?),
             };
-            if let (true, Some(region)) = (copy, region) {
-                fill(region, &file).map_err(at(path))?;
+            match region {
+                Some(region) if copy => fill(region, &file).map_err(at(path))?,
+                Some(region) => explain_end(region, path).map_err(at(path))?,
+                None => {}
             }
         }
         Ok(files)
@@ -86,7 +101,7 @@ impl Files {
         for ((name, bytes), place) in list.into_iter().zip(places) {
             let (path, part) = (directory.join(place.path), directory.join(place.part));
             let region = allocate(&name, bytes)?;
-            files.push(One { name, path, part, bytes, region });
+            files.push(One { name, path, part, bytes, region, inode: None });
         }
         files.iter().try_for_each(One::check)?;
         files.iter().try_for_each(One::prepare)?;
@@ -107,6 +122,19 @@ impl Files {
             return Err(text.into());
         }
         Ok(about)
+    }
+
+    /// Whether each mapped file is as long as it was, seen before somebody touches what it has lost.
+    pub(super) fn check_lengths(&self) -> Result<(), Failure> {
+        for One { path, bytes, inode, .. } in &self.files {
+            let Ok(now) = fs::metadata(path) else { continue };
+            // One that was removed or replaced is mapped still, and whole.
+            if *inode == Some((now.dev(), now.ino())) && now.len() < *bytes {
+                let (bytes, now) = (*bytes, now.len());
+                return Err(at(path)(format!("has {now} bytes now and had {bytes} when it was put: {SHORTENED}")));
+            }
+        }
+        Ok(())
     }
 
     /// The buffers.
@@ -232,7 +260,7 @@ fn text(path: &Path) -> Result<String, Failure> {
 
 /// A file, or the files below a directory, in order of their names.
 fn found(path: &Path) -> Result<Vec<One>, Failure> {
-    let mut below = Below { root: path, files: Vec::new(), left_out: Vec::new() };
+    let mut below = Below { root: path, files: Vec::new(), left_out: Vec::new(), parts: Vec::new() };
     let kind = fs::metadata(path).map_err(at(path))?.file_type();
     if kind.is_dir() {
         below.collect(path)?;
@@ -240,13 +268,18 @@ fn found(path: &Path) -> Result<Vec<One>, Failure> {
         below.say_left_out();
     } else if kind.is_file() {
         let name = path.file_name().ok_or_else(|| format!("{}: no name of a file", path.display()))?;
+        if is_part(name) {
+            let text = "a get or reshard has left it that did not end, and what is missing in it is not known: run \
+                        that again, or rename it";
+            return Err(at(path)(text));
+        }
         below.files.push((text(Path::new(name))?, path.to_owned()));
     } else {
         return Err(at(path)(format!("is {}: give a file or a directory", name_of(kind))));
     }
     let one = |(name, path): (String, PathBuf)| {
         let bytes = fs::metadata(&path).map_err(at(&path))?.len();
-        Ok(One { name, path, part: PathBuf::new(), bytes, region: None })
+        Ok(One { name, path, part: PathBuf::new(), bytes, region: None, inode: None })
     };
     below.files.into_iter().map(one).collect()
 }
@@ -269,6 +302,8 @@ struct Below<'a> {
     files: Vec<(String, PathBuf)>,
     /// What is neither file nor directory, and what it is.
     left_out: Vec<(PathBuf, &'static str)>,
+    /// What a get has left that did not end.
+    parts: Vec<PathBuf>,
 }
 
 impl Below<'_> {
@@ -280,6 +315,8 @@ impl Below<'_> {
             let kind = entry.file_type().map_err(at(&path))?;
             if kind.is_dir() {
                 self.collect(&path)?;
+            } else if is_part(&entry.file_name()) {
+                self.parts.push(path);
             } else if path.is_file() {
                 if self.files.len() >= FILES {
                     return Err(at(self.root)(format!("more than {FILES} files: put parts of it")));
@@ -293,9 +330,16 @@ impl Below<'_> {
     }
 
     fn say_left_out(&self) {
-        let Some((path, kind)) = self.left_out.iter().min() else { return };
-        let (count, path) = (self.left_out.len(), path.strip_prefix(self.root).unwrap_or(path));
-        let text = format!("left out what is no file, {count} in all, such as {path:?}, {kind}");
-        say(&at(self.root)(text).to_string());
+        if let Some((path, kind)) = self.left_out.iter().min() {
+            let (count, path) = (self.left_out.len(), path.strip_prefix(self.root).unwrap_or(path));
+            let text = format!("left out what is no file, {count} in all, such as {path:?}, {kind}");
+            say(&at(self.root)(text).to_string());
+        }
+        if let Some(path) = self.parts.iter().min() {
+            let (count, path) = (self.parts.len(), path.strip_prefix(self.root).unwrap_or(path));
+            let text =
+                format!("left out what a get or reshard has left that did not end, {count} in all, such as {path:?}");
+            say(&at(self.root)(text).to_string());
+        }
     }
 }

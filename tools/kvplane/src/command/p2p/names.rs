@@ -1,6 +1,7 @@
 //! Names of an object's files: where they go, under which names they are written, and how they are shown.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use kvplane_proto::digest::ContentHash;
@@ -9,6 +10,9 @@ use kvplane_proto::digest::ContentHash;
 const NAME_BYTES: usize = 255;
 /// Bytes of a file's name in that of its partial file, which is long enough to be known by, and never too long.
 const KNOWN_BY: usize = 64;
+
+/// Digits of the hash in it.
+const HASH_DIGITS: usize = 32;
 
 /// Where a file goes, below the directory that an object is fetched into.
 #[derive(Debug)]
@@ -61,7 +65,7 @@ fn below(name: &str) -> Result<PathBuf, String> {
 }
 
 /// The partial file's name: the same for the same file of the same version only, so that versions never mix.
-fn part_name(object: &str, version: u64, path: &Path) -> String {
+pub(super) fn part_name(object: &str, version: u64, path: &Path) -> String {
     let mut hash = ContentHash::default();
     hash.update(&version.to_le_bytes());
     hash.update(&(object.len() as u64).to_le_bytes());
@@ -70,6 +74,16 @@ fn part_name(object: &str, version: u64, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let known_by = &name[..name.floor_char_boundary(KNOWN_BY)];
     format!(".{known_by}.kvplane-{:032x}.part", hash.finish())
+}
+
+/// Whether a file has such a name: a get or a reshard has left it that did not end.
+pub(super) fn is_part(name: &OsStr) -> bool {
+    let within = name.as_encoded_bytes().strip_prefix(b".").and_then(|name| name.strip_suffix(b".part"));
+    let Some((known_by, hash)) = within.and_then(|name| name.split_at_checked(name.len().checked_sub(HASH_DIGITS)?))
+    else {
+        return false;
+    };
+    known_by.ends_with(b".kvplane-") && hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Checks that no file is in another one's place, also while they are written.
@@ -114,6 +128,19 @@ mod tests {
         let part = found[0].part.to_str().unwrap();
         assert!(refusal(&["x", part]).contains("until all is there"), "{}", refusal(&["x", part]));
         assert!(refusal(&["x", &format!("{part}/y")]).contains("also the directory"));
+    }
+
+    #[test]
+    fn partial_files_are_known_by_their_names() {
+        let long = "n".repeat(255);
+        for name in ["x", "x.part", ".x", "d/e", &long] {
+            let place = &places("a", 1, &[name]).unwrap()[0];
+            assert!(is_part(place.part.file_name().unwrap()), "{place:?}");
+            assert!(!is_part(place.path.file_name().unwrap()), "{place:?}");
+        }
+        for name in ["", ".", ".part", ".x.kvplane-.part", ".x.kvplane-0123456789abcdef.part"] {
+            assert!(!is_part(OsStr::new(name)), "{name:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! `kvplane p2p reshard`: a checkpoint that one parallel layout wrote, pulled as another one has it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,10 @@ use kvplane::{
 };
 
 use super::super::{Failure, size};
+use super::destination::Out;
 use super::files::{at, named_files, write_region};
 use super::progress::Bar;
-use super::safetensors;
+use super::{destination, safetensors};
 
 /// The longest manifest that is read.
 const MANIFEST_BYTES: u64 = 1 << 30;
@@ -63,7 +65,8 @@ impl Reshard {
         let (source, target) = (manifest(&self.source)?, manifest(&self.target)?);
         let all = || target.parts().iter().map(|part| part.participant.clone()).collect();
         let wanted: Vec<String> = if self.participant.is_empty() { all() } else { self.participant.clone() };
-        fs::create_dir_all(&self.directory).map_err(at(&self.directory))?;
+        // Ranks may be pulled at the same time, each into its file; not while a get writes there.
+        let _directory = destination::share(&self.directory)?;
         let mut finder = Finder { store, command: &self, source: &source, found: BTreeMap::new() };
         for participant in &wanted {
             let mut components = Path::new(participant).components();
@@ -90,6 +93,8 @@ impl Reshard {
         let (to, bytes) = target.packed(resharding.part())?;
         let path = self.directory.join(format!("{participant}.{}", if self.packed { "bin" } else { "safetensors" }));
         let head = if self.packed { Vec::new() } else { head(target, resharding.part())? };
+        // Before anything is read: who else pulls it is found now.
+        let out = Out::create(path.clone())?;
         let memory = match usize::try_from(bytes)? {
             0 => None,
             // Not the rank's name, which may be longer than the kernel takes for memory.
@@ -105,7 +110,7 @@ impl Reshard {
             read = store.reshard(resharding, from, (memory, &to), &options)?;
             bar.clear();
         }
-        write(&path, &head, memory.as_deref())?;
+        write(out, &head, memory.as_deref())?;
         let sources = resharding.plan().sources().len();
         println!(
             "has {participant:?}: {} from {sources} ranks, {} of them checked by hash, in {}",
@@ -139,17 +144,12 @@ fn head(target: &Placement, part: usize) -> Result<Vec<u8>, Failure> {
 }
 
 /// Writes under another name first: a file that is there is whole.
-fn write(path: &Path, head: &[u8], memory: Option<&Region>) -> Result<(), Failure> {
-    let mut part = path.to_owned().into_os_string();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    fs::write(&part, head).map_err(at(&part))?;
-    let file = File::options().write(true).open(&part).map_err(at(&part))?;
+fn write(out: Out, head: &[u8], memory: Option<&Region>) -> Result<(), Failure> {
+    out.file.write_all_at(head, 0).map_err(at(out.part()))?;
     if let Some(memory) = memory {
-        write_region(&file, head.len() as u64, memory, 0, memory.bytes()).map_err(at(&part))?;
+        write_region(&out.file, head.len() as u64, memory, 0, memory.bytes()).map_err(at(out.part()))?;
     }
-    file.sync_all().map_err(at(&part))?;
-    fs::rename(&part, path).map_err(at(path))
+    out.finish()
 }
 
 /// Finds where ranks of the source have their bytes, each once.
