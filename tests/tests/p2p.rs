@@ -19,6 +19,8 @@ mod held;
 mod ranks;
 #[path = "p2p/waits.rs"]
 mod waits;
+#[path = "p2p/widen.rs"]
+mod widen;
 
 use bed::Bed;
 

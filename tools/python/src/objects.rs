@@ -277,9 +277,10 @@ impl Objects {
             let options = GetOptions { shards, resume, ranks, deadline, each };
             self.call(|store| {
                 let object = store.find(name, version).map_err(|error| code_of(&error))?;
+                let held = store.holds(name, Some(object.version));
                 let bytes = store.get_replica(&object, &regions, &options).map_err(|error| code_of(&error))?;
-                // It is not held then, as after any get that failed.
-                if raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+                // It is not held then, as after any get that failed, unless some of it was before.
+                if !held && raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
                     store.unregister(name, Some(object.version)).map_err(|error| code_of(&error))?;
                 }
                 Ok(bytes)

@@ -66,9 +66,19 @@ class Objects(unittest.TestCase):
             wanted = reader.covering(name, 0, SHARD + 1, SHARD)
             self.assertEqual(wanted, (1, 2))
             self.assertEqual(reader.get_replica(name, ours, shards=[wanted]), 2 * SHARD)
+            self.assertEqual(reader.get_replica(name, ours, shards=[(2, 2)], deadline=60.0), SHARD)
+            with self.assertRaises(kvplane.InvalidArgument):
+                reader.get_replica(name, [bytearray(size) for size in SIZES], shards=[(4, 1)])
+
+            def fails(have, missing):
+                raise RuntimeError("no progress")
+
+            with self.assertRaises(RuntimeError):
+                reader.get_replica(name, ours, shards=[(4, 1)], progress=fails)
+            self.assertEqual([one.shards for one in source.members(name) if not one.origin], [4])
             self.assertEqual(ours[0][SHARD : 3 * SHARD], theirs[0][SHARD : 3 * SHARD])
             reader.delete_replica(name)
-            self.assertEqual(reader.get_replica(name, ours, resume=True), sum(SIZES) - 2 * SHARD)
+            self.assertEqual(reader.get_replica(name, ours, resume=True), sum(SIZES) - 4 * SHARD)
             self.assertEqual(ours, theirs)
 
     def test_ranks_fetch_from_each_other(self):

@@ -78,10 +78,14 @@ impl P2pStore {
     /// Fetches an object into memory, one region for each buffer, and serves what has arrived to others from then on,
     /// until [`Self::delete_replica`]. The bytes that were fetched are the answer.
     ///
+    /// Some shards of the object may be held here already, by a former call into the same memory: the others that are
+    /// wanted are fetched to it. One `delete_replica` is for all of them.
+    ///
     /// # Errors
     /// When the regions are not as long as the buffers, the memory overlaps other memory that is registered, no source
     /// is left for a shard, or time is up; the memory is given back then, and what has arrived stays in it, for another
-    /// attempt with [`GetOptions::resume`].
+    /// attempt with [`GetOptions::resume`]. Where some of the object was held before, that and what has arrived stays
+    /// held, unless the control plane cannot be asked.
     pub fn get_replica(
         &self,
         object: &Object,
@@ -89,7 +93,13 @@ impl P2pStore {
         options: &GetOptions<'_>,
     ) -> Result<u64, Error> {
         let until = Instant::now() + options.deadline.unwrap_or(USUAL);
+        check_fit(object, regions)?;
+        if let Some(held) = self.shared.held(object, regions, options)? {
+            return self.shared.widen(&held, options, until);
+        }
         let replica = prepare(object, regions, options)?;
+        // Before anybody else sees it.
+        replica.fetched.store(true, Ordering::Release);
         let replica = self.shared.announce(replica)?;
         let _fetched = Flag::raise(&replica.fetched);
         let seated = self.shared.take_seat(&replica);
@@ -102,9 +112,17 @@ impl P2pStore {
     }
 }
 
-/// Checks what is asked for, and looks at what is there.
-fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -> Result<Replica, Error> {
-    let (layout, shards) = (&object.spec.layout, object.spec.layout.shards());
+/// What is asked for of an object of so many shards.
+pub(super) fn wanted(shards: u32, options: &GetOptions<'_>) -> Result<ShardSet, Error> {
+    let all = vec![(0, shards)];
+    ShardSet::of(shards, options.shards.as_ref().unwrap_or(&all)).map_err(|(first, count)| {
+        Error::Argument(format!("{count} shards from {first} on are not within the object's {shards}"))
+    })
+}
+
+/// Whether the memory is as long as the object's buffers, and can be written.
+fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
+    let layout = &object.spec.layout;
     let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
     if sizes != layout.sizes() {
         let differs = sizes.iter().zip(layout.sizes()).position(|(ours, theirs)| ours != theirs);
@@ -117,10 +135,13 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
     if let Some(region) = regions.iter().find(|region| !region.writable()) {
         return Err(Error::Argument(format!("the memory at {:#x} cannot be written", region.address())));
     }
-    let all = vec![(0, shards)];
-    let want = ShardSet::of(shards, options.shards.as_ref().unwrap_or(&all)).map_err(|(first, count)| {
-        Error::Argument(format!("{count} shards from {first} on are not within the object's {shards}"))
-    })?;
+    Ok(())
+}
+
+/// Looks at what is there of what is asked for.
+fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -> Result<Replica, Error> {
+    let (layout, shards) = (&object.spec.layout, object.spec.layout.shards());
+    let want = wanted(shards, options)?;
     let object = (object.name.as_str(), object.version, Arc::clone(&object.spec));
     let (mut have, mut missing) = (ShardSet::empty(shards), want.clone());
     if options.resume {
@@ -146,7 +167,12 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
 }
 
 impl Shared {
-    fn fetch_all(&self, replica: &Arc<Replica>, options: &GetOptions<'_>, until: Instant) -> Result<u64, Error> {
+    pub(super) fn fetch_all(
+        &self,
+        replica: &Arc<Replica>,
+        options: &GetOptions<'_>,
+        until: Instant,
+    ) -> Result<u64, Error> {
         let sources = Sources::default();
         let (have, missing) = {
             let fetch = replica.fetch();

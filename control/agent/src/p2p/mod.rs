@@ -33,6 +33,7 @@ mod ranges;
 mod ranks;
 mod replica;
 mod reshard;
+mod widen;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -343,9 +344,9 @@ impl P2pStore {
     /// When it is not held here or being fetched, or its memory is still used: then the memory must stay.
     pub fn unregister(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
         let replica = self.shared.replica(name, version)?;
-        if replica.is_fetched() {
+        let Some(_alone) = Flag::take(&replica.fetched) else {
             return Err(Error::Argument(format!("object {name:?} is being fetched: wait for that to end")));
-        }
+        };
         self.shared.replicas().remove(&(replica.name.clone(), replica.version));
         self.shared.retire(&replica, self.shared.config.readers_deadline).inspect_err(|_| {
             // It is to be asked for again.
@@ -444,6 +445,11 @@ impl<'a> Flag<'a> {
     fn raise(flag: &'a AtomicBool) -> Self {
         flag.store(true, Ordering::Release);
         Self(flag)
+    }
+
+    /// Unless it is set.
+    fn take(flag: &'a AtomicBool) -> Option<Self> {
+        (!flag.swap(true, Ordering::AcqRel)).then(|| Self(flag))
     }
 }
 

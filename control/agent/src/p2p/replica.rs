@@ -66,7 +66,7 @@ pub(super) struct Replica {
     member: AtomicU64,
     /// One thread at a time announces it again.
     pub(super) again: Mutex<()>,
-    /// Somebody waits for it to be fetched.
+    /// Somebody waits for it to be fetched, or gives it up.
     pub(super) fetched: AtomicBool,
     /// It is announced no more.
     pub(super) leaving: AtomicBool,
@@ -134,11 +134,6 @@ impl Replica {
 
     pub(super) fn set_member(&self, member: u64) {
         self.member.store(member, Ordering::Release);
-    }
-
-    /// Whether somebody waits for it to be fetched.
-    pub(super) fn is_fetched(&self) -> bool {
-        self.fetched.load(Ordering::Acquire)
     }
 
     pub(super) fn fetch(&self) -> MutexGuard<'_, Fetch> {

@@ -217,6 +217,9 @@ class ObjectStore:
         shards are there and how many missing; what it raises is raised here when the fetch has ended. The bytes that
         were fetched are the answer. When it raises, nothing is held, and what has arrived is in the memory.
 
+        Where some shards of the version are held here already, others are fetched into the same buffers; when that
+        raises, what was held and what has arrived is held. One `delete_replica` is for all of them.
+
         Where several processes fetch the same object at about the same time, each says which one it is, from 0 on, as
         `rank`, and how many there are, as `ranks`, and all of them the same `job`: they fetch it from each other by a
         schedule. Another one that is not there or does not get on is waited for `patience` seconds, and as long again
