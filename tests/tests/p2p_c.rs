@@ -20,7 +20,7 @@ fn a_c_program_shares_an_object() {
         panic!("the control plane is on this host");
     };
     let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/capi");
-    let out = run(cc, &capi, "p2p_stores", &[], |command| {
+    let out = run(cc, &capi, "p2p_stores", &["-pthread"], |command| {
         command.args([Path::new(&cluster), &directory]);
     });
     assert!(out.lines().count() > 25, "{out}");

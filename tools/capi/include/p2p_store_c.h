@@ -96,6 +96,22 @@ void p2pStoreFreeList(p2p_payload_info_t *list, size_t count);
 int p2pStoreGetReplica(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
                        size_t count, double deadline_seconds);
 
+/* Which of several processes this is that all fetch the same object at about the same time (docs/p2p.md). */
+struct p2p_rank {
+    /* The job's name, the same for all its ranks; NULL is a job without a name. */
+    const char *job;
+    /* Which one this is, from 0 on, and how many there are. */
+    uint32_t rank;
+    uint32_t ranks;
+    /* How long another rank is waited for before its shards are fetched from others; 0 is 2 seconds. */
+    double patience_seconds;
+};
+typedef struct p2p_rank p2p_rank_t;
+
+/* As p2pStoreGetReplica, from the job's other ranks by a schedule; what that does not bring comes as always. */
+int p2pStoreGetReplicaAsRank(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
+                             size_t count, double deadline_seconds, const p2p_rank_t *rank);
+
 /* Stops being a source of an object that was fetched. */
 int p2pStoreDeleteReplica(p2p_store_t store, const char *name);
 

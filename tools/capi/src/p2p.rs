@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvplane::rpc::p2p::ObjectSummary;
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Control, Error, GetOptions, P2pConfig, P2pStore, PublishOptions, Region, Remote, Status};
+use kvplane::{Control, Error, GetOptions, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status};
 
 use crate::rim::{array, guarded, text, write_text};
 
@@ -347,6 +347,53 @@ pub(crate) unsafe extern "C" fn p2pStoreFreeList(list: *mut PayloadInfo, count: 
     });
 }
 
+/// Which rank of a job fetches, as C has it.
+#[repr(C)]
+pub(crate) struct RankOf {
+    job: *const c_char,
+    rank: u32,
+    ranks: u32,
+    patience_seconds: f64,
+}
+
+// As above.
+const _: () = assert!(size_of::<RankOf>() == 24);
+
+/// # Safety
+/// A string with a final zero, or a null one.
+unsafe fn ranks_of(rank: &RankOf) -> Result<Ranks, c_int> {
+    let usual = Ranks::new(rank.rank, rank.ranks);
+    let job = match rank.job.is_null() {
+        true => String::new(),
+        // SAFETY: by the caller's promise.
+        false => unsafe { text(rank.job) }.ok_or_else(|| failed(INVALID_ARGUMENT, "the job is not UTF-8"))?.to_owned(),
+    };
+    Ok(Ranks { job, patience: deadline_of(rank.patience_seconds)?.unwrap_or(usual.patience), ..usual })
+}
+
+/// Fetches an object, as a rank of a job or by itself.
+///
+/// # Safety
+/// As [`p2pStoreRegister`]; the rank's job is null or a string with a final zero.
+unsafe fn get_replica(
+    store: *mut c_void,
+    name: *const c_char,
+    (addr_list, size_list, count): (*const *mut c_void, *const u64, usize),
+    deadline_seconds: f64,
+    rank: Option<&RankOf>,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_store(store, |store| {
+            let (name, regions) = (free_name(store, name)?, regions(addr_list, size_list, count)?);
+            let ranks = rank.map(|rank| ranks_of(rank)).transpose()?;
+            let object = store.find(name, None).map_err(|error| code_of(&error))?;
+            let options = GetOptions { deadline: deadline_of(deadline_seconds)?, ranks, ..GetOptions::default() };
+            store.get_replica(&object, &regions, &options).map(|_| ()).map_err(|error| code_of(&error))
+        })
+    }
+}
+
 /// See the header.
 ///
 /// # Safety
@@ -361,14 +408,29 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
     deadline_seconds: f64,
 ) -> c_int {
     // SAFETY: by the caller's promise.
-    unsafe {
-        with_store(store, |store| {
-            let (name, regions) = (free_name(store, name)?, regions(addr_list, size_list, count)?);
-            let object = store.find(name, None).map_err(|error| code_of(&error))?;
-            let options = GetOptions { deadline: deadline_of(deadline_seconds)?, ..GetOptions::default() };
-            store.get_replica(&object, &regions, &options).map(|_| ()).map_err(|error| code_of(&error))
-        })
-    }
+    unsafe { get_replica(store, name, (addr_list, size_list, count), deadline_seconds, None) }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As [`p2pStoreRegister`]; a rank whose job is null or a string with a final zero.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn p2pStoreGetReplicaAsRank(
+    store: *mut c_void,
+    name: *const c_char,
+    addr_list: *const *mut c_void,
+    size_list: *const u64,
+    count: usize,
+    deadline_seconds: f64,
+    rank: *const RankOf,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    let Some(rank) = (unsafe { rank.as_ref() }) else {
+        return failed(INVALID_ARGUMENT, "the rank is null: p2pStoreGetReplica fetches without one");
+    };
+    // SAFETY: as above.
+    unsafe { get_replica(store, name, (addr_list, size_list, count), deadline_seconds, Some(rank)) }
 }
 
 /// See the header.

@@ -1,6 +1,7 @@
 /* Two P2P stores in one program, through the C interface alone: an object goes from one to the other, and changes.
  * Arguments: a cluster and the runtime directory of its control plane. Prints one line for each check; the exit status
  * is the number that failed. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,55 @@ static void reshard(p2p_store_t trainer, p2p_store_t engine) {
     free(whole), free(into);
 }
 
+/* One rank of a job, in a thread of its own. */
+struct seat {
+    p2p_store_t store;
+    p2p_rank_t rank;
+    void *into;
+    int result;
+};
+
+static void *take_seat(void *argument) {
+    struct seat *seat = argument;
+    uint64_t size = FIRST;
+    seat->result = p2pStoreGetReplicaAsRank(seat->store, "c/ranks", &seat->into, &size, 1, 60, &seat->rank);
+    return NULL;
+}
+
+/* Two ranks fetch by a schedule, and what is no rank is refused. */
+static void ranks(const p2p_store_options_t *options, p2p_store_t trainer) {
+    unsigned char *whole = malloc(FIRST);
+    void *from = whole;
+    uint64_t size = FIRST;
+    struct seat seats[2];
+    pthread_t threads[2];
+    fill(whole, FIRST, 5);
+    check(p2pStoreRegister(trainer, "c/ranks", &from, &size, 1, SHARD, 0) == 0, "it is registered for ranks");
+    for (unsigned i = 0; i < 2; i++) {
+        p2p_rank_t rank = {.job = "load", .rank = i, .ranks = 2, .patience_seconds = i ? 30 : 0};
+        seats[i] = (struct seat){.store = p2pStoreCreate(options), .rank = rank, .into = malloc(FIRST), .result = 1};
+        check(seats[i].store != NULL, "a rank's store starts");
+    }
+    p2p_rank_t wrong = {.rank = 2, .ranks = 2};
+    void *into = seats[0].into;
+    check(p2pStoreGetReplicaAsRank(seats[0].store, "c/ranks", &into, &size, 1, 60, &wrong) == P2P_ERR_INVALID_ARGUMENT,
+          "rank 2 of 2");
+    wrong.rank = 0, wrong.patience_seconds = -1;
+    check(p2pStoreGetReplicaAsRank(seats[0].store, "c/ranks", &into, &size, 1, 60, &wrong) == P2P_ERR_INVALID_ARGUMENT,
+          "no patience");
+    check(p2pStoreGetReplicaAsRank(seats[0].store, "c/ranks", &into, &size, 1, 60, NULL) == P2P_ERR_INVALID_ARGUMENT,
+          "no rank");
+    for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, take_seat, &seats[i]);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++) {
+        check(seats[i].result == 0 && !memcmp(seats[i].into, whole, FIRST), "a rank has it");
+        p2pStoreDestroy(seats[i].store);
+        free(seats[i].into);
+    }
+    check(p2pStoreUnregister(trainer, "c/ranks") == 0, "it goes");
+    free(whole);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 99;
     p2p_store_options_t options = {.cluster = argv[1], .runtime_directory = argv[2], .host = "trainer"};
@@ -126,6 +176,7 @@ int main(int argc, char **argv) {
     check(p2pStoreGetReplica(engine, "c/model", theirs, sizes, 2, 60) == P2P_ERR_TOO_MANY_RETRIES,
           "bytes that changed are not taken");
     reshard(trainer, engine);
+    ranks(&options, trainer);
     options.cluster = "nobody's";
     check(p2pStoreCreate(&options) == NULL, "no control plane, no store");
     p2pStoreDestroy(engine);
