@@ -1,6 +1,6 @@
 //! A storage node's counters as Prometheus text, shard by shard.
 
-use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TierSnapshot};
+use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, Whose};
 
 use crate::error::Error;
 use crate::node::Node;
@@ -215,6 +215,7 @@ fn render(shards: &[ShardSnapshot]) -> String {
         numbers(&mut text, *value);
     }
     operations(&mut text, shards);
+    tenants(&mut text, shards);
     devices(&mut text, shards);
     text.finish()
 }
@@ -244,6 +245,35 @@ fn operations(text: &mut Text, shards: &[ShardSnapshot]) {
     for (shard, one) in &all {
         let (operation, tier) = labels(one);
         text.number(&[("shard", shard), ("operation", &operation), ("tier", tier)], one.failed);
+    }
+}
+
+/// How long gets and puts took by tenant, where there are others than the default one.
+fn tenants(text: &mut Text, shards: &[ShardSnapshot]) {
+    if shards.iter().all(|shard| shard.times.tenants.is_empty()) {
+        return;
+    }
+    text.histogram(
+        "kvplane_shard_tenant_operation_seconds",
+        "Time from a request's arrival to its answer's departure, by the tenant whose object it was about.",
+    );
+    for (number, shard) in shards.iter().enumerate() {
+        for one in &shard.times.tenants {
+            let tenant = match (&one.name, one.whose) {
+                (Some(name), _) => name.clone(),
+                (None, Whose::Tenant(0)) => "default".to_owned(),
+                (None, Whose::Tenant(number)) => format!("#{number}"),
+                (None, Whose::Unknown) => "#unknown".to_owned(),
+                (None, Whose::Others) => "#others".to_owned(),
+            };
+            let operation = match one.operation {
+                TenantOperation::Get => "get",
+                TenantOperation::Put => "put",
+            };
+            let (shard, tier) = (number.to_string(), if one.ssd { "ssd" } else { "memory" });
+            let labels = [("shard", &*shard), ("tenant", &*tenant), ("operation", operation), ("tier", tier)];
+            text.times(&labels, &one.times);
+        }
     }
 }
 

@@ -22,7 +22,8 @@ pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
     Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
-    SlowOperation, SnapshotPage, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, Wished, WritePolicy,
+    SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters, TierOrder, TierPolicy, TierSnapshot,
+    Voided, Whose, Wished, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

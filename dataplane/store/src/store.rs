@@ -55,6 +55,8 @@ pub struct ObjectView {
     pub version: Version,
     /// The checksum that its writer gave.
     pub checksum: u64,
+    /// The number of the tenant that it is charged to.
+    pub tenant: u32,
     /// Whether it has its tail.
     pub has_tail: bool,
     /// Where that is, or is to be.
@@ -268,6 +270,12 @@ impl<P: EvictionPolicy> Store<P> {
         self.order.stranger(tenant)
     }
 
+    /// Whether there are, or were, others than the default tenant.
+    #[must_use]
+    pub const fn has_tenants(&self) -> bool {
+        self.order.has_tenants()
+    }
+
     /// What each tenant has.
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantUse> {
@@ -300,6 +308,7 @@ impl<P: EvictionPolicy> Store<P> {
             extent: self.extent(id),
             version: entry.version(),
             checksum: entry.checksum(),
+            tenant: self.order.tenant_of(&self.entries, id),
             has_tail: entry.is(Mark::Tail),
             tail_at: self.tail_place(id),
             is_head: entry.is(Mark::Head),

@@ -118,6 +118,11 @@ impl<P: EvictionPolicy> Order<P> {
         self.accounts[entries[id].account()].number
     }
 
+    /// Whether there are, or were, others than the default tenant.
+    pub(crate) const fn has_tenants(&self) -> bool {
+        self.accounts.len() > 1
+    }
+
     /// What each tenant has.
     pub(crate) fn uses(&self) -> Vec<TenantUse> {
         let shown = self.accounts.iter().filter(|account| account.is_listed || account.used_granules > 0);

@@ -9,7 +9,7 @@ use kvplane_proto::ids::{PinId, RequestId, Version};
 use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation, SizeReply};
 
 use super::types::{Output, PeerKey};
-use super::{Service, Timing};
+use super::{Service, Timing, Whose};
 
 /// One item of a deferred answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +48,8 @@ struct Deferred {
     /// How it stood when the wait began, and when that was.
     timing: Timing,
     since_ns: u64,
+    /// Whose object one of its items is, as far as that is known.
+    whose: Option<Whose>,
 }
 
 impl Replies {
@@ -84,16 +86,18 @@ impl Service {
         replies: Replies,
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
-        let (timing, since_ns) = (self.outputs.timing(), self.now_ns);
+        let (timing, since_ns, whose) = (self.outputs.timing(), self.now_ns, self.outputs.whose.take());
         self.deferrals.next += 1;
         let answer = self.deferrals.next;
-        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns });
+        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns, whose });
         move |item| Slot { answer, item }
     }
 
     /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
     pub(super) fn settle(&mut self, slot: Slot, change: impl FnOnce(&mut Replies, usize)) {
+        let whose = self.outputs.whose.take();
         let Some(deferred) = self.deferrals.open.get_mut(&slot.answer) else { return };
+        deferred.whose = deferred.whose.or(whose);
         change(&mut deferred.replies, slot.item);
         deferred.left -= 1;
         if deferred.left == 0
@@ -109,11 +113,12 @@ impl Service {
     }
 
     fn send_deferred(&mut self, deferred: Deferred) {
-        let Deferred { peer, request, replies, timing, since_ns, .. } = deferred;
+        let Deferred { peer, request, replies, timing, since_ns, whose, .. } = deferred;
         if self.session(peer).is_none() {
             return;
         }
         self.outputs.waited(timing, None, since_ns, self.now_ns);
+        self.outputs.whose = whose;
         let (operation, start) = (replies.operation(), self.bytes.len());
         let items = match replies {
             Replies::Put(status, version) => {

@@ -57,7 +57,10 @@ use segments::SegmentTable;
 use session::{Pending, Session};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
-pub use timing::{Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, Timing};
+pub use timing::{
+    Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, TENANTS_TIMED, TenantOperation,
+    TenantTimes, Timing, Whose,
+};
 use timing::{Outputs, Timed};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,

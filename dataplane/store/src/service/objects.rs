@@ -423,6 +423,7 @@ impl Service {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
                 self.touched(digest);
+                self.about_made(digest);
                 Ok(Made { version, digest, bytes, replaces, is_copy: false, ack })
             }
             Err(error) => {

@@ -8,9 +8,9 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 
-use super::Service;
 use super::tail::TailHead;
-use crate::{Keep, TenantLease, TenantUse};
+use super::{Service, Whose};
+use crate::{Keep, ObjectView, Store, TenantLease, TenantUse};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -51,6 +51,24 @@ impl Service {
         self.asker_tenant.is_some() && self.store.as_ref().and_then(|store| store.tenant_of(digest)).is_none()
     }
 
+    /// The next answer is about this object.
+    pub(super) fn about(&mut self, object: &ObjectView) {
+        if !self.store.as_ref().is_some_and(Store::has_tenants) {
+            return;
+        }
+        // Until its tail was read, what came from an SSD is charged to the default tenant.
+        let unknown = object.tenant == 0 && !object.has_tail && self.tiered.is_some();
+        self.outputs.whose = Some(if unknown { Whose::Unknown } else { Whose::Tenant(object.tenant) });
+    }
+
+    /// The next answer is about an object that was just made.
+    pub(super) fn about_made(&mut self, digest: Digest) {
+        let made = self.store.as_ref().filter(|store| store.has_tenants()).and_then(|store| store.peek(digest));
+        if let Some(made) = made {
+            self.outputs.whose = Some(Whose::Tenant(made.tenant));
+        }
+    }
+
     /// It is this late.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
@@ -64,6 +82,9 @@ impl Service {
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let options = item.options();
         let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
+        if tenant != 0 && item.key_bytes > 0 {
+            self.timed.tenants.named(tenant, name.tenant);
+        }
         if self.asker_tenant.is_some_and(|own| own != tenant) {
             self.counters.unauthorized += 1;
             return Err(Status::Unauthorized);

@@ -16,8 +16,12 @@ use kvplane_proto::{Digest, Status};
 use super::Service;
 use super::types::Output;
 
+mod by_tenant;
 #[cfg(test)]
 mod tests;
+
+use by_tenant::ByTenant;
+pub use by_tenant::{TENANTS_TIMED, TenantOperation, TenantTimes, Whose};
 
 /// How many requests of a kind share one reading of the clock, once there were enough to know better.
 const SAMPLE: u32 = 16;
@@ -25,6 +29,10 @@ const SAMPLE: u32 = 16;
 pub const SLOW_KEPT: usize = 64;
 /// What is slow where nobody says otherwise.
 pub const SLOW_AFTER_NS: u64 = 10_000_000;
+
+/// The operations of each class of [`TenantOperation`].
+const GETS: u64 = kinds(&[Operation::Get, Operation::GetRange, Operation::Lookup]);
+const PUTS: u64 = kinds(&[Operation::Put, Operation::Commit, Operation::Seal]);
 
 /// Numbers of operations that are timed are below this.
 const KINDS: usize = 64;
@@ -84,6 +92,8 @@ pub struct OperationTimes {
 pub struct ServiceTimes {
     /// Those kinds that there were.
     pub operations: Vec<OperationTimes>,
+    /// Those about objects of tenants, where there are others than the default one.
+    pub tenants: Vec<TenantTimes>,
     /// Items that requests named, by kind.
     pub items: Vec<(Operation, u64)>,
     /// Requests that were slow so far.
@@ -106,6 +116,7 @@ pub(super) struct Timed {
     failed: [u64; PLACES],
     items: [u64; KINDS],
     times: Vec<Histogram>,
+    pub(super) tenants: ByTenant,
     /// Which of `fast` grew in this round, and when what they answered came.
     round: u64,
     round_arrived_ns: u64,
@@ -122,6 +133,15 @@ const fn kind_of(operation: Operation) -> usize {
     operation as usize & (KINDS - 1)
 }
 
+const fn kinds(operations: &[Operation]) -> u64 {
+    let (mut all, mut at) = (0, 0);
+    while at < operations.len() {
+        all |= 1 << kind_of(operations[at]);
+        at += 1;
+    }
+    all
+}
+
 const fn place(operation: Operation, ssd: bool) -> usize {
     kind_of(operation) * 2 + ssd as usize
 }
@@ -135,6 +155,7 @@ impl Timed {
             failed: [0; PLACES],
             items: [0; KINDS],
             times: vec![Histogram::new(); PLACES],
+            tenants: ByTenant::default(),
             round: 0,
             round_arrived_ns: 0,
             due: false,
@@ -150,11 +171,14 @@ impl Timed {
 
     /// An answer leaves in the round in which its request came.
     #[inline]
-    fn answered_at_once(&mut self, header: &Header, now_ns: u64) {
+    fn answered_at_once(&mut self, header: &Header, whose: Option<Whose>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
         let kind = kind_of(operation);
         if header.status != Status::Ok {
             self.failed[2 * kind] += 1;
+        }
+        if let (Some(whose), Some(operation)) = (whose, TenantOperation::of(operation)) {
+            self.tenants.at_once(whose, operation);
         }
         self.fast[kind] += 1;
         self.due |= self.fast[kind] >= self.share[kind];
@@ -164,10 +188,14 @@ impl Timed {
 
     /// An answer leaves whose request came some time ago.
     #[cold]
-    fn answered(&mut self, header: &Header, timing: &Timing, digest: Option<Digest>, now_ns: u64) {
+    fn answered(&mut self, header: &Header, late: &Late, whose: Option<Whose>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
+        let (_, timing, digest) = late;
+        if let (Some(whose), Some(operation)) = (whose, TenantOperation::of(operation)) {
+            self.tenants.after(whose, operation, timing.ssd, now_ns.saturating_sub(timing.arrived_ns));
+        }
         self.failed[place(operation, timing.ssd)] += u64::from(header.status != Status::Ok);
-        self.took(header, operation, timing, digest, now_ns);
+        self.took(header, operation, timing, *digest, now_ns);
     }
 
     fn took(&mut self, header: &Header, operation: Operation, timing: &Timing, digest: Option<Digest>, now_ns: u64) {
@@ -218,6 +246,8 @@ impl Timed {
     #[cold]
     fn settle(&mut self, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(self.round_arrived_ns);
+        let answered = [GETS, PUTS].map(|class| self.round & class != 0);
+        self.tenants.settle(answered, took_ns);
         while self.round != 0 {
             let kind = self.round.trailing_zeros() as usize;
             self.round &= self.round - 1;
@@ -245,6 +275,7 @@ impl Timed {
         let items = Operation::ALL.iter().map(|operation| (*operation, self.items[kind_of(*operation)]));
         ServiceTimes {
             operations,
+            tenants: self.tenants.snapshot(),
             items: items.filter(|(_, items)| *items > 0).collect(),
             slow_count: self.slow_count,
             slow: self.slow.iter().copied().collect(),
@@ -263,6 +294,9 @@ pub struct Leaving {
     bytes: u64,
 }
 
+/// An answer that waited: its number among those polled, where its time went, and of which object.
+type Late = (u64, Timing, Option<Digest>);
+
 /// What waits to be polled; beside it, where the time went of what was not answered at once.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
@@ -270,7 +304,11 @@ pub(super) struct Outputs {
     /// How many were polled so far.
     polled: u64,
     /// By the number that they have when they are polled.
-    late: VecDeque<(u64, Timing, Option<Digest>)>,
+    late: VecDeque<Late>,
+    /// Likewise, about whose objects answers are.
+    owned: VecDeque<(u64, Whose)>,
+    /// Whose object the next answer is about.
+    pub(super) whose: Option<Whose>,
     is_late: bool,
     /// Of what is being answered, where that is late.
     timing: Timing,
@@ -284,6 +322,12 @@ impl Outputs {
         if self.is_late && matches!(output, Output::Frame { .. }) {
             self.late.push_back((self.polled + self.queue.len() as u64, self.timing, self.digest));
         }
+        if self.whose.is_some()
+            && matches!(output, Output::Frame { .. })
+            && let Some(whose) = self.whose.take()
+        {
+            self.owned.push_back((self.polled + self.queue.len() as u64, whose));
+        }
         self.queue.push_back(output);
     }
 
@@ -291,7 +335,7 @@ impl Outputs {
     #[inline]
     pub(super) const fn arrived(&mut self, now_ns: u64) {
         self.arrived_ns = now_ns;
-        self.is_late = false;
+        (self.is_late, self.whose) = (false, None);
     }
 
     /// What is answered from now on came then, and its payload now.
@@ -338,15 +382,22 @@ impl Service {
                 return None;
             }
         };
+        let whose = match self.outputs.owned.front() {
+            Some(&(owned, whose)) if owned == number => {
+                self.outputs.owned.pop_front();
+                Some(whose)
+            }
+            _ => None,
+        };
         match self.outputs.late.front() {
-            Some(&(late, timing, digest)) if late == number => {
-                self.taken = (timing.arrived_ns, timing.ssd);
-                self.timed.answered(header, &timing, digest, self.now_ns);
+            Some(late) if late.0 == number => {
+                self.taken = (late.1.arrived_ns, late.1.ssd);
+                self.timed.answered(header, late, whose, self.now_ns);
                 self.outputs.late.pop_front();
             }
             _ => {
                 self.taken = (self.now_ns, false);
-                self.timed.answered_at_once(header, self.now_ns);
+                self.timed.answered_at_once(header, whose, self.now_ns);
             }
         }
         self.outputs.queue.pop_front()

@@ -203,6 +203,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     extent,
                     version,
                     checksum,
+                    tenant: 0,
                     has_tail: tail_bytes > 0,
                     tail_at,
                     is_head: false,

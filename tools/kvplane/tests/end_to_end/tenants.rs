@@ -57,6 +57,43 @@ fn long_objects_are_charged_to_their_tenant() {
     assert!(used.is_some(), "{}", tenant(&place, "acme"));
 }
 
+/// Requests whose times are known of a tenant.
+fn timed(metrics: &str, tenant: &str, operation: &str) -> u64 {
+    let (tenant, operation) = (format!("tenant=\"{tenant}\""), format!("operation=\"{operation}\""));
+    let line = |line: &&str| line.contains(&tenant) && line.contains(&operation);
+    let counts = metrics.lines().filter(|line| line.starts_with("kvplane_shard_tenant_operation_seconds_count"));
+    counts.filter(line).map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn times_of_operations_are_known_by_tenant() {
+    let place = Workplace::new("timed");
+    let dev = place.dev("32M", &["--shards", "2", "--metrics-port", "0"]);
+    let shards = dev.address("counters of the shards on http://");
+    for way in Way::BOTH {
+        let config = |tenant: &str| ClientConfig { tenant: tenant.to_owned(), ..place.client_config(way) };
+        let mut acme = Client::connect(&config("acme")).unwrap();
+        let mut other = Client::connect(&config("")).unwrap();
+        for at in 0..20 {
+            put(&mut acme, &format!("{way:?} {at}"), at).unwrap();
+            if at < 5 {
+                put(&mut other, &format!("{way:?} {at}"), at).unwrap();
+            }
+        }
+        for _ in 0..3 {
+            (0..20).for_each(|at| assert!(acme.get(format!("{way:?} {at}").as_bytes()).unwrap().is_some()));
+            (0..5).for_each(|at| assert!(other.get(format!("{way:?} {at}").as_bytes()).unwrap().is_some()));
+        }
+        assert!(acme.get(b"nothing").unwrap().is_none());
+    }
+    // One shard knows of tenants from its first put for one.
+    let (_, shown) = http_get(shards, "/metrics");
+    let of = |tenant: &str, operation: &str| timed(&shown, tenant, operation);
+    assert_eq!((of("acme", "put"), of("acme", "get")), (40, 120), "{shown}");
+    assert!((1..=10).contains(&of("default", "put")) && (1..=30).contains(&of("default", "get")), "{shown}");
+    assert_eq!(of("#unknown", "get"), 0);
+}
+
 /// What comes back from the SSD is charged too.
 #[test]
 fn gets_do_not_take_a_tenant_beyond_its_quota() {

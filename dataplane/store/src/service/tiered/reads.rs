@@ -264,6 +264,7 @@ impl Service {
             }
             (Waiter::Shared { slot, .. }, Ok((pin, object))) => {
                 self.lend_pin(here.expect("held for a peer that is there"), pin);
+                self.about(&object);
                 self.settle_lookup(
                     slot,
                     LookupReply {
@@ -301,6 +302,7 @@ impl Service {
             .with_payload(place.bytes, Some(checksum))
             .with_argument(object.version.0);
         let payload = Some((Places::One(place), hold));
+        self.about(object);
         self.outputs.push_back(Output::Frame { peer: asker.peer, header, body: 0..0, payload });
     }
 }

@@ -18,7 +18,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
     let mut readings = 0;
     for round in 0..1000u64 {
         let now_ns = 1000 * round;
-        timed.answered_at_once(&reply(Operation::Get), now_ns);
+        timed.answered_at_once(&reply(Operation::Get), None, now_ns);
         timed.round_over(|| {
             readings += 1;
             now_ns + 700
@@ -34,14 +34,14 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
 #[test]
 fn only_what_was_answered_in_a_round_gets_its_time() {
     let mut timed = Timed::new();
-    timed.answered_at_once(&reply(Operation::Get), 10);
+    timed.answered_at_once(&reply(Operation::Get), None, 10);
     timed.round_over(|| 110);
     // The next two gets share a reading, which comes in another round than the put's.
-    timed.answered_at_once(&reply(Operation::Get), 200);
+    timed.answered_at_once(&reply(Operation::Get), None, 200);
     timed.round_over(|| panic!("not due"));
-    timed.answered_at_once(&reply(Operation::Put), 1000);
+    timed.answered_at_once(&reply(Operation::Put), None, 1000);
     timed.round_over(|| 6000);
-    timed.answered_at_once(&reply(Operation::Get), 7000);
+    timed.answered_at_once(&reply(Operation::Get), None, 7000);
     timed.round_over(|| 7100);
     let times = timed.snapshot();
     let sums: Vec<(Operation, u64, u64)> =
@@ -54,17 +54,17 @@ fn slow_requests_are_remembered_with_their_stages_and_only_the_latest() {
     let mut timed = Timed::new();
     timed.slow_after_ns = 1000;
     let waited = Timing { arrived_ns: 5, receive_ns: 0, ssd_ns: 2000, ssd: true };
-    timed.answered(&reply(Operation::Get), &waited, Some(Digest(9)), 2005);
+    timed.answered(&reply(Operation::Get), &(0, waited, Some(Digest(9))), None, 2005);
     let slow = timed.snapshot().slow;
     assert_eq!((slow.len(), slow[0].ssd_ns, slow[0].total_ns, slow[0].digest), (1, 2000, 2000, Some(Digest(9))));
     // The same request then also leaves slowly.
     let left = SlowOperation { total_ns: 9000, send_ns: 7000, ..slow[0] };
     timed.remember(left);
     assert_eq!((timed.slow_count, timed.slow.len(), timed.slow[0].send_ns), (1, 1, 7000));
-    timed.answered(&reply(Operation::Put), &at(10), None, 900);
+    timed.answered(&reply(Operation::Put), &(0, at(10), None), None, 900);
     assert_eq!(timed.slow_count, 1, "that one was not slow");
     for request in 0..200 {
-        timed.answered(&reply(Operation::Put), &at(request), None, 5000);
+        timed.answered(&reply(Operation::Put), &(0, at(request), None), None, 5000);
     }
     let times = timed.snapshot();
     assert_eq!((times.slow_count, times.slow.len()), (201, SLOW_KEPT));
@@ -77,8 +77,8 @@ fn failures_and_items_are_counted_by_kind() {
     timed.asked(Operation::Exists, 1024);
     timed.asked(Operation::Exists, 1);
     let refused = Header::reply(Kind::Reply(Operation::Exists), RequestId::default(), Status::WrongOwner);
-    timed.answered_at_once(&refused, 1);
-    timed.answered_at_once(&reply(Operation::Exists), 1);
+    timed.answered_at_once(&refused, None, 1);
+    timed.answered_at_once(&reply(Operation::Exists), None, 1);
     timed.round_over(|| 2);
     let times = timed.snapshot();
     assert_eq!(times.items, [(Operation::Exists, 1025)]);

@@ -1,0 +1,196 @@
+//! How long gets and puts took, by tenant: where a shard has only the default tenant, nothing is counted here.
+//!
+//! What was answered in the round of its arrival has no time of its own, as in the histograms by operation: it waits
+//! for the next reading of the clock among requests of its class, and shares it.
+
+use std::collections::HashMap;
+
+use kvplane_proto::message::Operation;
+use kvplane_proto::sched::Histogram;
+
+/// Tenants of a shard that are told apart; further ones are counted together.
+pub const TENANTS_TIMED: usize = 256;
+
+const CLASSES: usize = 2;
+
+/// What a tenant asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TenantOperation {
+    /// `Get`, `GetRange` or `Lookup`.
+    Get,
+    /// `Put`, `Commit` or `Seal`.
+    Put,
+}
+
+impl TenantOperation {
+    const ALL: [Self; CLASSES] = [Self::Get, Self::Put];
+
+    pub(super) const fn of(operation: Operation) -> Option<Self> {
+        match operation {
+            Operation::Get | Operation::GetRange | Operation::Lookup => Some(Self::Get),
+            Operation::Put | Operation::Commit | Operation::Seal => Some(Self::Put),
+            _ => None,
+        }
+    }
+}
+
+/// Whose object a request was about; of a request about several, one that was there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Whose {
+    /// The tenant with this number; 0 is the default one.
+    Tenant(u32),
+    /// It came from an SSD, and nobody has read yet whose it is.
+    Unknown,
+    /// One beyond [`TENANTS_TIMED`].
+    Others,
+}
+
+/// Requests of one kind about objects of one tenant that were answered with `Ok`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TenantTimes {
+    /// Whose objects.
+    pub whose: Whose,
+    /// The tenant's name, where a put told it.
+    pub name: Option<String>,
+    /// What was asked.
+    pub operation: TenantOperation,
+    /// Whether they waited for the SSD.
+    pub ssd: bool,
+    /// How long they took.
+    pub times: Histogram,
+}
+
+#[derive(Debug)]
+struct OfTenant {
+    whose: Whose,
+    /// Answered in the round of their arrival, and not yet in a histogram.
+    fast: [u32; CLASSES],
+    times: [[Histogram; 2]; CLASSES],
+}
+
+/// The counting side.
+#[derive(Debug, Default)]
+pub(in crate::service) struct ByTenant {
+    places: HashMap<Whose, usize>,
+    tenants: Vec<OfTenant>,
+    names: HashMap<u32, String>,
+    /// Those of whom something waits for a reading.
+    waiting: Vec<usize>,
+    /// The last reading of each class.
+    last_ns: [u64; CLASSES],
+}
+
+impl ByTenant {
+    fn place(&mut self, whose: Whose) -> usize {
+        if let Some(&at) = self.places.get(&whose) {
+            return at;
+        }
+        let whose = if self.tenants.len() < TENANTS_TIMED { whose } else { Whose::Others };
+        let next = self.tenants.len();
+        let at = *self.places.entry(whose).or_insert(next);
+        if at == next {
+            self.tenants.push(OfTenant { whose, fast: [0; CLASSES], times: Default::default() });
+        }
+        at
+    }
+
+    /// A put told a tenant's name.
+    pub(in crate::service) fn named(&mut self, number: u32, name: &[u8]) {
+        if self.names.len() < TENANTS_TIMED && !self.names.contains_key(&number) {
+            self.names.insert(number, String::from_utf8_lossy(name).into_owned());
+        }
+    }
+
+    /// A request was answered in the round in which it came.
+    pub(super) fn at_once(&mut self, whose: Whose, operation: TenantOperation) {
+        let at = self.place(whose);
+        let tenant = &mut self.tenants[at];
+        if tenant.fast == [0; CLASSES] {
+            self.waiting.push(at);
+        }
+        tenant.fast[operation as usize] += 1;
+    }
+
+    /// A request was answered after so long.
+    pub(super) fn after(&mut self, whose: Whose, operation: TenantOperation, ssd: bool, took_ns: u64) {
+        let at = self.place(whose);
+        self.tenants[at].times[operation as usize][usize::from(ssd)].add(took_ns);
+    }
+
+    /// The clock was read at the end of a round in which requests of these classes were answered.
+    pub(super) fn settle(&mut self, answered: [bool; CLASSES], took_ns: u64) {
+        let Self { tenants, waiting, last_ns, .. } = self;
+        for class in (0..CLASSES).filter(|&class| answered[class]) {
+            last_ns[class] = took_ns;
+            for &at in waiting.iter() {
+                let tenant = &mut tenants[at];
+                tenant.times[class][0].add_many(took_ns, core::mem::take(&mut tenant.fast[class]).into());
+            }
+        }
+        waiting.retain(|&at| tenants[at].fast != [0; CLASSES]);
+    }
+
+    /// What was counted so far.
+    pub(super) fn snapshot(&self) -> Vec<TenantTimes> {
+        let mut all = Vec::new();
+        for tenant in &self.tenants {
+            let name = match tenant.whose {
+                Whose::Tenant(number) => self.names.get(&number).cloned(),
+                Whose::Unknown | Whose::Others => None,
+            };
+            for (operation, ssd) in TenantOperation::ALL.into_iter().flat_map(|one| [(one, false), (one, true)]) {
+                let class = operation as usize;
+                let mut times = tenant.times[class][usize::from(ssd)].clone();
+                if !ssd && tenant.fast[class] > 0 {
+                    times.add_many(self.last_ns[class], tenant.fast[class].into());
+                }
+                if times.count() > 0 {
+                    all.push(TenantTimes { whose: tenant.whose, name: name.clone(), operation, ssd, times });
+                }
+            }
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(by_tenant: &ByTenant) -> Vec<(Whose, TenantOperation, bool, u64, u64)> {
+        let of = |one: TenantTimes| (one.whose, one.operation, one.ssd, one.times.count(), one.times.sum_ns());
+        by_tenant.snapshot().into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn every_request_is_counted_once_for_its_tenant() {
+        let (mut all, get, put) = (ByTenant::default(), TenantOperation::Get, TenantOperation::Put);
+        let (one, two) = (Whose::Tenant(1), Whose::Tenant(2));
+        (0..3).for_each(|_| all.at_once(one, get));
+        all.at_once(two, put);
+        all.settle([true, false], 100);
+        assert_eq!(counts(&all), [(one, get, false, 3, 300), (two, put, false, 1, 0)]);
+        all.at_once(two, put);
+        all.settle([false, true], 50);
+        all.after(one, get, true, 7000);
+        all.settle([true, true], 9);
+        let expected = [(one, get, false, 3, 300), (one, get, true, 1, 7000), (two, put, false, 2, 100)];
+        assert_eq!(counts(&all), expected);
+        assert!(all.waiting.is_empty());
+        all.named(2, b"acme");
+        assert_eq!(all.snapshot().last().and_then(|one| one.name.clone()).as_deref(), Some("acme"));
+    }
+
+    #[test]
+    fn memory_has_a_bound() {
+        let mut all = ByTenant::default();
+        for number in 0..1000 {
+            all.at_once(Whose::Tenant(number), TenantOperation::Get);
+            all.named(number, b"name");
+        }
+        all.settle([true, true], 1);
+        assert_eq!((all.tenants.len(), all.names.len()), (TENANTS_TIMED + 1, TENANTS_TIMED));
+        let last = counts(&all).pop();
+        assert_eq!(last, Some((Whose::Others, TenantOperation::Get, false, 744, 744)));
+    }
+}
