@@ -167,6 +167,14 @@ impl World {
         true
     }
 
+    /// These lives end: what is on its way to or from them is with one node, and nothing is promised of it.
+    pub(crate) fn forget_moving(&mut self, lives: &[usize]) {
+        let Self { shadow, lives: all, doubled, .. } = self;
+        let moves =
+            |life: &usize, slot| all[*life].service.source_of(slot).is_some() || all[*life].service.exports(slot);
+        doubled.retain(|key, _| !lives.iter().any(|life| moves(life, shadow.digest(*key).slot())));
+    }
+
     /// What of the copies of a shard is not as it should be when all is well.
     pub(crate) fn copies_missing(&self, life: usize) -> Option<String> {
         let service = &self.lives[life].service;

@@ -259,6 +259,7 @@ impl World {
         node.up = false;
         node.ops_left = None;
         let shards = std::mem::take(&mut node.shards);
+        self.forget_moving(&shards);
         for &life in &shards {
             self.cut_off_disk(life, power);
             self.lives[life].alive = false;

@@ -232,7 +232,7 @@ impl Client {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
-            let wanted = (flags_of(&request), self.copy_bit(next.index));
+            let wanted = (flags_of(&request), self.argument_of(next.index));
             if count > 0 && wanted != (flags, header.argument) {
                 break;
             }
@@ -268,7 +268,7 @@ impl Client {
                 Request::Read(..) => operation == Operation::Read,
                 _ => false,
             };
-            let wanted = (flags_of(&asked), self.copy_bit(next.index));
+            let wanted = (flags_of(&asked), self.argument_of(next.index));
             if !fits || !foreign && self.may_gather(next.index) || count > 0 && wanted != (flags, copies) {
                 break;
             }
@@ -344,7 +344,7 @@ impl Client {
         let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
-        header.argument = self.copy_bit(slice);
+        header.argument = self.argument_of(slice);
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
@@ -429,8 +429,8 @@ impl Client {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
         let payload = start..self.locals.len();
-        let header =
-            header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0 | header.argument & COPY);
+        let epoch = if header.argument & !COPY == 0 { self.epoch().0 } else { 0 };
+        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(header.argument | epoch);
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 }

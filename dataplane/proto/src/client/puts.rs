@@ -114,7 +114,7 @@ impl Client {
         names.clear();
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
-            let copies = self.copy_bit(next.index);
+            let copies = self.argument_of(next.index);
             if count > 0 && copies != header.argument {
                 break;
             }

@@ -51,12 +51,16 @@ impl Client {
         self.seconds = seconds.iter().any(Option::is_some).then_some(seconds);
     }
 
-    /// What the argument of a slice's frame says beside the epoch.
-    pub(super) fn copy_bit(&self, slice: u32) -> u64 {
+    /// What the argument of a slice's frame says, where that is more than the epoch of now. What a shard was to do for
+    /// its slots goes by the map by which it was to: it may be somebody else's by now.
+    pub(super) fn argument_of(&self, slice: u32) -> u64 {
         let slice = self.slices.peek(slice);
-        let copies = matches!(slice.request, Request::PutCopy(..) | Request::DropCopy(_));
-        let second = matches!(slice.second, Second::Chosen | Second::Asked);
-        if copies || second { COPY } else { 0 }
+        match slice.request {
+            Request::PutCopy(..) | Request::DropCopy(_) => COPY | self.batches.peek(slice.batch.index).epoch.0,
+            Request::Remove(_) if self.sources.is_some() => self.batches.peek(slice.batch.index).epoch.0,
+            _ if matches!(slice.second, Second::Chosen | Second::Asked) => COPY,
+            _ => 0,
+        }
     }
 
     fn second_peer(&mut self, digest: Digest) -> Option<PeerId> {
@@ -250,6 +254,10 @@ impl Client {
 
     /// Whether a slice is tried once only: whoever sends copies knows what to do next.
     pub(super) fn is_tried_once(&self, index: u32) -> bool {
-        matches!(self.slices.peek(index).request, Request::PutCopy(..) | Request::DropCopy(_))
+        match self.slices.peek(index).request {
+            Request::PutCopy(..) | Request::DropCopy(_) => true,
+            Request::Remove(_) => self.sources.is_some(),
+            _ => false,
+        }
     }
 }

@@ -70,7 +70,7 @@ impl Client {
         batch.open_slices.clear();
         batch.slices.clear();
         batch.remaining = requests.len() as u32;
-        batch.deadline_ns = deadline_ns;
+        (batch.deadline_ns, batch.epoch) = (deadline_ns, self.epoch());
         batch.ended = None;
         let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0), replicas: 0, life: PeerLife(0) };
         batch.results.resize(requests.len(), pending);

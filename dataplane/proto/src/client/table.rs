@@ -5,7 +5,7 @@ use crate::client::path::Via;
 use crate::client::puts::PutBook;
 use crate::client::second::Second;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
-use crate::ids::{BatchId, PinId, RequestId, ReservationId};
+use crate::ids::{BatchId, Epoch, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
 use crate::message::Operation;
 use crate::sched::{Priority, Ticket};
@@ -192,6 +192,8 @@ pub(super) struct Batch {
     /// Tasks that are not complete.
     pub(super) remaining: u32,
     pub(super) deadline_ns: u64,
+    /// The map that was known when it came in.
+    pub(super) epoch: Epoch,
     /// Set when the deadline passed or the caller cancelled: no slice is sent or retried any more.
     pub(super) ended: Option<Status>,
     /// The memory of each task, where slices serve several tasks: `(offset, bytes)`.
@@ -213,6 +215,7 @@ impl Batch {
             slices: Vec::new(),
             remaining: 0,
             deadline_ns: 0,
+            epoch: Epoch(0),
             ended: None,
             ranges: Vec::new(),
             puts: PutBook::new(),

@@ -150,6 +150,11 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
+        let may_remove = |digest: &Digest| self.moves.exports.may_remove(*digest, self.asker_epoch);
+        if self.asker_fetches && !digests.iter().all(may_remove) {
+            self.refuse(peer, Operation::Remove, header.request, Status::WrongOwner);
+            return Ok(PayloadTo::Discard);
+        }
         // What may be there and be another's is not removed, and not said to be removed.
         let unknown = |digest: &Digest| {
             let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::rig::{Object, Rig, digest, local, map, shared_config, stream_config};
-use crate::client::{Config, Request};
+use super::rig::{Object, Rig, SECOND_NS, Seen, digest, local, map, push_name, shared_config, stream_config};
+use crate::client::{Config, PutBook, Request, SubmitOptions};
 use crate::frame::{COPY, KNOWS_COPIES};
-use crate::ids::NodeId;
+use crate::ids::{Epoch, NodeId};
 use crate::limits::Limits;
 use crate::map::ClusterMap;
 use crate::message::{DigestItem, Operation};
@@ -174,4 +174,47 @@ fn only_gets_say_that_they_know_of_copies() {
     }
     rig.run();
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+}
+
+/// What a shard was to do as the first owner waits for its connection, and the owners change meanwhile.
+#[test]
+fn copies_go_by_the_map_by_which_they_were_to_be_made() {
+    for config in [stream_config(), shared_config()] {
+        let mut rig = Rig::new(Config { fetches: true, ..config }, 1);
+        let second = rig.segment_peer(false);
+        rig.client.set_seconds(|_| Some(second));
+        rig.client.set_sources(Epoch(5), |_| Some(second), rig.now_ns);
+        let of = |request| vec![request];
+        let batches = [
+            of(Request::PutCopy(digest(1), local(0, 0, 10), 0)),
+            of(Request::DropCopy(digest(2))),
+            of(Request::Remove(digest(3))),
+            of(Request::Size(digest(4))),
+        ];
+        let mut book = PutBook::new();
+        push_name(&mut book, 1, 10);
+        let until = SubmitOptions::until(rig.now_ns + SECOND_NS);
+        for requests in &batches {
+            rig.client.submit_puts(requests, &book, &until, rig.now_ns).expect("a valid batch");
+        }
+        rig.client.set_sources(Epoch(6), |_| Some(second), rig.now_ns);
+        let mut arguments = Vec::new();
+        loop {
+            let frames = rig.frames();
+            if frames.is_empty() {
+                break;
+            }
+            for sent in frames {
+                arguments.push((sent.operation(), sent.header.argument));
+                rig.act(Seen::Frame(sent));
+            }
+        }
+        let puts = [Operation::Put, Operation::Reserve];
+        arguments.retain(|(operation, _)| !matches!(operation, Operation::Hello | Operation::Commit));
+        let by =
+            |operation| arguments.iter().filter(|(one, _)| *one == operation).map(|(_, by)| *by).collect::<Vec<_>>();
+        assert_eq!(puts.map(by).concat(), [COPY | 5]);
+        assert_eq!(by(Operation::Remove), [COPY | 5, 5]);
+        assert_eq!(by(Operation::Size), [6], "a question is as of now");
+    }
 }

@@ -41,8 +41,8 @@ struct Cluster {
     map: ClusterMap,
     /// By the newest map.
     owners: SlotOwners,
-    /// Questions that were not answered yet: of which shard.
-    asked: Vec<(usize, Fetch)>,
+    /// Questions that were not answered yet: of which shard, and by which map.
+    asked: Vec<(usize, Epoch, Fetch)>,
     wrote: BTreeMap<u64, Option<u64>>,
     now_ns: u64,
     requests: u32,
@@ -143,7 +143,7 @@ impl Cluster {
 
     fn poll(&mut self, shard: usize) {
         while let Some(fetch) = self.shards[shard].poll_fetch(self.now_ns) {
-            self.asked.push((shard, fetch));
+            self.asked.push((shard, self.shards[shard].epoch, fetch));
         }
     }
 
@@ -233,7 +233,7 @@ impl Cluster {
                     status => panic!("a get ended with {status:?}"),
                 };
             }
-            let waits = self.asked.iter().position(|(asker, _)| *asker == shard);
+            let waits = self.asked.iter().position(|(asker, ..)| *asker == shard);
             answers = self.tell(waits.expect("a get waits for an answer"), true);
         }
         panic!("a get was not answered");
@@ -241,9 +241,8 @@ impl Cluster {
 
     /// Answers a question, by the state of the former owner now, or has it fail. What the asker then answers.
     fn tell(&mut self, at: usize, good: bool) -> Vec<(Header, Vec<u8>)> {
-        let (shard, Fetch { token, source: ShardKey { node, .. }, want }) = self.asked.swap_remove(at);
+        let (shard, epoch, Fetch { token, source: ShardKey { node, .. }, want }) = self.asked.swap_remove(at);
         let source = node.0 as usize - 1;
-        let epoch = self.shards[shard].epoch;
         let done = if good { self.answer_of(source, epoch, &want) } else { FetchDone::Failed(Status::Unreachable) };
         self.shards[shard].fetched(token, done, self.now_ns);
         let answers = self.answers(shard);
@@ -296,6 +295,29 @@ impl Cluster {
         }
         if matches!(want, Want::Sizes(_)) { FetchDone::Sizes(sizes) } else { FetchDone::Dropped }
     }
+}
+
+#[test]
+fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
+    let mut cluster = Cluster::new();
+    let remove = |cluster: &mut Cluster, epoch| {
+        let answers = cluster.ask(0, 1, epoch, Operation::Remove, &body_of([DigestItem { digest: digest(1) }]));
+        answers.iter().map(|(header, _)| header.status).collect::<Vec<Status>>()
+    };
+    let change = |cluster: &mut Cluster, weights| {
+        cluster.change(weights);
+        (0..3).for_each(|shard| cluster.hear(shard));
+        cluster.map.epoch
+    };
+    change(&mut cluster, [1, 0, 0]);
+    cluster.put(1, 100);
+    let once = change(&mut cluster, [0, 1, 0]);
+    change(&mut cluster, [1, 0, 0]);
+    cluster.put(1, 101);
+    let again = change(&mut cluster, [0, 1, 0]);
+    assert_eq!(remove(&mut cluster, once), [Status::WrongOwner]);
+    assert_eq!(cluster.get(1), Some(Some(101)));
+    assert_eq!(remove(&mut cluster, again), [Status::Ok]);
 }
 
 #[derive(Clone, Debug)]
