@@ -62,6 +62,11 @@ fn a_writer_that_outlives_its_process() {
 }
 
 #[test]
+fn a_tail_that_is_written_after_the_payload() {
+    caught(Mischief::LateTails, &[Rule::Ledger, Rule::Bytes]);
+}
+
+#[test]
 fn a_remove_that_is_acknowledged_and_not_done() {
     caught(Mischief::SwallowRemove, &[Rule::Removed]);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{Client, Config, LaneId, Output};
+use kvplane_proto::client::{Client, Config, LaneId, Output, Path};
 use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{Kind, Operation};
@@ -178,6 +178,21 @@ impl World {
             format!("client {index} asks {:?} x{}", header.kind, header.items)
         });
         self.send(connection, Way::ToServer, Outgoing::new(&header, body, payload.map(Source::Local)));
+        self.repeat_frame(connection, &header, body);
+    }
+
+    /// A client with a bug gives back a second time, over shared memory, what it held. The shard ends its connection,
+    /// and whoever holds the same place of a table by then is not harmed.
+    fn repeat_frame(&mut self, index: u32, header: &Header, body: &[u8]) {
+        let gives_back =
+            matches!(header.kind, Kind::Request(Operation::Release | Operation::Abort | Operation::Commit));
+        let Some(connection) = self.connections.get_mut(&index).filter(|_| gives_back && !self.trouble.calm) else {
+            return;
+        };
+        if connection.path == Path::Shared && self.streams.network.chance(self.scenario.chances.repeat_frame) {
+            connection.repeats = true;
+            self.send(index, Way::ToServer, Outgoing::new(header, body, None));
+        }
     }
 
     /// The host ends the lane's I/O, which takes a moment: until then bytes may still arrive in the caller's memory.

@@ -116,6 +116,7 @@ impl World {
             && let Some(fetch) = self.lives[life].service.poll_fetch(self.now_ns)
         {
             any = true;
+            self.write_tails(life);
             self.fetch(life, fetch);
         }
         any

@@ -191,6 +191,7 @@ impl World {
             Event::ResetDone(connection) => self.reset_done(connection),
             Event::CopyChunk(client, life) => self.copy_chunk(client, life),
             Event::GhostChunk(client) => self.ghost_chunk(client),
+            Event::LateTail(life, offset, bytes) => self.write_tail(life, offset, &bytes),
             Event::Act(client, life) => self.act(client, life),
             Event::Cancel(client, life, batch) => self.cancel(client, life, batch),
             Event::PollMap(client, life) => self.poll_map(client, life),

@@ -49,6 +49,8 @@ pub(crate) struct Connection {
     pub(crate) to_server: Pipe,
     pub(crate) to_client: Pipe,
     pub(crate) held: Held,
+    /// Its client has given something back twice, for which the shard ends it.
+    pub(crate) repeats: bool,
 }
 
 impl Connection {
@@ -87,6 +89,7 @@ impl World {
             to_server: Pipe::default(),
             to_client: Pipe::default(),
             held: Held::default(),
+            repeats: false,
         };
         self.connections.insert(index, connection);
         self.clients[client].lanes.insert(lane, index);

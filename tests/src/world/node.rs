@@ -11,6 +11,7 @@ use kvplane_store::service::{Identity, PeerKey, Service};
 use kvplane_store::{Store, StoreConfig};
 
 use super::World;
+use super::check::handles::Handles;
 use super::check::ledger::Ledger;
 use super::check::{Checked, Rule, broken};
 use super::network::{End, Way};
@@ -63,6 +64,7 @@ pub(crate) struct Life {
     /// Keys that were put or removed here since their slots came.
     pub(crate) changed: BTreeSet<usize>,
     pub(crate) ledger: Ledger,
+    pub(crate) handles: Handles,
     pub(crate) tier: Option<LifeTier>,
     /// Its disk could not be opened, and its node is about to end.
     pub(crate) refused: bool,
@@ -239,6 +241,7 @@ impl World {
             changed: BTreeSet::new(),
             pool: vec![0; self.scenario.pool_bytes as usize],
             ledger: Ledger::default(),
+            handles: Handles::default(),
             tier,
             refused: false,
             ending: false,

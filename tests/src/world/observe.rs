@@ -17,6 +17,7 @@ use kvplane_store::service::Place;
 use super::World;
 use super::check::ledger::Use;
 use super::network::Way;
+use super::node::Life;
 use super::pipe::{Destination, Outgoing};
 use super::server::Asked;
 
@@ -312,6 +313,9 @@ impl World {
             self.observe_read(index, item.version.0 & !COPY, (item.offset, item.bytes), asked);
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.held.pins.insert(item.pin, item.offset);
+                let Life { service, handles, .. } = &mut self.lives[connection.life];
+                let named = service.store().map_or(Ok(()), |store| handles.pinned(store, item.pin));
+                self.require(named);
             }
         }
     }
@@ -326,8 +330,10 @@ impl World {
             let room = Room { digest: item.digest, offset: reply.offset, bytes: item.bytes, replace };
             let Some(connection) = self.connections.get_mut(&index) else { return };
             connection.held.reservations.insert(reply.reservation, room);
+            let Life { service, handles, .. } = &mut self.lives[connection.life];
+            let named = service.store().map_or(Ok(()), |store| handles.reserved(store, reply.reservation));
             let lent = self.lives[connection.life].ledger.lend(index, Use::Write, room.offset, room.bytes);
-            self.require(lent);
+            self.require(named.and(lent));
         }
     }
 

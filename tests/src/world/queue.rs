@@ -53,6 +53,8 @@ pub(crate) enum Event {
     Disk(usize, u64),
     /// A shard's disk could not be opened: its life.
     TierRefused(usize),
+    /// A tail is written after its time: life of a shard, place, bytes: [`super::scenario::Mischief::LateTails`].
+    LateTail(usize, u64, Rc<[u8]>),
     /// Something goes wrong.
     Fault,
     /// A node starts again.
@@ -181,6 +183,7 @@ impl Event {
             Self::Disk(life, op) => (24, *life as u64, *op),
             Self::TierRefused(life) => (25, *life as u64, 0),
             Self::Leave(node, incarnation) => (26, *node as u64, *incarnation),
+            Self::LateTail(life, offset, _) => (27, *life as u64, *offset),
         }
     }
 }

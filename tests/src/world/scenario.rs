@@ -29,6 +29,8 @@ pub enum Mischief {
     KeepLateBytes,
     /// A copy into shared memory goes on after the client's process is dead.
     LateWriter,
+    /// The shard's host writes the tails of objects after the payloads that came with their puts.
+    LateTails,
     /// A remove is answered but not done.
     SwallowRemove,
     /// An answer to a get carries another version.
@@ -110,6 +112,8 @@ pub(crate) struct Chances {
     pub(crate) corrupt_chunk: f64,
     pub(crate) corrupt_head: f64,
     pub(crate) duplicate_reply: f64,
+    /// Frames over shared memory that give back what was given back already.
+    pub(crate) repeat_frame: f64,
     pub(crate) spike: f64,
     pub(crate) control_loss: f64,
     pub(crate) control_duplicate: f64,
@@ -359,6 +363,7 @@ impl Chances {
             control_duplicate: maybe(0.2),
             control_crash_in_publish: maybe(0.2),
             cancel: maybe(0.2),
+            repeat_frame: maybe(0.02),
             ..Self::default()
         };
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;

@@ -94,6 +94,7 @@ impl World {
             return;
         }
         let to = self.lives[life].service.request(peer, &header, body, self.now_ns);
+        self.write_tails(life);
         self.detail(u64::from(header.kind.code()), || format!("life {life} is asked {:?}: {to:?}", header.kind));
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
@@ -162,6 +163,26 @@ impl World {
         self.arm_service(life);
     }
 
+    /// Writes the tails of objects for which the service has just made room.
+    pub(super) fn write_tails(&mut self, life: usize) {
+        while let Some(tail) = self.lives[life].service.poll_tail() {
+            let bytes = self.lives[life].service.body(tail.bytes).to_vec();
+            if self.scenario.has(Mischief::LateTails) {
+                let delay_ns = self.latency();
+                self.after(delay_ns, Event::LateTail(life, tail.offset, bytes.into()));
+            } else {
+                self.write_tail(life, tail.offset, &bytes);
+            }
+        }
+    }
+
+    /// Nobody else may have anything where a tail is written.
+    pub(super) fn write_tail(&mut self, life: usize, offset: u64, bytes: &[u8]) {
+        let free = self.lives[life].ledger.is_free(offset, bytes.len() as u64);
+        self.require(free);
+        self.lives[life].pool[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn drive_lists(&mut self, life: usize) -> bool {
         let Life { service, pool, .. } = &mut self.lives[life];
         service.drive_lists(&Pool(pool))
@@ -169,6 +190,7 @@ impl World {
 
     fn drain_outputs(&mut self, life: usize, asked: Option<Asked<'_>>) -> bool {
         let mut any = false;
+        self.write_tails(life);
         while let Some(output) = self.lives[life].service.poll_output() {
             any = true;
             match output {
@@ -179,10 +201,6 @@ impl World {
                         Places::Many(range) => (self.lives[life].service.places(range)[0], hold),
                     });
                     self.answer(life, peer, header, &body, payload, asked);
-                }
-                Output::Tail { offset, bytes } => {
-                    let tail = self.lives[life].service.body(bytes).to_vec();
-                    self.lives[life].pool[offset as usize..offset as usize + tail.len()].copy_from_slice(&tail);
                 }
                 Output::Close { peer, reason } => self.close_peer(life, peer, reason),
                 Output::Unregistered { .. } => {}
@@ -239,7 +257,8 @@ impl World {
     fn close_peer(&mut self, life: usize, peer: PeerKey, reason: CloseReason) {
         let Some(index) = self.lives[life].connection_of(peer) else { return };
         self.detail(u64::from(peer.index), || format!("life {life} closes connection {index}: {reason}"));
-        if let CloseReason::Malformed(_) = reason {
+        let repeats = self.connections.get(&index).is_some_and(|connection| connection.repeats);
+        if let (CloseReason::Malformed(_), false) = (reason, repeats) {
             self.violate(broken(Rule::Protocol, format!("an honest client was cut off: {reason}")));
         }
         if reason == CloseReason::Fenced && self.scenario.has(Mischief::GoOnAfterFence) {

@@ -115,12 +115,15 @@ impl Host {
         while let Some(batch) = self.done.pop_front() {
             progress = true;
             self.fetched(batch, now_ns);
+            self.write_tails();
         }
         while let Some(Fetch { token, source, want }) =
             self.service.as_mut().and_then(|service| service.poll_fetch(now_ns))
         {
             progress = true;
+            self.write_tails();
             self.ask_former(token, source, want, now_ns);
+            self.write_tails();
         }
         progress
     }

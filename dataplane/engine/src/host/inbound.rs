@@ -264,6 +264,9 @@ impl Host {
             Role::Served => {
                 let Some(service) = &mut self.service else { return Target::Discard };
                 let to = service.request(link.peer(), header, body, now_ns);
+                // Before the payload, which over shared memory is here already, and ends the reservation.
+                self.write_tails();
+                let Some(service) = &mut self.service else { return Target::Discard };
                 if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
                     && service.is_welcome(link.peer())
                 {

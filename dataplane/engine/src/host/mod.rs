@@ -280,7 +280,6 @@ impl Host {
         progress |= self.take_rdma();
         progress |= self.take_shm();
         progress |= self.take_files()?;
-        // What came over shared memory came with its bytes: its tail is to be in place before anybody reads it.
         progress |= self.drain_service();
         progress |= self.drive_tier(self.now_ns)?;
         if let (Some(service), Some(pool)) = (&mut self.service, &self.pool) {

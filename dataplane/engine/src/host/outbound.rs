@@ -27,8 +27,18 @@ impl Host {
         }
     }
 
+    /// Writes the tails of objects for which the service has just made room.
+    #[inline]
+    pub(super) fn write_tails(&mut self) {
+        let (Some(service), Some(pool)) = (&mut self.service, &self.pool) else { return };
+        while let Some(tail) = service.poll_tail() {
+            pool.copy_in(tail.offset as usize, service.body(tail.bytes));
+        }
+    }
+
     pub(super) fn drain_service(&mut self) -> bool {
         let mut progress = false;
+        self.write_tails();
         while let Some(output) = self.service.as_mut().and_then(kvplane_store::service::Service::poll_output) {
             progress = true;
             self.service_output(output);
@@ -69,11 +79,6 @@ impl Host {
                     }
                     Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
                 };
-            }
-            ServiceOutput::Tail { offset, bytes } => {
-                if let (Some(pool), Some(service)) = (&self.pool, &self.service) {
-                    pool.copy_in(offset as usize, service.body(bytes));
-                }
             }
             ServiceOutput::Close { peer, reason } => {
                 if reason != CloseReason::Fenced {

@@ -64,7 +64,7 @@ pub use timing::{
 use timing::{Outputs, Timed};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
-    ServiceCounters, Standing,
+    ServiceCounters, Standing, TailWrite,
 };
 
 use crate::drafts::Drafts;
@@ -111,6 +111,8 @@ pub struct Service {
     /// Of the frame that was polled last: when its request came, and whether it waited for the SSD.
     taken: (u64, bool),
     bytes: Vec<u8>,
+    /// Tails to be written before anything else happens.
+    tails: tail::TailWrites,
     /// Places of payloads that lie in several.
     places: Vec<Place>,
     /// When connections must have said hello, by their index.
@@ -168,6 +170,7 @@ impl Service {
             timed: Timed::new(),
             taken: (0, false),
             bytes: Vec::new(),
+            tails: tail::TailWrites::default(),
             places: Vec::new(),
             greeting: Deadlines::new(0),
             put_deadlines: Deadlines::new(reservations),
@@ -256,6 +259,7 @@ impl Service {
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
+        self.tails.assert_written();
         let output = self.take_output();
         if output.is_none() {
             self.bytes.clear();
@@ -296,9 +300,10 @@ impl Service {
         self.store.as_ref()
     }
 
-    /// A request arrived. Says where its payload goes; call [`Self::payload_done`] when it is there, also for
-    /// `Discard`.
+    /// A request arrived. Says where its payload goes; write what [`Self::poll_tail`] has to the pool, then call
+    /// [`Self::payload_done`] when the payload is there, also for `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
+        self.tails.assert_written();
         self.tick(now_ns);
         self.outputs.arrived(now_ns);
         let Some(session) = self.session(peer) else { return PayloadTo::Discard };
@@ -385,6 +390,7 @@ impl Service {
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
     /// computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
+        self.tails.assert_written();
         self.tick(now_ns);
         let Some(session) = self.session(peer) else { return };
         let arrived_ns = session.arrived_ns;

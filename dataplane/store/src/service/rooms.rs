@@ -8,7 +8,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use super::Service;
 use super::objects::reserve_status;
 use super::tail::TailHead;
-use super::types::{Memory, Output, PeerKey, Place};
+use super::types::{Memory, PeerKey, Place};
 use crate::{Replica, Reserve};
 
 impl Service {
@@ -110,12 +110,7 @@ impl Service {
             why => self.no_room(why),
         })?;
         if let Some(tail) = tail {
-            let start = self.bytes.len();
-            tail.encode(name, &mut self.bytes);
-            let bytes = start..self.bytes.len();
-            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
-            let offset = offset.expect("a reservation that was just made");
-            self.outputs.push_back(Output::Tail { offset, bytes });
+            self.write_tail(reservation, &tail, name);
         }
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }

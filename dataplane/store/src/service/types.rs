@@ -161,13 +161,6 @@ pub enum Output {
         /// Its payload, and what to give back once it has left.
         payload: Option<(Places, Hold)>,
     },
-    /// Write these bytes to the pool, before anything else is done: the tail of an object that is being put.
-    Tail {
-        /// Where in the pool.
-        offset: u64,
-        /// The bytes: see [`super::Service::body`].
-        bytes: Range<usize>,
-    },
     /// End this connection's I/O, then [`super::Service::peer_gone`]. Answers before it are sent if that is possible.
     Close {
         /// Whose.
@@ -180,6 +173,15 @@ pub enum Output {
         /// Which.
         segment: SegmentId,
     },
+}
+
+/// The tail of an object that is being put, for the host to write to the pool: see [`super::Service::poll_tail`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TailWrite {
+    /// Where in the pool.
+    pub offset: u64,
+    /// The bytes: see [`super::Service::body`].
+    pub bytes: Range<usize>,
 }
 
 /// Memory to be registered.

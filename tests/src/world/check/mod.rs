@@ -11,6 +11,7 @@
 //! batches are submitted and where a run ends.
 
 pub(crate) mod epochs;
+pub(crate) mod handles;
 pub(crate) mod ledger;
 pub(crate) mod memory;
 pub(crate) mod removal;

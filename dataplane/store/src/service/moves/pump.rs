@@ -6,7 +6,7 @@ use kvplane_proto::{Digest, Status};
 
 use super::super::objects::{Made, reserve_status};
 use super::super::tail::TailHead;
-use super::super::types::{Memory, Output, Place};
+use super::super::types::{Memory, Place};
 use super::super::{Service, owns};
 use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
 use crate::{CommitError, Replica, Reserve};
@@ -200,12 +200,7 @@ impl Service {
             }
         };
         if let Some(tail) = tail {
-            let start = self.bytes.len();
-            tail.encode(&name, &mut self.bytes);
-            let bytes = start..self.bytes.len();
-            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
-            let offset = offset.expect("a reservation that was just made");
-            self.outputs.push_back(Output::Tail { offset, bytes });
+            self.write_tail(reservation, &tail, &name);
         }
         let imports = &mut self.moves.imports;
         let object = imports.objects.get_mut(&digest).expect("an object on its way");

@@ -168,6 +168,7 @@ impl Cluster {
 
     fn answers(&mut self, shard: usize) -> Vec<(Header, Vec<u8>)> {
         let mut answers = Vec::new();
+        while self.shards[shard].poll_tail().is_some() {}
         while let Some(output) = self.shards[shard].poll_output() {
             match output {
                 Output::Frame { header, body, payload, .. } => {
@@ -176,7 +177,6 @@ impl Cluster {
                         self.shards[shard].sent(hold);
                     }
                 }
-                Output::Tail { .. } => {}
                 other => panic!("{other:?} was not due"),
             }
         }

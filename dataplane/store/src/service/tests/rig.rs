@@ -249,9 +249,18 @@ impl Rig {
         assert!(self.service.poll_timeout().is_none_or(|at_ns| at_ns > self.now_ns), "what is due was done");
     }
 
+    /// The tails that the service has its host write.
+    pub(super) fn tails(&mut self) -> Vec<Said> {
+        let mut tails = Vec::new();
+        while let Some(tail) = self.service.poll_tail() {
+            tails.push(Said::Tail(tail.offset, self.service.body(tail.bytes).to_vec()));
+        }
+        tails
+    }
+
     /// Everything that the service has to say.
     pub(super) fn drain(&mut self) -> Vec<Said> {
-        let mut all = Vec::new();
+        let mut all = self.tails();
         while let Some(output) = self.service.poll_output() {
             all.push(match output {
                 Output::Frame { peer, header, body, payload } => {
@@ -270,7 +279,6 @@ impl Rig {
                     Said::Answer(Answer { peer, header, body, payload, places })
                 }
                 Output::Close { peer, reason } => Said::Close(peer, reason),
-                Output::Tail { offset, bytes } => Said::Tail(offset, self.service.body(bytes).to_vec()),
                 Output::Unregistered { segment } => Said::Unregistered(segment),
             });
         }

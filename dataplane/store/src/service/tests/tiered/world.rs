@@ -355,7 +355,9 @@ impl World {
         let header = Header::request(Kind::Request(Operation::Put), request)
             .with_body(&body, 1)
             .with_payload(bytes.len() as u64, Some(sum));
-        match self.service.request(PEER, &header, &body, self.now_ns) {
+        let to = self.service.request(PEER, &header, &body, self.now_ns);
+        self.write_tails();
+        match to {
             PayloadTo::Place(place) => {
                 assert!(place.offset.is_multiple_of(4096), "as direct I/O wants it");
                 self.memory.pool[place.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
@@ -372,13 +374,17 @@ impl World {
         self.asked.insert(request, Asked::Remove { key });
     }
 
+    /// Writes tails where the service has made room for objects.
+    fn write_tails(&mut self) {
+        while let Some(tail) = self.service.poll_tail() {
+            let bytes = self.service.body(tail.bytes);
+            self.memory.pool[tail.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
     pub(super) fn hear(&mut self) {
+        self.write_tails();
         while let Some(output) = self.service.poll_output() {
-            if let Output::Tail { offset, bytes } = output {
-                let tail = self.service.body(bytes).to_vec();
-                self.memory.pool[offset as usize..][..tail.len()].copy_from_slice(&tail);
-                continue;
-            }
             let Output::Frame { header, payload, body, .. } = output else { panic!("not {output:?}") };
             if let Some(asked) = self.asked.remove(&header.request.index) {
                 let body = self.service.body(body).to_vec();
