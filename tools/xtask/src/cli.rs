@@ -1,6 +1,6 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass
+//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass
 //! what follows them on untouched, so their flags are checked by whoever gets them. For the others an unknown word is
 //! an error with the usage text and exit status 2.
 
@@ -32,6 +32,8 @@ usage: cargo x COMMAND [...]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
   seeds --nightly [--from SEED]
                        100,000 of all kinds: shards with memory, with disks, with copies; nodes that die
+  mutations [NAME...]  plant bugs in a copy of the product, one at a time, and want the simulated world to find each
+                       within 2,000 seeds; all of them, or those whose names contain one of NAME; some hours
   kills [--power | --full] [COUNT]
                        kill -9 of a node over an SSD, so often (200), with every object read back each time; with
                        --power the SSD loses its power too, with --full it has no room for all
@@ -73,6 +75,8 @@ pub enum Task {
     Test(Vec<String>),
     /// Run seeds of the simulation with these arguments.
     Seeds(Vec<String>),
+    /// Plant bugs in the product, all or those with these names, and have the simulation find them.
+    Mutations(Vec<String>),
     /// Kill nodes over an SSD with these arguments.
     Kills(Vec<String>),
     /// Kill nodes of a cluster under load.
@@ -113,12 +117,13 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "test" => Ok(Task::Test(rest.to_vec())),
         "bench" => Ok(Task::Bench(rest.to_vec())),
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
+        "mutations" if !asks_help => Ok(Task::Mutations(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "kills" | "cluster" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel"
-        | "python"
+        "seeds" | "mutations" | "kills" | "cluster" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores"
+        | "interop" | "wheel" | "python"
             if asks_help =>
         {
             Ok(Task::Help)

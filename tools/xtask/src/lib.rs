@@ -9,6 +9,7 @@ pub mod ci;
 pub mod cli;
 pub mod demo;
 pub mod elf;
+pub mod mutations;
 pub mod peers;
 pub mod process;
 pub mod python;

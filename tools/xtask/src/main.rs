@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use xtask::cli::{self, Task};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, peers, python, rig, seeds, setup, testing, tidy};
+use xtask::{bench, ci, demo, mutations, peers, python, rig, seeds, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -36,6 +36,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => testing::run(&workspace, &arguments),
         Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
+        Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),
         Task::Fuzz(arguments) => seeds::fuzz(&workspace, &arguments),

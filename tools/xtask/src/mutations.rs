@@ -1,0 +1,174 @@
+//! `cargo x mutations`: bugs that are planted in the product, one at a time, each of which the simulated world must find.
+//!
+//! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself stays
+//! as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices is a hole
+//! in the checkers of the world, and fails the command. A build and up to two thousand seeds for each mutation take
+//! hours: a nightly command. That every mutation still fits its file is a test of every run.
+
+mod list;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::process::{self, Failure};
+use crate::workspace::Workspace;
+use list::{Host, MUTATIONS, Mutation};
+
+/// Seeds that a mutation must not survive.
+const SEEDS: &str = "2000";
+
+/// What became of a mutation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    /// A seed broke a rule.
+    Found,
+    /// All seeds were clean.
+    Survived,
+    /// The mutated tree did not compile: the mutation says nothing.
+    Broken,
+}
+
+impl Host {
+    /// The test of `tests/tests`, the function in it, and the variable that says how many seeds it takes.
+    const fn test(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::World => ("world", "seeds", "KVPLANE_SEEDS"),
+            Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
+            Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
+            Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
+            Self::Losses => ("replicas", "losses", "KVPLANE_LOSS_SEEDS"),
+        }
+    }
+}
+
+impl Mutation {
+    /// The file's text with the bug in it.
+    fn apply(&self, text: &str) -> Result<String, Failure> {
+        let places = text.matches(self.find).count();
+        if places != 1 {
+            let Self { name, file, find, .. } = self;
+            let what =
+                format!("mutation {name}: {file} has {places} places for {find:?}, not one; bring it up to date");
+            return Err(Failure::new(what));
+        }
+        Ok(text.replacen(self.find, self.replace, 1))
+    }
+}
+
+/// Runs all mutations, or those whose names contain one of `arguments`; prints a table.
+pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let chosen = |mutation: &&Mutation| {
+        arguments.is_empty() || arguments.iter().any(|word| mutation.name.contains(word.as_str()))
+    };
+    let chosen: Vec<&Mutation> = MUTATIONS.iter().filter(chosen).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = MUTATIONS.iter().map(|mutation| mutation.name).collect();
+        return Err(Failure::new(format!("no mutation has such a name; there are {}", names.join(", "))));
+    }
+    let tree = workspace.target().join("mutations");
+    let copy = tree.join("tree");
+    copy_sources(&workspace.root, &copy)?;
+    let mut survivors = Vec::new();
+    for mutation in chosen {
+        let begun = Instant::now();
+        let outcome = try_one(workspace, mutation, &copy, &tree.join("target"))?;
+        print_outcome(mutation, outcome, begun.elapsed());
+        survivors.extend((outcome != Outcome::Found).then_some(mutation.name));
+    }
+    if survivors.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("no checker of the simulated world noticed: {}", survivors.join(", "))))
+}
+
+fn print_outcome(mutation: &Mutation, outcome: Outcome, time: Duration) {
+    let word = match outcome {
+        Outcome::Found => "found",
+        Outcome::Survived => "SURVIVED",
+        Outcome::Broken => "DOES NOT COMPILE",
+    };
+    println!(
+        "{:<44} {:<9} {word}, {} s: {}",
+        mutation.name,
+        mutation.host.test().0,
+        time.as_secs(),
+        mutation.invariant
+    );
+}
+
+fn try_one(workspace: &Workspace, mutation: &Mutation, copy: &Path, target: &Path) -> Result<Outcome, Failure> {
+    let original = read(&workspace.root.join(mutation.file))?;
+    let mutated = mutation.apply(&original)?;
+    write(&copy.join(mutation.file), &mutated)?;
+    let (test, function, variable) = mutation.host.test();
+    let cargo = |last: &[&str]| {
+        let words = ["test", "--profile", "nightly", "--package", "kvplane-tests", "--test", test];
+        let mut command = workspace.cargo(&[&words[..], last].concat());
+        command.current_dir(copy).env("CARGO_TARGET_DIR", target).env(variable, SEEDS).env("KVPLANE_SEED", "0");
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let succeeds = |mut command: Command| {
+        command.status().map(|status| status.success()).map_err(|error| process::not_started(&command, &error))
+    };
+    let outcome = if !succeeds(cargo(&["--no-run"]))? {
+        Outcome::Broken
+    } else if succeeds(cargo(&["--", function, "--exact"]))? {
+        Outcome::Survived
+    } else {
+        Outcome::Found
+    };
+    write(&copy.join(mutation.file), &original)?;
+    Ok(outcome)
+}
+
+/// Copies what git tracks, as it is in the work tree; what did not change keeps its time, so that it is not built again.
+fn copy_sources(root: &Path, copy: &Path) -> Result<(), Failure> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
+    let listed = listed.map_err(|error| Failure::new(format!("git ls-files: {error}")))?;
+    for name in String::from_utf8_lossy(&listed.stdout).split_terminator('\0') {
+        let (from, to) = (root.join(name), copy.join(name));
+        // Tracked, and removed since.
+        let Ok(bytes) = fs::read(&from) else { continue };
+        if fs::read(&to).is_ok_and(|there| there == bytes) {
+            continue;
+        }
+        let parent = to.parent().map_or_else(|| copy.to_path_buf(), PathBuf::from);
+        fs::create_dir_all(&parent).map_err(|error| Failure::new(format!("{}: {error}", parent.display())))?;
+        fs::write(&to, bytes).map_err(|error| Failure::new(format!("{}: {error}", to.display())))?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mutation_fits_its_file() {
+        let workspace = Workspace::find().expect("this workspace");
+        for mutation in MUTATIONS {
+            let text = read(&workspace.root.join(mutation.file)).expect("the file of a mutation");
+            let mutated = mutation.apply(&text).unwrap_or_else(|error| panic!("{error}"));
+            assert_ne!(mutated, text, "{}", mutation.name);
+        }
+    }
+
+    #[test]
+    fn no_two_mutations_share_a_name() {
+        let mut names: Vec<&str> = MUTATIONS.iter().map(|mutation| mutation.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), MUTATIONS.len());
+    }
+}

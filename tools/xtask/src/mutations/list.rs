@@ -1,0 +1,246 @@
+//! The mutations: for each a piece of a file, what takes its place, and the invariant that is broken by it.
+
+/// Which simulation must notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Host {
+    /// Shards with memory.
+    World,
+    /// Shards with faulty disks.
+    Tiers,
+    /// Slots with two owners.
+    Replicas,
+    /// The same, few objects that are replaced often and read by all.
+    HotObjects,
+    /// The same, nodes that die at rest.
+    Losses,
+}
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutation {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What is broken.
+    pub invariant: &'static str,
+    /// The file, from the root of the tree.
+    pub file: &'static str,
+    /// Text that the file has once.
+    pub find: &'static str,
+    /// The text in its place.
+    pub replace: &'static str,
+    /// Which simulation must notice.
+    pub host: Host,
+}
+
+/// All of them.
+pub const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "stale-reservation-is-held",
+        invariant: "a descriptor carries a generation, so a late writer cannot reach reused memory",
+        file: "dataplane/store/src/generational.rs",
+        find: "Place { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),",
+        replace: "Place { generation: g, content: Content::Held(value) } if *g >= generation => Some(*value),",
+        host: Host::World,
+    },
+    Mutation {
+        name: "stale-handle-is-taken-back",
+        invariant: "a peer gives back what it holds, and nothing of a later holder of the same place",
+        file: "dataplane/store/src/service/held.rs",
+        find: "let held = self.holder(index) == Some((session, generation));",
+        replace: "let held = self.holder(index).is_some_and(|(holder, g)| holder == session && g >= generation);",
+        host: Host::World,
+    },
+    Mutation {
+        name: "stale-answer-is-taken",
+        invariant: "a repeated answer moves no request that took the place of the answered one",
+        file: "dataplane/proto/src/client/table.rs",
+        find: "        let entry = self.entries.get(index as usize)?;
+        (entry.generation == generation && entry.live).then_some(&entry.value)",
+        replace: "        let entry = self.entries.get(index as usize)?;
+        (entry.generation >= generation && entry.live).then_some(&entry.value)",
+        host: Host::World,
+    },
+    Mutation {
+        name: "lost-removal-raises-no-floor",
+        invariant: "what was removed does not come back when the device lost the removal",
+        file: "dataplane/tier/src/tier/recover.rs",
+        find: "        self.recovery.report.lost_removals += 1;
+        self.raise_floor(floor);",
+        replace: "        self.recovery.report.lost_removals += 1;
+        let _ = floor;",
+        host: Host::Tiers,
+    },
+    Mutation {
+        name: "put-checksum-is-not-compared",
+        invariant: "what becomes visible is what one put wrote",
+        file: "dataplane/store/src/service/objects.rs",
+        find: "let outcome = if computed == Some(expected) {",
+        replace: "let outcome = if computed.is_some() {",
+        host: Host::World,
+    },
+    Mutation {
+        name: "get-checksum-is-not-compared",
+        invariant: "a get returns all bytes of the put that made its version",
+        file: "dataplane/proto/src/client/reply.rs",
+        find: "let good = entry.expected_checksum.is_none() || entry.expected_checksum == checksum;",
+        replace: "let good = entry.expected_checksum.is_none() || checksum.is_some();",
+        host: Host::World,
+    },
+    Mutation {
+        name: "replaced-object-is-freed-under-its-readers",
+        invariant: "the old bytes of an object go when their pins are gone",
+        file: "dataplane/store/src/store.rs",
+        find: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 0 {",
+        replace: "        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 1 {",
+        host: Host::World,
+    },
+    Mutation {
+        name: "fence-closes-nothing",
+        invariant: "nothing of a connection that its client gave up is carried out after what this client asks later",
+        file: "dataplane/store/src/service/session.rs",
+        find: "        for peer in over {
+            self.close(peer, CloseReason::Fenced);
+        }",
+        replace: "        drop(over);",
+        host: Host::World,
+    },
+    Mutation {
+        name: "missed-epochs-are-not-noticed",
+        invariant: "a shard that may have missed an owner of its slots does not serve what it had before",
+        file: "dataplane/store/src/service/mod.rs",
+        find: "epoch.0 > heard.0 + 1 && standing.since > heard && !told;",
+        replace: "epoch.0 > heard.0 + 1 && standing.since > heard && !told && heard > epoch;",
+        host: Host::World,
+    },
+    Mutation {
+        name: "taken-over-object-beats-a-newer-put",
+        invariant: "what a shard takes over was neither put nor removed there since its slot came",
+        file: "dataplane/store/src/service/moves/imports.rs",
+        find: "        if let Some(object) = imports.objects.get_mut(&digest) {
+            object.void = true;
+        }
+        let new = imports.masks.insert(digest);",
+        replace: "        let new = true;",
+        host: Host::World,
+    },
+    Mutation {
+        name: "removal-does-not-wait-for-copies",
+        invariant: "when a removal is acknowledged, the second owner has no copy of what was there",
+        file: "dataplane/store/src/service/copies/waits.rs",
+        find: "(0..digests.len()).filter(|at| self.owes(digests[*at])).collect()",
+        replace: "(0..digests.len()).filter(|at| self.owes(digests[*at]) && *at > digests.len()).collect()",
+        host: Host::Replicas,
+    },
+    Mutation {
+        name: "cancelled-batch-leaves-its-io",
+        invariant: "when a call returns, no transfer is in flight on the caller's buffers",
+        file: "dataplane/proto/src/client/submit.rs",
+        find: "            if slice.state == SliceState::Queued {
+                self.leave_lane(index);
+                self.complete(index, status);
+            } else {
+                self.reset_lane(lane, cause);
+            }",
+        replace: "            if slice.state == SliceState::Queued || lane < u32::MAX {
+                self.leave_lane(index);
+                self.complete(index, status);
+            } else {
+                self.reset_lane(lane, cause);
+            }",
+        host: Host::World,
+    },
+    Mutation {
+        name: "deadline-ends-nothing",
+        invariant: "no wait is without a deadline: a batch is complete soon after its own",
+        file: "dataplane/proto/src/client/recover.rs",
+        find: "            self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);",
+        replace: "            let _ = (batch, Cause::Deadline);",
+        host: Host::World,
+    },
+    Mutation {
+        name: "read-of-the-device-is-believed",
+        invariant: "no byte that a device spoilt is given",
+        file: "dataplane/tier/src/tier/read.rs",
+        find: "if sum(memory, to) == read.entry.checksum() { Ok(()) } else { Err(Miss::Damaged) }",
+        replace: "if sum(memory, to) != 0 || read.entry.checksum() != 1 { Ok(()) } else { Err(Miss::Damaged) }",
+        host: Host::Tiers,
+    },
+    Mutation {
+        name: "removal-leaves-no-mark-on-the-device",
+        invariant: "what was removed never returns, over all lives of a disk",
+        file: "dataplane/tier/src/tier/remove.rs",
+        find: "        if known.is_none() && !self.is_doubtful() {",
+        replace: "        if known.is_none() || !self.is_doubtful() {",
+        host: Host::Tiers,
+    },
+    Mutation {
+        name: "epoch-is-used-again",
+        invariant: "one epoch has one map, over restarts of the control plane",
+        file: "control/cluster/src/start.rs",
+        find: "(self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);",
+        replace: "(self.map.epoch, self.map.replicas) = (Epoch(header.epoch.0.saturating_sub(1)), header.replicas);",
+        host: Host::World,
+    },
+    Mutation {
+        name: "object-is-replaced-without-being-asked",
+        invariant: "a put without replace leaves the object that is there",
+        file: "dataplane/store/src/store/put.rs",
+        find: "            if !self.entries[id].is(Mark::Replace) {
+                self.counters.exists_conflicts += 1;",
+        replace: "            if !self.entries[id].is(Mark::Replace) && id == former {
+                self.counters.exists_conflicts += 1;",
+        host: Host::World,
+    },
+    Mutation {
+        name: "reservation-of-a-gone-peer-stays",
+        invariant: "what a peer held comes back when it is gone",
+        file: "dataplane/store/src/service/session.rs",
+        find: "            self.put_deadlines.cancel(index);
+            store.abort(ReservationId { index, generation }).expect(\"a session's reservation is held\");
+        }
+    }",
+        replace: "            self.put_deadlines.cancel(index);
+            let _ = (index, generation, &store);
+        }
+    }",
+        host: Host::World,
+    },
+    Mutation {
+        name: "pins-of-a-gone-peer-stay",
+        invariant: "what a peer held comes back when it is gone, pins too",
+        file: "dataplane/store/src/service/session.rs",
+        find: "            store.unpin(PinId { index, generation }).expect(\"a session's pin is held\");
+        }
+        while",
+        replace: "            let _ = PinId { index, generation };
+        }
+        while",
+        host: Host::World,
+    },
+    Mutation {
+        name: "slot-that-left-is-still-put-to",
+        invariant: "an object is made at the owner of its slot only",
+        file: "dataplane/store/src/service/objects.rs",
+        find: "        if !owns(&self.owned, digest) {
+            // The slot left while",
+        replace: "        if !owns(&self.owned, digest) && digest == Digest(0) {
+            // The slot left while",
+        host: Host::World,
+    },
+    Mutation {
+        name: "second-owner-reads-without-being-asked",
+        invariant: "a copy is given to whom falls over to it only",
+        file: "dataplane/store/src/service/copies/second.rs",
+        find: "        let second = self.asker_copies && !self.asker_fetches",
+        replace: "        let second = !self.asker_fetches",
+        host: Host::HotObjects,
+    },
+    Mutation {
+        name: "flush-covers-later-writes",
+        invariant: "what was acknowledged as durable is there after every crash",
+        file: "dataplane/tier/src/tier/commit.rs",
+        find: "            self.flushes.durable = self.flushes.covered_mark;",
+        replace: "            self.flushes.durable = self.flushes.written;",
+        host: Host::Tiers,
+    },
+];
