@@ -1,7 +1,7 @@
 //! What happens when things go wrong or take too long: retries, parked slices, lost lanes, deadlines.
 //!
-//! Every retry is bounded: by the budget of attempts where the peer is at fault, by the batch's deadline where it is
-//! not.
+//! Every retry is bounded: by the batch's deadline where time may heal the failure (the owner cannot be reached, is
+//! busy, or is another one by now), by the budget of attempts where it may not.
 
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
@@ -21,8 +21,8 @@ const MAP_AGAIN_NS: u64 = 500_000_000;
 impl Client {
     /// Sends a slice again, unless its budget or its batch is at an end.
     ///
-    /// A wrong owner, one that a key has not reached, and a busy one are a matter of time, bounded by the deadline;
-    /// anything else is bounded by the budget.
+    /// A wrong owner, one that a key has not reached, a busy one, and one that cannot be reached are a matter of time,
+    /// bounded by the deadline; anything else is bounded by the budget.
     pub(super) fn retry(&mut self, index: u32, status: Status) {
         let slice = self.slices.at(index);
         let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
@@ -48,27 +48,41 @@ impl Client {
             return;
         }
         self.turn_to_second(index, status);
-        let slice = self.slices.at(index);
-        let mut spent = false;
+        let slice = self.slices.peek(index);
+        let (mut spent, mut heals) = (false, false);
         if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {
-            slice.attempts = slice.attempts.saturating_add(1);
+            let counted = slice.attempts.saturating_add(1);
+            // An owner that died is replaced by the next map, and one that restarts is there again soon: losing it
+            // never uses up the budget, it only has the slice prefer another path.
+            heals = status == Status::Unreachable && self.has_successors(&slice.request);
+            let slice = self.slices.at(index);
+            slice.attempts = if heals { slice.attempts.max(counted.min(Limits::ATTEMPTS / 2)) } else { counted };
             spent = slice.attempts >= Limits::ATTEMPTS;
         }
+        let slice = self.slices.at(index);
         if spent {
             self.leave_lane(index);
             let ended = self.ended(index);
             self.complete(index, ended.unwrap_or(status));
         } else {
             let peer = slice.peer as usize;
-            // Beyond the peer's budget of retries it waits, as it does for a busy peer.
-            let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded);
+            // Beyond the peer's budget of retries it waits, as it does for a busy peer. So does what lost its owner
+            // more than once: a peer that ends each connection when the request comes is not sent it without a pause.
+            let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded)
+                || heals && slice.attempts >= Limits::ATTEMPTS / 2;
             let within = self.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(self.now_ns));
-            let most_ns = if status == Status::Busy { PARK_BUSY_NS } else { PARK_LAST_NS };
+            let most_ns = if status == Status::Busy || heals { PARK_BUSY_NS } else { PARK_LAST_NS };
             self.send_again(index, (waits || !within).then_some(most_ns));
         }
         if matches!(status, Status::WrongOwner | Status::Unreachable) {
             self.want_map();
         }
+    }
+
+    /// Whether another owner may take over what a request asks for, if the one that was asked is gone. Nobody takes over
+    /// a segment, nor what a former owner is asked for.
+    const fn has_successors(&self, request: &Request) -> bool {
+        request.peer().is_none() && self.sources.is_none() && !self.config.fetches
     }
 
     /// Puts a slice back to the start, on another lane or, where there is a longest pause, among the parked.
