@@ -67,6 +67,14 @@ class Tensor:
         assert math.prod(shape) == self.numel(), (shape, self.shape)
         return Tensor(self._keeper, self._address, shape, self.dtype)
 
+    def narrow(self, axis, start, length):
+        axis %= self.dim()
+        assert 0 <= start <= start + length <= self.shape[axis], (start, length, self.shape)
+        inner = math.prod(self.shape[axis + 1 :]) * self.element_size()
+        row, raw = self.shape[axis] * inner, self.raw()
+        rows = [raw[at * row + start * inner :][: length * inner] for at in range(math.prod(self.shape[:axis]))]
+        return of(b"".join(rows), (*self.shape[:axis], length, *self.shape[axis + 1 :]), self.dtype)
+
     def tensor_split(self, parts, axis):
         axis %= self.dim()
         least, more = divmod(self.shape[axis], parts)

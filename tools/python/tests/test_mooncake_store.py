@@ -1,15 +1,18 @@
 """`mooncake.store` as its users call it: arguments, return values, and numbers of errors."""
 
 import ctypes
+import gc
 import mmap
+import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import bed
 from kvplane import _native
 import mooncake.store
-from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+from mooncake.store import BufferLease, BufferPool, MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 
 def opened(**kept):
@@ -502,6 +505,15 @@ class Others(Case):
             del view
             for lease in leases:
                 lease.release()
+
+    def test_a_lease_that_no_pool_made(self):
+        # Neither the constructor that fails nor the end of what it left prints anything.
+        problems = []
+        with mock.patch.object(sys, "unraisablehook", problems.append):
+            with self.assertRaises(TypeError):
+                BufferLease()
+            gc.collect()
+        self.assertEqual(problems, [])
 
     def test_before_setup_and_after_close(self):
         for store in (MooncakeDistributedStore(), self.store):

@@ -1,7 +1,10 @@
 """The tensor calls, with as much of torch as they use: `fake_torch`. With torch itself: `test_modules.Tables`."""
 
+import contextlib
 import ctypes
+import io
 import sys
+import types
 import unittest
 from unittest import mock
 
@@ -29,9 +32,16 @@ def tensor(seed, *shape, kind=fake_torch.float32):
     return fake_torch.of(bed.pattern(seed << 32, count), shape, kind)
 
 
-def axis(kind, rank, size, split=None):
+def axis(kind, rank, size, split=None, number=None):
     one = ParallelAxis()
     one.kind, one.rank, one.size, one.split_dim = kind, rank, size, split
+    one.expert_id, one.stage_id = number if kind == "ep" else None, number if kind == "pp" else None
+    return one
+
+
+def target(mode, parallelism=None):
+    one = ReadTarget()
+    one.mode, one.parallelism = mode, parallelism
     return one
 
 
@@ -161,34 +171,147 @@ class Tensors(unittest.TestCase):
         self.assertEqual(self.store.batch_pub_tensor_with_tp(["pub"], [whole], ReplicateConfig(), 0, 2), [0])
         self.same(self.store.get_tensor("pub_tp_0"), whole.tensor_split(2, 0)[0])
 
-    def test_parts_of_several_axes(self):
+    def test_parts_of_one_parallel_axis(self):
         whole = tensor(7, 8, 4)
         parts = whole.tensor_split(2, 1)
-        for name, several in (
-            ("tp", lambda rank: axes(axis("tp", rank, 2, 1))),
-            ("tp-ep", lambda rank: axes(axis("tp", rank, 2, 1), axis("ep", 1, 4))),
-            ("ep-tp", lambda rank: axes(axis("ep", 1, 4), axis("tp", rank, 2, 1))),
-            ("dp-pp-tp", lambda rank: axes(axis("dp", 1, 2), axis("pp", 0, 2), axis("tp", rank, 2, 1))),
-        ):
-            with self.subTest(name):
-                for rank in range(2):
-                    self.assertEqual(self.store.put_tensor_with_parallelism(name, parts[rank], several(rank)), 0)
-                shard, full = ReadTarget(), ReadTarget()
-                shard.mode, shard.parallelism = "shard", several(1)
-                full.mode, full.parallelism = "full", several(0)
-                self.same(self.store.get_tensor_with_parallelism(name, shard), parts[1])
-                self.same(self.store.get_tensor_with_parallelism(name, full), whole)
-                self.same(self.store.batch_get_tensor_with_parallelism([name], [full])[0], whole)
         several = [axes(axis("tp", rank, 2, 1)) for rank in range(2)]
+        for rank in range(2):
+            self.assertEqual(self.store.put_tensor_with_parallelism("tp", parts[rank], several[rank]), 0)
+        read = self.store.get_tensor_with_parallelism
+        self.same(read("tp", target("shard", several[1])), parts[1])
+        self.same(read("tp", target("FULL", several[0])), whole)
+        self.same(self.store.batch_get_tensor_with_parallelism(["tp"], [target("full", several[0])])[0], whole)
+        # Readers with another number of ranks get their part of the whole.
+        for size in (1, 4):
+            for rank in range(size):
+                wanted = whole.narrow(1, rank * 4 // size, 4 // size)
+                self.same(read("tp", target("shard", axes(axis("tp", rank, size, 1)))), wanted)
+            self.same(read("tp", target("full", axes(axis("tp", 0, size, 1)))), whole)
+        self.assertIsNone(read("tp", target("full", axes(axis("tp", 0, 2, 0)))))
+        self.assertIsNone(read("tp", target("shard", axes(axis("tp", 1, 2, 0)))))
         codes = self.store.batch_upsert_tensor_with_parallelism(["tp", "tp"], parts[::-1], several)
         self.assertEqual(codes, [0, 0])
         self.same(self.store.get_tensor("tp_tp_0"), parts[1])
-        with self.assertRaisesRegex(ValueError, "axis"):
-            self.store.put_tensor_with_parallelism("bad", whole, axes(axis("tp", 2, 2)))
-        wrong = ReadTarget()
-        with self.assertRaisesRegex(ValueError, "mode"):
-            wrong.mode = "half"
-            self.store.get_tensor_with_parallelism("tp", wrong)
+
+    def test_parts_of_several_axes(self):
+        # The tensor is the whole, and each rank stores its part of it.
+        for name, shape, size, split, more in (
+            ("dp-tp", (8, 8), 2, 0, [axis("dp", 1, 2)]),
+            ("tp-ep", (6, 9), 3, 1, [axis("ep", 1, 4, None, 17)]),
+            ("dp-pp-tp", (2, 4, 5), 4, 1, [axis("dp", 0, 3), axis("pp", 0, 2, None, 3)]),
+        ):
+            whole = tensor(8, *shape)
+            for order in (1, -1):
+                with self.subTest(name=name, order=order):
+                    key = f"{name}{order}"
+                    several = [axes(*[*more, axis("tp", rank, size, split)][::order]) for rank in range(size)]
+                    for one in several:
+                        self.assertEqual(self.store.put_tensor_with_parallelism(key, whole, one), 0)
+                    parts = whole.tensor_split(size, split)
+                    for rank, one in enumerate(several):
+                        got = self.store.get_tensor_with_parallelism(key, target("shard", one))
+                        self.same(got, parts[rank])
+                    full = target("full", several[-1])
+                    self.same(self.store.get_tensor_with_parallelism(key, full), whole)
+                    other = axes(*more, axis("tp", 0, 1, split))
+                    self.same(self.store.get_tensor_with_parallelism(key, target("shard", other)), whole)
+                    # No other part of the job has stored anything.
+                    alien = axes(axis("dp", 2, 3), axis("tp", 0, size, split))
+                    self.assertIsNone(self.store.get_tensor_with_parallelism(key, target("full", alien)))
+        stage = axes(axis("pp", 1, 2, None, 5), axis("dp", 0, 2))
+        self.assertEqual(self.store.put_tensor_with_parallelism("stage", whole, stage), 0)
+        self.same(self.store.get_tensor_with_parallelism("stage", target("shard", stage)), whole)
+        self.assertIsNone(self.store.get_tensor_with_parallelism("stage", target("full", stage)))
+
+    def test_axes_that_cannot_be(self):
+        whole = tensor(7, 9, 4)
+        put, read = self.store.put_tensor_with_parallelism, self.store.get_tensor_with_parallelism
+        for several in (
+            [axis("tp", 2, 2, 0)],
+            [axis("tp", -1, 2, 0)],
+            [axis("tp", 0, 0, 0)],
+            [axis("tp", 0, 2)],
+            [axis("tp", 0, 2, 2)],
+            [axis("tp", 0, 2, -1)],
+            [axis("xp", 0, 2, 0)],
+            [axis("dp", 0, 2, 0)],
+            [axis("ep", 0, 2)],
+            [axis("pp", 0, 2)],
+            [axis("dp", 0, 2), axis("dp", 1, 2)],
+            [axis("dp", 0, 2), axis("tp", 0, 2, 0)],
+            [axis("dp", 0, 2), axis("tp", 1, 3, 1)],
+            [],
+        ):
+            with self.subTest([vars(one) for one in several]):
+                self.assertEqual(put("bad", whole, axes(*several)), -600)
+                self.assertEqual(self.store.batch_put_tensor_with_parallelism(["bad"], [whole], [axes(*several)]), [-600])
+                for mode in ("shard", "full"):
+                    self.assertIsNone(read("bad", target(mode, axes(*several))))
+        self.assertEqual(put("bad", whole, axes(axis("tp", 0, 3, 0)), None, axis("tp", 0, 3, 0)), -600)
+        self.assertEqual(self.store.batch_put_tensor_with_parallelism(["a", "b"], [whole]), [-600, -600])
+        self.assertEqual(self.store.put_tensor("whole", whole), 0)
+        self.assertIsNone(read("whole", target("half")))
+        self.assertIsNone(read("whole", target("shard")))
+        self.same(read("whole", target("full")), whole)
+
+    def test_parts_of_writers(self):
+        whole = tensor(3, 6, 5)
+        for rank in range(3):
+            code = self.store.put_tensor_with_parallelism("written", whole, writer_partition=axis("tp", rank, 3, 0))
+            self.assertEqual(code, 0)
+        self.same(self.store.get_tensor_with_parallelism("written", target("full")), whole)
+        uneven = axis("tp", 0, 2, 1)
+        self.assertEqual(self.store.put_tensor_with_parallelism("uneven", whole, writer_partition=uneven), -600)
+
+    def test_parts_in_registered_memory(self):
+        whole = tensor(4, 8, 6)
+        raw = _serialize_tensor(whole)[0] + whole.raw()
+        memory = bytearray(1 << 16)
+        memory[: len(raw)] = raw
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.assertEqual(self.store.register_buffer(at, len(memory)), 0)
+        self.addCleanup(self.store.unregister_buffer, at)
+        several = axes(axis("dp", 0, 2), axis("tp", 1, 2, 0))
+        self.assertEqual(self.store.put_tensor_with_parallelism_from("in", at, len(raw), several), 0)
+        into = self.store.get_tensor_with_parallelism_into
+        self.same(into("in", at + 8192, 8192, target("shard", several)), whole.narrow(0, 4, 4))
+        got = into("in", at + 8192, 8192, target("full", several))
+        self.same(got, whole)
+        self.assertEqual(got.data_ptr(), at + 8192 + HEADER)
+        self.assertIsNone(into("in", at + 8192, len(raw) - 1, target("full", several)))
+        uneven = axes(axis("dp", 0, 2), axis("tp", 1, 3, 0))
+        self.assertEqual(self.store.put_tensor_with_parallelism_from("uneven", at, len(raw), uneven), -600)
+        self.assertEqual(self.store.put_tensor_with_parallelism_from("short", at, 100, several), -600)
+        self.assertEqual(self.store.batch_get_tensor_into(["in", "other"], [at], [8192]), [-600, -600])
+
+    def test_files_of_safetensors(self):
+        files, one, two = {}, tensor(1, 3), tensor(2, 4)
+        stored = types.ModuleType("safetensors.torch")
+        stored.save_file = lambda tensors, name: files.update({name: tensors})
+
+        def load_file(name):
+            if name not in files:
+                raise FileNotFoundError(name)
+            return files[name]
+
+        stored.load_file = load_file
+        modules = {"safetensors": types.ModuleType("safetensors"), "safetensors.torch": stored}
+        with mock.patch.dict(sys.modules, modules), contextlib.redirect_stderr(io.StringIO()):
+            self.assertEqual(self.store.save_tensor_to_safetensor("no such"), -1100)
+            self.assertEqual(self.store.put_tensor("saved", one), 0)
+            self.assertEqual(self.store.save_tensor_to_safetensor("saved"), 0)
+            self.assertEqual(list(files), ["saved"])
+            self.assertIsNone(self.store.load_tensor_from_safetensor("saved", "no such file"))
+            self.assertIsNone(self.store.load_tensor_from_safetensor(None, "no such file"))
+            files["several"], files["empty"] = {"one": one, "two": two}, {}
+            self.assertIsNone(self.store.load_tensor_from_safetensor("one", "empty"))
+            self.same(self.store.load_tensor_from_safetensor("two", "several"), two)
+            self.same(self.store.get_tensor("two"), two)
+            # A key that the file has not names the first of its tensors.
+            self.same(self.store.load_tensor_from_safetensor("three", "several"), one)
+            self.same(self.store.get_tensor("three"), one)
+            self.same(self.store.load_tensor_from_safetensor(None, "several"), one)
+            self.same(self.store.get_tensor("several"), one)
 
     def test_after_close(self):
         self.store.close()

@@ -4,12 +4,11 @@ A tensor is an object with a header (`_tensors`). One that is split is an object
 tensor-parallel axis, the key is `KEY_tp_r`.
 """
 
-import copy
-
-from mooncake import _tensors
-from mooncake._types import TensorParallelism, kept, refused, several
+from mooncake import _parallel, _tensors
+from mooncake._types import kept, refused, several
 
 INVALID_PARAMS = -600
+FILE_NOT_FOUND = -1100
 NO_CUDA = "this needs a CUDA device's memory, and this build knows no CUDA; get into host memory and copy"
 
 
@@ -17,44 +16,12 @@ def _part_key(key, rank):
     return f"{key}_tp_{rank}"
 
 
-def _axes(parallelism):
-    """The axes of a `TensorParallelism`, or of a list of them."""
-    if parallelism is None:
-        return []
-    axes = parallelism.axes if isinstance(parallelism, TensorParallelism) else list(parallelism)
-    for axis in axes:
-        if axis.kind not in ("tp", "dp", "ep", "pp") or not 0 <= axis.rank < max(axis.size, 1):
-            raise ValueError(f"an axis is tp, dp, ep or pp, with a rank below its size; not {axis.kind!r}")
-    return axes
-
-
-def _full_key(key, axes):
-    """A key that says which part of a tensor it is: along dp, all have the same."""
-    for axis in axes:
-        if axis.kind == "tp" and axis.size > 1:
-            key = _part_key(key, axis.rank)
-        elif axis.kind == "ep" and axis.size > 1:
-            key = f"{key}_ep_{axis.rank if axis.expert_id is None else axis.expert_id}"
-        elif axis.kind == "pp" and axis.size > 1:
-            key = f"{key}_pp_{axis.rank if axis.stage_id is None else axis.stage_id}"
-    return key
-
-
-def _of_rank(axis, rank, split):
-    """An axis; where it is the one that is put together, that of a rank."""
-    if axis is not split:
-        return axis
-    one = copy.copy(axis)
-    one.rank = rank
-    return one
-
-
 class TensorCalls:
     """Mixed into the store."""
 
     # --- one tensor ------------------------------------------------------------------------------------------------
 
-    def _put_tensor(self, key, tensor, replace, config=None, keys=1):
+    def _put_tensor(self, key, tensor, replace, config=None, keys=1, layout=None):
         torch = _tensors.load_torch()
         if not isinstance(tensor, torch.Tensor):
             return INVALID_PARAMS
@@ -66,7 +33,7 @@ class TensorCalls:
             return code
         tensor = _tensors.contiguous(tensor, torch)
         address, size = _tensors.raw(tensor, torch)
-        head = _tensors.header(tensor, torch)
+        head = _tensors.header(tensor, torch, layout)
         if size == 0:
             return _put_code(native.put(key, head, kept(config, replace)))
         # The header is in this interpreter's memory and the bytes are torch's: one object of two pieces.
@@ -110,9 +77,7 @@ class TensorCalls:
         got = self.get_into(key, buffer_ptr, size)
         if got < 0:
             return None
-        import ctypes
-
-        return _view((ctypes.c_char * got).from_address(buffer_ptr), torch)
+        return _view(_memory(buffer_ptr, got), torch)
 
     def get_tensor_into_cuda(self, key, tensor):
         """Not without CUDA."""
@@ -150,12 +115,13 @@ class TensorCalls:
         return self.batch_upsert_from(keys, buffer_ptrs, sizes)
 
     def batch_get_tensor_into(self, keys, buffer_ptrs, sizes):
-        """Brings tensors into registered memory."""
+        """Brings tensors into registered memory; -600 for each where the lists differ in length."""
         torch = _tensors.load_torch()
-        import ctypes
-
+        keys = several(keys, "batch_get_tensor_into")
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID_PARAMS] * len(keys)
         codes = self.batch_get_into(keys, buffer_ptrs, sizes)
-        memory = [(ctypes.c_char * max(got, 0)).from_address(at) for got, at in zip(codes, buffer_ptrs)]
+        memory = [_memory(at, max(got, 0)) for got, at in zip(codes, buffer_ptrs)]
         return [None if got < 0 else _view(some, torch) for got, some in zip(codes, memory)]
 
     def batch_get_tensor_into_cuda(self, keys, tensors_list):
@@ -181,7 +147,8 @@ class TensorCalls:
         if tensor.shape[split_dim] < tp_size:
             return INVALID_PARAMS
         for rank, part in enumerate(tensor.tensor_split(tp_size, split_dim)):
-            code = self._put_tensor(_part_key(key, rank), part, False, config, None)
+            layout = tensor.shape, (_parallel.Axis("tp", rank, tp_size, split_dim % tensor.dim()),)
+            code = self._put_tensor(_part_key(key, rank), part, False, config, None, layout)
             if code != 0:
                 return code
         return 0
@@ -228,115 +195,284 @@ class TensorCalls:
     # --- parts of tensors, along several axes ----------------------------------------------------------------------
 
     def put_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
-        """Stores the part of a tensor that its axes say: the tensor given is that part."""
-        return self._put_tensor(_full_key(key, _axes(parallelism)), tensor, False, config)
+        """Stores the part that the axes name, or that a writer has. Where a tensor-parallel axis is the only one, the
+        tensor is that part; else it is the whole, of which the part is taken. -600 for axes that cannot be."""
+        return self._put_part(key, tensor, (parallelism, writer_partition), config, False)
 
     def upsert_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
         """The same in place of what is there."""
-        return self._put_tensor(_full_key(key, _axes(parallelism)), tensor, True, config)
+        return self._put_part(key, tensor, (parallelism, writer_partition), config, True)
+
+    def _put_part(self, key, tensor, where, config, replace, keys=1):
+        torch = _tensors.load_torch()
+        parallelism, writer = where
+        if parallelism is None and writer is None:
+            return self._put_tensor(key, tensor, replace, config, keys)
+        if not isinstance(tensor, torch.Tensor) or None not in where:
+            return INVALID_PARAMS
+        if writer is not None:
+            axis = _parallel.writer_axis(writer)
+            if axis is None or not _parallel.is_uniform(tensor.shape, axis):
+                return INVALID_PARAMS
+            name, layout = _parallel.writer_key(key, axis), (tensor.shape, (axis,))
+            part = _parallel.narrowed(tensor, axis)
+            return self._put_beside(f"{key}__writer_manifest", name, part, layout, axis, config, replace, keys)
+        axes = _parallel.axes_of(parallelism)
+        if axes is None:
+            return INVALID_PARAMS
+        axis = _parallel.tensor_axis(axes)
+        name = _parallel.part_key(key, axes)
+        if axis is None:
+            return self._put_tensor(name, tensor, replace, config, keys, (tensor.shape, axes))
+        if axis.split >= tensor.dim():
+            return INVALID_PARAMS
+        whole, part = list(tensor.shape), tensor
+        if len(axes) == 1:
+            whole[axis.split] *= axis.size
+        elif not _parallel.is_uniform(whole, axis):
+            return INVALID_PARAMS
+        else:
+            part = _parallel.narrowed(tensor, axis)
+        return self._put_beside(f"{key}__parallelism_manifest", name, part, (whole, axes), axis, config, replace, keys)
+
+    def _put_beside(self, manifest, name, part, layout, axis, config, replace, keys):
+        """Stores a part, and beside the parts how many there are."""
+        code = self._put_tensor(name, part, replace, config, keys, layout)
+        if code != 0:
+            return code
+        return _put_code(self._native.put(manifest, _parallel.manifest(axis), kept(config, replace)))
 
     def put_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
-        """The same from memory that holds the part with its header."""
-        return self.put_from(_full_key(key, _axes(parallelism)), buffer_ptr, size, config)
+        """The same from memory that holds a tensor with its header; along a tensor-parallel axis, the tensor is the whole
+        and all parts are stored."""
+        return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, False)
 
     def upsert_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
         """The same in place of what is there."""
-        return self.upsert_from(_full_key(key, _axes(parallelism)), buffer_ptr, size, config)
+        return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, True)
+
+    def _put_part_from(self, key, buffer_ptr, size, where, config, replace, keys=1):
+        parallelism, writer = where
+        if parallelism is None and writer is None:
+            put = self.upsert_from if replace else self.put_from
+            return put(key, buffer_ptr, size, config)
+        torch = _tensors.load_torch()
+        if None not in where:
+            return INVALID_PARAMS
+        try:
+            tensor = _view(bytearray(_native().read_memory(buffer_ptr, size)), torch)
+        except ValueError:
+            return INVALID_PARAMS
+        if tensor is None:
+            return INVALID_PARAMS
+        axes = _parallel.axes_of(parallelism) if writer is None else None
+        axis = _parallel.tensor_axis(axes) if axes else None
+        if axis is None:
+            return self._put_part(key, tensor, where, config, replace, keys)
+        if not _parallel.is_uniform(tensor.shape, axis):
+            return INVALID_PARAMS
+        for rank in range(axis.size):
+            part, these = _parallel.narrowed(tensor, axis._replace(rank=rank)), _parallel.at_rank(axes, rank, axis.size)
+            manifest, name = f"{key}__parallelism_manifest", _parallel.part_key(key, these)
+            code = self._put_beside(manifest, name, part, (tensor.shape, these), axis, config, replace, keys)
+            if code != 0:
+                return code
+        return 0
 
     def get_tensor_with_parallelism(self, key, target=None):
-        """A tensor as its target says: as it was stored, one part, or all parts of a tensor-parallel axis together."""
+        """A tensor as its target says: as it was stored, one part, or all parts of a tensor-parallel axis together. Parts
+        of another number of ranks than the target's are put together and split anew. None where that cannot be."""
         torch = _tensors.load_torch()
-        axes = _axes(target.parallelism) if target is not None else []
-        if target is None or target.mode in ("as_stored", "shard"):
-            return self.get_tensor(_full_key(key, axes))
-        if target.mode != "full":
-            raise ValueError(f"a target's mode is as_stored, shard or full, not {target.mode!r}")
-        split = next((axis for axis in axes if axis.kind == "tp" and axis.size > 1), None)
-        if split is None:
-            return self.get_tensor(_full_key(key, axes))
-        keys = [_full_key(key, [_of_rank(axis, rank, split) for axis in axes]) for rank in range(split.size)]
-        parts = self.batch_get_tensor(keys)
-        return None if any(part is None for part in parts) else torch.cat(parts, split.split_dim or 0)
+        if target is None:
+            return self.get_tensor(key)
+        mode, parallelism = str(target.mode).lower(), target.parallelism
+        if parallelism is None:
+            if mode == "as_stored":
+                return self.get_tensor(key)
+            return self._get_of_writers(key, torch) if mode == "full" else None
+        axes = _parallel.axes_of(parallelism)
+        if axes is None or mode not in ("as_stored", "shard", "full"):
+            return None
+        axis = _parallel.tensor_axis(axes)
+        if mode == "full":
+            return None if axis is None else self._whole_of_parts(key, axes, torch)
+        stored = self.get_buffer(_parallel.part_key(key, axes))
+        if stored is not None and _axes_in(stored) == axes:
+            return _view(stored, torch)
+        if mode == "as_stored" or axis is None:
+            return None
+        whole = self._whole_of_parts(key, axes, torch)
+        if whole is not None:
+            return _parallel.narrowed(whole, axis)
+        if len(axes) > 1:
+            return None
+        # A part that was stored under this name by a call that knows no axes.
+        plain = self.get_buffer(_part_key(key, axis.rank) if axis.size > 1 else key)
+        return _view(plain, torch) if plain is not None and _axes_in(plain) == () else None
+
+    def _whole_of_parts(self, key, axes, torch):
+        """All parts along the tensor-parallel axis together, or None."""
+        axis = _parallel.tensor_axis(axes)
+        stored = _parallel.manifest_axis(self.get(f"{key}__parallelism_manifest"))
+        sizes = [axis.size]
+        if stored is not None and stored.split == axis.split and stored.size != axis.size:
+            sizes.append(stored.size)
+        for size in sizes:
+            parts = [_parallel.at_rank(axes, rank, size) for rank in range(size)]
+            whole = self._joined([(_parallel.part_key(key, part), part) for part in parts], axis.split, torch)
+            if whole is not None:
+                return whole
+        return None
+
+    def _get_of_writers(self, key, torch):
+        """The parts of all writers together; what is stored under the key itself, where no writers stored parts."""
+        axis = _parallel.manifest_axis(self.get(f"{key}__writer_manifest"))
+        if axis is None:
+            return self.get_tensor(key)
+        parts = [axis._replace(rank=rank) for rank in range(axis.size)]
+        return self._joined([(_parallel.writer_key(key, part), (part,)) for part in parts], axis.split, torch)
+
+    def _joined(self, parts, split, torch):
+        """The tensors of these keys, each with its axes, one behind the other; None where one is missing or another's."""
+        if self.is_exist(parts[0][0]) != 1:
+            return None
+        found = self.batch_get_buffer([name for name, _ in parts])
+        if any(one is None or _axes_in(one) != axes for one, (_, axes) in zip(found, parts)):
+            return None
+        views = [_view(one, torch) for one in found]
+        return None if any(one is None for one in views) else torch.cat(views, split)
 
     def get_tensor_with_parallelism_into(self, key, buffer_ptr, size, target=None):
-        """Brings one part into registered memory."""
-        if target is not None and target.mode == "full":
+        """The same into memory, with the header before it: a tensor over that memory, or None."""
+        if target is None or (target.parallelism is None and str(target.mode).lower() == "as_stored"):
+            return self.get_tensor_into(key, buffer_ptr, size)
+        torch = _tensors.load_torch()
+        tensor = self.get_tensor_with_parallelism(key, target)
+        if tensor is None:
             return None
-        axes = _axes(target.parallelism) if target is not None else []
-        return self.get_tensor_into(_full_key(key, axes), buffer_ptr, size)
+        tensor = _tensors.contiguous(tensor, torch)
+        address, count = _tensors.raw(tensor, torch)
+        value = _tensors.header(tensor, torch) + _native().read_memory(address, count)
+        if len(value) > size:
+            return None
+        try:
+            _native().write_memory(buffer_ptr, value, len(value))
+        except ValueError:
+            return None
+        return _view(_memory(buffer_ptr, len(value)), torch)
 
     def batch_put_tensor_with_parallelism(
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts."""
-        rows = zip(several(keys, "batch_put_tensor_with_parallelism"), tensors_list, _all(parallelisms, keys))
-        put = lambda key, part, axes: self._put_tensor(_full_key(key, _axes(axes)), part, False, config, len(keys))
-        return [put(*row) for row in rows]
+        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, False, self._put_part)
 
     def batch_upsert_tensor_with_parallelism(
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """The same in place of what is there."""
-        rows = zip(several(keys, "batch_upsert_tensor_with_parallelism"), tensors_list, _all(parallelisms, keys))
-        put = lambda key, part, axes: self._put_tensor(_full_key(key, _axes(axes)), part, True, config, len(keys))
-        return [put(*row) for row in rows]
+        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, True, self._put_part)
 
     def batch_put_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts from memory."""
-        several(keys, "batch_put_tensor_with_parallelism_from")
-        names = [_full_key(key, _axes(axes)) for key, axes in zip(keys, _all(parallelisms, keys))]
-        return self.batch_put_from(names, buffer_ptrs, sizes, config)
+        columns, where = [buffer_ptrs, sizes], (parallelisms, writer_partitions)
+        return self._put_parts(keys, columns, where, config, False, self._put_part_from)
 
     def batch_upsert_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """The same in place of what is there."""
-        several(keys, "batch_upsert_tensor_with_parallelism_from")
-        names = [_full_key(key, _axes(axes)) for key, axes in zip(keys, _all(parallelisms, keys))]
-        return self.batch_upsert_from(names, buffer_ptrs, sizes, config)
+        columns, where = [buffer_ptrs, sizes], (parallelisms, writer_partitions)
+        return self._put_parts(keys, columns, where, config, True, self._put_part_from)
+
+    def _put_parts(self, keys, columns, where, config, replace, put):
+        keys = several(keys, "batch_put_tensor_with_parallelism")
+        where = [_each_of(values, keys) for values in where]
+        if None in where or any(len(column) != len(keys) for column in columns):
+            return [INVALID_PARAMS] * len(keys)
+        rows = zip(keys, zip(*columns), zip(*where))
+        return [put(key, *values, places, config, replace, len(keys)) for key, values, places in rows]
 
     def batch_get_tensor_with_parallelism(self, keys, targets=None):
-        """Many tensors as their targets say."""
+        """Many tensors as their targets say; None for all where there are not as many targets as keys."""
         keys = several(keys, "batch_get_tensor_with_parallelism")
-        return [self.get_tensor_with_parallelism(key, target) for key, target in zip(keys, _all(targets, keys))]
+        targets = _each_of(targets, keys)
+        if targets is None:
+            return [None] * len(keys)
+        return [self.get_tensor_with_parallelism(key, target) for key, target in zip(keys, targets)]
 
     def batch_get_tensor_with_parallelism_into(self, keys, buffer_ptrs, sizes, targets=None):
-        """Brings many parts into registered memory."""
+        """Brings many parts into memory; None for all where the lists differ in length."""
         keys = several(keys, "batch_get_tensor_with_parallelism_into")
-        rows = zip(keys, buffer_ptrs, sizes, _all(targets, keys))
-        return [self.get_tensor_with_parallelism_into(*row) for row in rows]
+        targets = _each_of(targets, keys)
+        if targets is None or not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [None] * len(keys)
+        return [self.get_tensor_with_parallelism_into(*row) for row in zip(keys, buffer_ptrs, sizes, targets)]
 
     # --- files -----------------------------------------------------------------------------------------------------
 
     def save_tensor_to_safetensor(self, key, file_name=None):
-        """Writes a stored tensor to a file of safetensors."""
+        """Writes a stored tensor to a file of safetensors, whose name is the key where there is no other: 0; -1100 where
+        there is no such tensor, -600 where the file cannot be written."""
         from safetensors.torch import save_file
 
         tensor = self.get_tensor(key)
         if tensor is None:
-            return -704
-        save_file({key: tensor}, file_name or f"{key}.safetensors")
+            return FILE_NOT_FOUND
+        name = key if file_name is None else file_name
+        try:
+            save_file({key: tensor}, name)
+        except Exception as error:  # The library has errors of its own beside OSError.
+            _say(f"save_tensor_to_safetensor: {name}: {error}")
+            return INVALID_PARAMS
         return 0
 
     def load_tensor_from_safetensor(self, key=None, file_name=None):
-        """Stores the tensors of such a file, or the one of this key; that one, or all by their keys."""
+        """Stores the tensor of this key from such a file, or its first where the file has no such key, under the key, or
+        the file's name where there is no key. That tensor; None where the file cannot be read or has none."""
         from safetensors.torch import load_file
 
         if file_name is None:
             raise TypeError("load_tensor_from_safetensor(): file_name is missing")
-        tensors = load_file(file_name)
-        chosen = tensors if key is None else {key: tensors[key]}
-        for name, tensor in chosen.items():
-            code = self.put_tensor(name, tensor)
-            if code != 0:
-                return code
-        return chosen if key is None else chosen[key]
+        try:
+            tensors = load_file(file_name)
+        except Exception as error:  # The library has errors of its own beside OSError.
+            _say(f"load_tensor_from_safetensor: {file_name}: {error}")
+            return None
+        if not tensors:
+            _say(f"load_tensor_from_safetensor: {file_name} has no tensor")
+            return None
+        chosen = key if key in tensors else next(iter(tensors))
+        if key is not None and key != chosen:
+            _say(f"load_tensor_from_safetensor: {file_name} has no {key!r}: its first tensor, {chosen!r}, is taken")
+        tensor = tensors[chosen]
+        return tensor if self.put_tensor(file_name if key is None else key, tensor) == 0 else None
+
+
+def _say(text):
+    import sys
+
+    print(f"kvplane: {text}", file=sys.stderr)
+
+
+def _memory(address, size):
+    import ctypes
+
+    return (ctypes.c_char * size).from_address(address)
+
+
+def _axes_in(buffer):
+    """The axes of a stored part, none of a whole tensor; None where the bytes are no tensor."""
+    try:
+        return _tensors.axes_in(buffer)
+    except ValueError:
+        return None
 
 
 def _native():
@@ -363,10 +499,8 @@ def _each(put, keys, tensors):
     return [put(key, tensor) for key, tensor in zip(keys, tensors)]
 
 
-def _all(values, keys):
-    """One for each key."""
-    if values is None or not isinstance(values, (list, tuple)):
-        return [values] * len(keys)
-    if len(values) != len(keys):
-        raise ValueError(f"{len(values)} for {len(keys)} keys")
-    return values
+def _each_of(values, keys):
+    """One for each key: a list of as many, or None for each. None for anything else."""
+    if values is None:
+        return [None] * len(keys)
+    return values if isinstance(values, (list, tuple)) and len(values) == len(keys) else None

@@ -5,11 +5,17 @@ torch is imported by the calls that need it, and never before.
 
 import struct
 
+from mooncake import _parallel
+
 MAGIC = 0x4D4F4F4E
 HEADER_BYTES = 304
 #: Magic, version, header's length, type, dimensions, layout, flags, where the bytes begin, how many.
 _HEAD = struct.Struct("<IHHiiIIQQ")
 _SHAPES = struct.Struct("<8q8q")
+#: How many axes a part has, then for each: kind, position, rank, size, dimension, number, length along the dimension.
+_AXES = struct.Struct("<II")
+_AXIS = struct.Struct("<6iq")
+_FULL, _PART = 0, 1
 _NAMES = [
     "float32",
     "float64",
@@ -43,17 +49,43 @@ def metadata_size():
     return HEADER_BYTES
 
 
-def header(tensor, torch):
-    """The header of a contiguous tensor."""
+def header(tensor, torch, layout=None):
+    """The header of a contiguous tensor; where it is a part, `layout` is the shape of the whole and the axes."""
     name = str(tensor.dtype).rsplit(".", 1)[-1]
     if name not in _NAMES:
         raise TypeError(f"a tensor of {tensor.dtype} cannot be stored")
     if tensor.dim() > 8:
         raise ValueError(f"a tensor of {tensor.dim()} dimensions cannot be stored: at most 8")
-    shape = list(tensor.shape) + [-1] * (8 - tensor.dim())
+    whole, axes = layout or (tensor.shape, ())
+    shapes = [extent for shape in (whole, tensor.shape) for extent in [*shape, *[-1] * (8 - tensor.dim())]]
     count = tensor.numel() * tensor.element_size()
-    head = _HEAD.pack(MAGIC, 1, HEADER_BYTES, _NAMES.index(name), tensor.dim(), 0, 0, HEADER_BYTES, count)
-    return (head + _SHAPES.pack(*shape, *shape)).ljust(HEADER_BYTES, b"\0")
+    kind = _PART if layout else _FULL
+    head = _HEAD.pack(MAGIC, 1, HEADER_BYTES, _NAMES.index(name), tensor.dim(), kind, 0, HEADER_BYTES, count)
+    head += _SHAPES.pack(*shapes) + _AXES.pack(len(axes), 0)
+    for position, axis in enumerate(axes):
+        split, length = (-1, 0) if axis.split is None else (axis.split, tensor.shape[axis.split])
+        numbers = _parallel.KINDS.index(axis.kind), position, axis.rank, axis.size, split, axis.number or 0
+        head += _AXIS.pack(*numbers, length)
+    return head.ljust(HEADER_BYTES, b"\0")
+
+
+def axes_in(buffer):
+    """The axes of the part that a buffer holds; none of a whole tensor. ValueError when the buffer holds no tensor."""
+    parse(buffer)
+    if _HEAD.unpack_from(buffer)[5] != _PART:
+        return ()
+    at, axes = _HEAD.size + _SHAPES.size, []
+    count, _ = _AXES.unpack_from(buffer, at)
+    if count > len(_parallel.KINDS):
+        raise ValueError(f"a part of a tensor with {count} axes")
+    for index in range(count):
+        kind, _, rank, size, split, number, _ = _AXIS.unpack_from(buffer, at + _AXES.size + index * _AXIS.size)
+        if not 0 <= kind < len(_parallel.KINDS):
+            raise ValueError(f"a part of a tensor with an axis of kind {kind}")
+        kind = _parallel.KINDS[kind]
+        split, number = (None if split < 0 else split), (number if kind in ("ep", "pp") else None)
+        axes.append(_parallel.Axis(kind, rank, size, split, number))
+    return tuple(sorted(axes, key=lambda axis: _parallel.KINDS.index(axis.kind)))
 
 
 def raw(tensor, torch):

@@ -22,7 +22,11 @@ class BufferLeaseView:
 
 
 class BufferLease:
-    """Memory of a pool, until it is released."""
+    """Memory of a pool, until it is released. A pool makes it: `BufferPool.acquire`."""
+
+    #: Where the constructor was called with other arguments and raised, there is nothing to give back.
+    _pool = None
+    _exported = staticmethod(lambda: None)
 
     def __init__(self, pool, address, room, size):
         self._pool = pool
