@@ -80,14 +80,18 @@ pub struct ClientConfig {
     /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
     /// are longer than a shard takes.
     pub stripe_bytes: u64,
-    /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
-    /// first cannot be reached. Not over RDMA.
+    /// After so long without a sign of the first owner, a get asks the second owner, which may have a copy: after as
+    /// long as the slowest hundredth of its gets takes, at least half of this and at most this (100 ms). Zero for only
+    /// when the first cannot be reached. Not over RDMA.
     pub hedge: Duration,
     /// Whether gets of whole objects that two owners have are spread over both. A copy has a version of its own.
     pub spread: bool,
 }
 
 impl ClientConfig {
+    /// [`Self::hedge`] where nothing else is said.
+    pub const HEDGE: Duration = Duration::from_millis(100);
+
     /// A client of the local control plane of this cluster.
     #[must_use]
     pub fn local(cluster: &str) -> Self {
@@ -104,7 +108,7 @@ impl ClientConfig {
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
             verify_shared: true,
             stripe_bytes: 64 << 20,
-            hedge: Duration::ZERO,
+            hedge: Self::HEDGE,
             spread: true,
         }
     }

@@ -110,6 +110,7 @@ impl Cluster {
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Settled { node, incarnation, epoch } => self.settled(node, incarnation, epoch),
             Input::Refused { node, incarnation } => self.refused(node, incarnation),
+            Input::Unanswered { node, incarnation } => self.unanswered(node, incarnation),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),
             Input::Undrain { node, incarnation } => self.undrain(node, incarnation),

@@ -45,7 +45,7 @@ pub struct ClusterConfig {
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-const DEFAULT_INTERVAL_NS: u64 = SECOND_NS;
+const DEFAULT_INTERVAL_NS: u64 = SECOND_NS / 2;
 const DEFAULT_SUSPECT_NS: u64 = 3 * SECOND_NS;
 const DEFAULT_DEADLINE_NS: u64 = 6 * SECOND_NS;
 const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
@@ -68,7 +68,7 @@ const _: () = assert!(DEFAULT_LIMITS.members <= MAX_MEMBERS);
 const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segments);
 
 impl ClusterConfig {
-    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every second, suspect after 3 s of
+    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every half second, suspect after 3 s of
     /// silence, dead after 6 s, 10 s of grace after a restart, 5 minutes of patience with moves.
     #[must_use]
     pub fn new(cluster: &str) -> Self {

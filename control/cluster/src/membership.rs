@@ -131,27 +131,60 @@ impl Cluster {
         Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
     }
 
-    /// Members of the map that have missed a heartbeat, and are taken for dead if their ports refuse connections.
+    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
+    /// do not answer while others are heard.
     pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
         let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10;
+        self.silent_for(late_ns, now_ns)
+    }
+
+    /// Members of the map, of slots with two owners, that have not been heard of for longer than this.
+    fn silent_for(&self, late_ns: u64, now_ns: u64) -> impl Iterator<Item = &Member> {
         let several = self.map.replicas > 1;
         let rows = self.rows.values().filter(move |row| several && row.heard && row.state.in_map());
-        let rows = rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns);
-        rows.map(|row| &row.member).filter(|member| !self.devices.contains_key(&member.node))
+        rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns).map(|row| &row.member)
     }
 
     pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
         self.expect_live(node, life)?;
-        if self.silent(self.now_ns).any(|member| member.node == node) {
-            if self.rows[&node].state == MemberState::Active {
-                self.step(node, MemberEvent::Silence);
-                self.counters.suspicions += 1;
-            }
-            self.lost.push((node, life));
-            self.counters.losses += 1;
-            self.end(node, MemberEvent::Deadline);
+        // What is on devices counts only if the node comes back before others get its slots: it has a little longer.
+        let restarts = self.devices.contains_key(&node) && !self.silent_for_two(node);
+        if !restarts && self.silent(self.now_ns).any(|member| member.node == node) {
+            self.lose(node, life);
         }
         Ok(Reply::Ticked)
+    }
+
+    pub(crate) fn unanswered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        if self.silent_for_two(node) && !self.is_cut_off(node) {
+            self.lose(node, life);
+        }
+        Ok(Reply::Ticked)
+    }
+
+    /// Whether a member has been silent for two heartbeat intervals.
+    fn silent_for_two(&self, node: NodeId) -> bool {
+        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        self.silent_for(late_ns, self.now_ns).any(|member| member.node == node)
+    }
+
+    /// Whether most of the members beside this one are silent too: then it is more likely that this control plane hears
+    /// nobody than that all of them died together.
+    fn is_cut_off(&self, node: NodeId) -> bool {
+        let others = self.rows.values().filter(|row| row.state.in_map() && row.member.node != node).count();
+        let silent = self.silent(self.now_ns).filter(|member| member.node != node).count();
+        (others - silent) * 2 < others || others == 0
+    }
+
+    fn lose(&mut self, node: NodeId, life: Incarnation) {
+        if self.rows[&node].state == MemberState::Active {
+            self.step(node, MemberEvent::Silence);
+            self.counters.suspicions += 1;
+        }
+        self.lost.push((node, life));
+        self.counters.losses += 1;
+        self.end(node, MemberEvent::Deadline);
     }
 
     pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {

@@ -64,9 +64,18 @@ pub enum Input {
         epoch: Epoch,
     },
     /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
-    /// where it is silent too ([`crate::Cluster::silent`]), slots have two owners, and it has no devices, as what is
-    /// on these counts only if it comes back before others get its slots.
+    /// where it is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost
+    /// after two heartbeat intervals of silence: what is on them counts only if it comes back before that.
     Refused {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// No port of a member answers, where all did before: its process is stopped, or its machine or network is gone.
+    /// Heeded where slots have two owners, it has been silent for two heartbeat intervals, and most of the other
+    /// members are heard.
+    Unanswered {
         /// Who.
         node: NodeId,
         /// Which life.

@@ -1,20 +1,24 @@
-//! Whether members that fall silent are still there. The ports of a process that is dead refuse connections: then
-//! nobody needs to wait until its heartbeats are missed for long, and the second owners take over within a second or
-//! so.
+//! Whether members that fall silent are still there. The ports of a process that is dead refuse connections; those of
+//! one that is stopped, or of a machine that is gone, do not answer. Either way nobody needs to wait until heartbeats
+//! are missed for long, and the second owners take over within little more than a second.
 //!
-//! Silence alone is never enough here, nor is a port that cannot be reached: what is slow, stopped or behind a network
-//! that is down has the whole deadline. A refusal counts only from ports that this control plane has reached in the
-//! same life before, as a firewall refuses too.
+//! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
+//! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
+//! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
+//! plane in the same life before, as a firewall refuses, or drops, too.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_cluster::Input;
-use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::frame::{Header, VERSION};
+use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
+use kvplane_proto::message::{Hello, Kind, Operation};
+use kvplane_rpc::random_u64;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -23,10 +27,12 @@ use crate::control::Control;
 
 /// How often members are looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long one look at a port may take.
-const WITHIN: Duration = Duration::from_millis(250);
-/// Members that are looked at together.
+/// How long the answer to a greeting may take: with the missed heartbeat before it, a second of silence.
+const WITHIN: Duration = Duration::from_millis(450);
+/// Members that are asked at the same time.
 const AT_ONCE: usize = 32;
+/// How often a new life is asked whether its ports can be reached, before it is taken that they cannot.
+const TRIES: u8 = 8;
 
 /// One life of a node.
 pub(crate) type Life = (NodeId, Incarnation);
@@ -34,56 +40,126 @@ pub(crate) type Life = (NodeId, Incarnation);
 /// What is behind the ports of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
-    /// Somebody listens at all of them.
+    /// All of them answer.
     Somebody,
     /// Each refuses connections.
     Nobody,
-    /// Neither is sure.
+    /// None answers.
+    Silence,
+    /// Some answer and others do not.
+    Parts,
+}
+
+/// What a port says to a greeting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    Given,
+    Refused,
     Nothing,
 }
 
-/// Looks for as long as it is asked to.
-pub(crate) async fn watch(control: Arc<Control>) {
-    // Whether the ports of a life were reached when it was new.
-    let mut reached: BTreeMap<Life, bool> = BTreeMap::new();
+/// Looks for as long as it is polled.
+pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
+    // Whether the ports of a life were reached when it was new, and how often that was tried in vain.
+    let (mut reached, mut tries): (BTreeMap<Life, bool>, BTreeMap<Life, u8>) = (BTreeMap::new(), BTreeMap::new());
+    let mut asked: BTreeSet<Life> = BTreeSet::new();
+    let mut open = JoinSet::new();
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        look.tick().await;
-        let Ok((lives, doors)) = control.doors(&reached, AT_ONCE) else { continue };
-        reached.retain(|life, _| lives.contains(life));
-        let mut open = JoinSet::new();
-        for (life, ports) in doors {
-            open.spawn(async move { (life, knock_at(&ports).await) });
-        }
-        while let Some(Ok(((node, incarnation), found))) = open.join_next().await {
-            if let Entry::Vacant(first) = reached.entry((node, incarnation)) {
-                first.insert(found == Found::Somebody);
-            } else if found == Found::Nobody {
-                tracing::warn!(node = node.0, incarnation = incarnation.0, "nobody listens at its ports any more");
-                // A refusal says that it is a member no more.
-                let _ = control.handle(Input::Refused { node, incarnation });
+        tokio::select! {
+            _ = look.tick() => {
+                let Ok((lives, doors)) = control.doors(&reached, AT_ONCE) else { continue };
+                reached.retain(|life, _| lives.contains(life));
+                tries.retain(|life, _| lives.contains(life));
+                for (life, ports) in doors {
+                    if asked.len() < AT_ONCE && asked.insert(life) {
+                        let cluster = cluster.clone();
+                        open.spawn(async move { (life, knock_at(&cluster, life, &ports).await) });
+                    }
+                }
+            }
+            Some(Ok((life, found))) = open.join_next() => {
+                asked.remove(&life);
+                if reached.contains_key(&life) {
+                    tell(&control, life, found);
+                } else if found == Found::Somebody {
+                    reached.insert(life, true);
+                } else {
+                    let tried = tries.entry(life).or_insert(0);
+                    *tried += 1;
+                    if *tried == TRIES {
+                        reached.insert(life, false);
+                    }
+                }
             }
         }
     }
 }
 
-async fn knock_at(ports: &[SocketAddr]) -> Found {
-    let (mut refused, mut taken) = (0, 0);
-    for port in ports {
-        match timeout(WITHIN, TcpStream::connect(port)).await {
-            Ok(Ok(_)) => taken += 1,
-            Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => refused += 1,
-            // Slow, or nowhere.
-            Ok(Err(_)) | Err(_) => return Found::Nothing,
+/// Tells the cluster what was found at the ports of a member that is silent.
+fn tell(control: &Control, life: Life, found: Found) {
+    let (node, incarnation) = life;
+    let input = match found {
+        Found::Nobody => Input::Refused { node, incarnation },
+        Found::Silence => Input::Unanswered { node, incarnation },
+        Found::Somebody | Found::Parts => return,
+    };
+    tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "it sends no heartbeats, and was asked");
+    // A rejection says that it is a member no more.
+    let _ = control.handle(input);
+}
+
+/// Greets all ports of a member at the same time.
+async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> Found {
+    let mut open = JoinSet::new();
+    for (shard, port) in (0..).zip(ports) {
+        let (port, frame) = (*port, greeting(cluster, life, ShardId(shard)));
+        open.spawn(async move { ask(port, frame).await });
+    }
+    let mut answers = Vec::with_capacity(ports.len());
+    while let Some(answer) = open.join_next().await {
+        // A task that is lost says nothing against the member.
+        answers.push(answer.unwrap_or(Answer::Given));
+    }
+    let count = |wanted: Answer| answers.iter().filter(|answer| **answer == wanted).count();
+    match (count(Answer::Given), count(Answer::Refused), ports.len()) {
+        (_, _, 0) => Found::Parts,
+        (given, _, all) if given == all => Found::Somebody,
+        (_, refused, all) if refused == all => Found::Nobody,
+        (0, ..) => Found::Silence,
+        _ => Found::Parts,
+    }
+}
+
+/// The first frame of a data connection to a shard.
+fn greeting(cluster: &str, (node, incarnation): Life, shard: ShardId) -> Vec<u8> {
+    // Numbers that no connection of a client has. Without any, those of nobody serve: no more than the greeting is
+    // sent.
+    let (client, connection) = (random_u64().unwrap_or(0), random_u64().unwrap_or(0));
+    let cluster = cluster.to_owned();
+    let (version_min, version_max, lane, fetches) = (VERSION, VERSION, 0, false);
+    let hello =
+        Hello { version_min, version_max, client, connection, node, incarnation, shard, lane, fetches, cluster };
+    let body = hello.encode();
+    let header = Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(&body, 1);
+    [&header.encode()[..], &body].concat()
+}
+
+/// Whether whoever listens at a port says anything to a greeting. That it ends the connection is an answer too.
+async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
+    let answer = async {
+        let mut stream = match TcpStream::connect(port).await {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Refused,
+            Err(_) => return Answer::Nothing,
+        };
+        if stream.write_all(&frame).await.is_ok() {
+            let _ = stream.read(&mut [0; 1]).await;
         }
-    }
-    match ports.len() {
-        0 => Found::Nothing,
-        all if all == taken => Found::Somebody,
-        all if all == refused => Found::Nobody,
-        _ => Found::Nothing,
-    }
+        Answer::Given
+    };
+    timeout(WITHIN, answer).await.unwrap_or(Answer::Nothing)
 }
 
 #[cfg(test)]
@@ -91,15 +167,41 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_port_that_is_closed_refuses_and_one_of_two_says_nothing() {
+    async fn ports_that_refuse_that_answer_and_that_say_nothing_are_told_apart() {
         let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
         let (one, other) = (here().await.unwrap(), here().await.unwrap());
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
-        assert_eq!(knock_at(&ports).await, Found::Somebody);
-        drop(other);
-        assert_eq!(knock_at(&ports).await, Found::Nothing);
-        drop(one);
-        assert_eq!(knock_at(&ports).await, Found::Nobody);
-        assert_eq!(knock_at(&[]).await, Found::Nothing);
+        let life = (NodeId(7), Incarnation(5));
+        // The kernel takes connections of a process that does not run.
+        assert_eq!(knock_at("c", life, &ports).await, Found::Silence);
+        // Any answer will do, and so will an end: whoever listens runs.
+        let serve = |listener: tokio::net::TcpListener, says: bool| {
+            tokio::spawn(async move {
+                while let Ok((mut stream, _)) = listener.accept().await {
+                    let mut first = [0; 64];
+                    stream.read_exact(&mut first).await.unwrap();
+                    let header = Header::decode(&first).unwrap();
+                    let mut body = vec![0; header.body_bytes as usize];
+                    stream.read_exact(&mut body).await.unwrap();
+                    let hello = Hello::decode(&body).unwrap();
+                    assert_eq!((hello.node, hello.incarnation, &*hello.cluster), (life.0, life.1, "c"));
+                    if says {
+                        stream.write_all(&[1]).await.unwrap();
+                        let _ = stream.read(&mut [0; 1]).await;
+                    }
+                }
+            })
+        };
+        let first = serve(one, true);
+        assert_eq!(knock_at("c", life, &ports).await, Found::Parts);
+        let second = serve(other, false);
+        assert_eq!(knock_at("c", life, &ports).await, Found::Somebody);
+        second.abort();
+        let _ = second.await;
+        assert_eq!(knock_at("c", life, &ports).await, Found::Parts);
+        first.abort();
+        let _ = first.await;
+        assert_eq!(knock_at("c", life, &ports).await, Found::Nobody);
+        assert_eq!(knock_at("c", life, &[]).await, Found::Parts);
     }
 }

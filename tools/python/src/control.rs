@@ -182,6 +182,11 @@ pub(crate) fn seconds(what: &str, given: f64, most: u64) -> PyResult<Duration> {
         .ok_or_else(|| PyValueError::new_err(format!("a {what} of {given} s: more than 0, at most {most}")))
 }
 
+/// As [`seconds`], where 0 means not at all.
+pub(crate) fn seconds_or_none(what: &str, given: f64, most: u64) -> PyResult<Duration> {
+    if given == 0.0 { Ok(Duration::ZERO) } else { seconds(what, given, most) }
+}
+
 /// Runs `work` on a thread of its own and waits for it this long.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use pyo3::types::PyList;
 use crate::arguments::{Kept, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::{Call, Clients};
-use crate::control::{Wanted, seconds};
+use crate::control::{Wanted, seconds, seconds_or_none};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
@@ -49,7 +49,7 @@ impl Store {
     /// Connects; `ConnectionError` says why not. Returns within five seconds.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
-        shared_memory=true, deadline=10.0))]
+        shared_memory=true, deadline=10.0, hedge=0.1))]
     #[allow(clippy::too_many_arguments, reason = "keywords, as Python has them")]
     fn new(
         py: Python<'_>,
@@ -60,12 +60,14 @@ impl Store {
         tenant: String,
         shared_memory: bool,
         deadline: f64,
+        hedge: f64,
     ) -> PyResult<Self> {
-        let deadline = seconds("deadline", deadline, 3_600)?;
+        let (deadline, hedge) = (seconds("deadline", deadline, 3_600)?, seconds_or_none("hedge", hedge, 3_600)?);
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || {
             wanted.connect(move |control| {
-                let config = ClientConfig { control, tenant, shared_memory, deadline, ..ClientConfig::local("") };
+                let config =
+                    ClientConfig { control, tenant, shared_memory, deadline, hedge, ..ClientConfig::local("") };
                 Client::connect(&config).map(|client| (config, client))
             })
         })?;

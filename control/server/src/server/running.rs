@@ -186,7 +186,8 @@ impl Running {
         parts.spawn("the P2P store", async move { p2p.run().await });
         parts.spawn("tasks", crate::tasks::run(control.clone()));
         if self.rest.cluster.replicas > 1 {
-            parts.spawn("the look at members' ports", knock::watch(control.clone()));
+            let cluster = self.local.cluster.as_str().to_owned();
+            parts.spawn("the look at members' ports", knock::watch(control.clone(), cluster));
         }
         if let Some(conductor) = control.conductor.clone() {
             parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));

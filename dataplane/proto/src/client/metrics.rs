@@ -316,6 +316,9 @@ impl Client {
             return;
         }
         let now_ns = self.now_ns;
+        if matches!(status, Status::Ok | Status::NotFound) && slice.is_get_of_first() {
+            self.got_after(slice.peer, now_ns.saturating_sub(slice.times.begun_ns));
+        }
         let bytes = slice.load_bytes();
         let nodes = self.nodes_of(slice.rail, slice.peer as usize, self.places_of(&slice.request));
         let config = &self.config;

@@ -132,6 +132,7 @@ pub struct Client {
     parked: BTreeSet<(u64, SliceId)>,
     /// Gets that ask the second owner when the time comes.
     hedges: BTreeSet<(u64, SliceId)>,
+    early: second::Earliness,
     /// Objects that both owners have, and turns taken between two that are as good.
     leases: leases::Leases,
     turns: u64,
@@ -161,6 +162,8 @@ struct Peer {
     near: Near,
     retries: RetryBudget,
     fences: Fences,
+    /// What the slowest hundredth of its gets takes, as an estimate; 0 before the first.
+    tail_ns: u64,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
     pinned: bool,
     /// Not in the map any more: its place is free when its last lane is gone.
@@ -206,6 +209,7 @@ impl Client {
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
             hedges: BTreeSet::new(),
+            early: second::Earliness::new(),
             leases: leases::Leases::default(),
             turns: 0,
             seconds: None,

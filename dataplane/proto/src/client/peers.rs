@@ -311,7 +311,7 @@ impl Peer {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
         let fences = Fences::default();
         let (near, life) = (Near::default(), PeerLife(0));
-        Self { address, groups: Vec::new(), life, near, retries, fences, pinned: false, departed: false }
+        Self { address, groups: Vec::new(), life, near, retries, fences, tail_ns: 0, pinned: false, departed: false }
     }
 }
 

@@ -56,8 +56,10 @@ impl Client {
             return self.on_many_payload(header).ok_or(Broken);
         }
         let wire = self.close_wire(header.request);
-        if wire.slices.contains(&NOWHERE) {
+        let left = wire.slices.iter().filter(|slice| **slice == NOWHERE).count();
+        if left > 0 {
             self.forget_detached(lane.index, header.request);
+            self.left_early(left);
         }
         // Only gets leave their wire otherwise than by the loss of its lane, which removes the wire too.
         let outcome = match operation {

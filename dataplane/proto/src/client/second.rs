@@ -5,13 +5,18 @@
 //! decides nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it
 //! answers after all is let go.
 //!
+//! How long that is follows from the slowest of the peer's gets. A connection on which anything else is answered
+//! meanwhile is not silent. Gets that were answered after all by the owner that they had left cost a budget, which
+//! keeps the requests that this adds to a few in a hundred where an owner is slow but alive.
+//!
 //! A get of a whole object that both are known to have ([`leases`](super::leases)) goes to the one that is likely to
 //! have it done first, or to either by chance where that is about the same. Only whole objects: a copy has a version of
 //! its own, and who reads one object by several requests tells by the version whether it is still the same.
 
 use super::Client;
+use super::lane::Endpoint;
 use super::path::Path;
-use super::table::{NOWHERE, SliceState};
+use super::table::{NOWHERE, Slice, SliceState};
 use super::types::{PeerId, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{COPY, KNOWS_COPIES};
@@ -22,6 +27,24 @@ use crate::status::Status;
 
 /// Two owners that would take as long, to this factor, take turns.
 const ALIKE: f64 = 2.0;
+
+/// Gets that may turn out to have left an owner too early, before others have earned more of them; in thousandths.
+const EARLY_MOST_MILLI: i64 = 64_000;
+/// What each get earns of that: 2 in 100.
+const EARLY_EARNED_MILLI: i64 = 20;
+/// A get that is slower than the estimate of the slowest hundredth raises it by 99 of these parts of itself, and one
+/// that is not lowers it by one: it settles where one in a hundred is slower.
+const TAIL_PARTS: u64 = 4_096;
+
+/// How early gets may leave their owners: what is left of the budget, in thousandths of a get.
+#[derive(Debug)]
+pub(super) struct Earliness(i64);
+
+impl Earliness {
+    pub(super) const fn new() -> Self {
+        Self(EARLY_MOST_MILLI)
+    }
+}
 
 /// Whether a slice asks the second owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +64,13 @@ const fn readable(request: &Request) -> Option<Digest> {
     match request {
         Request::Get(digest, _) | Request::GetRange(digest, ..) | Request::GetHead(digest, _) => Some(*digest),
         _ => None,
+    }
+}
+
+impl Slice {
+    /// Whether it is a get that the first owner was asked for, and nobody else.
+    pub(super) const fn is_get_of_first(&self) -> bool {
+        matches!(self.second, Second::No) && readable(&self.request).is_some()
     }
 }
 
@@ -161,8 +191,45 @@ impl Client {
     fn watch(&mut self, id: SliceId, digest: Digest) {
         if self.config.hedge_ns > 0 && self.second_peer(digest).is_some() {
             let begun_ns = self.slices.peek(id.index).times.begun_ns;
-            self.hedges.insert((begun_ns.saturating_add(self.config.hedge_ns), id));
+            let wait_ns = self.owner_peer(digest).map_or(self.config.hedge_ns, |first| self.hedge_after_ns(first));
+            self.hedges.insert((begun_ns.saturating_add(wait_ns), id));
         }
+    }
+
+    /// How long a peer may be silent before gets leave it: what its slowest hundredth takes, within half of the setting
+    /// and all of it.
+    fn hedge_after_ns(&self, peer: PeerId) -> u64 {
+        let most_ns = self.config.hedge_ns;
+        self.peers[peer.0 as usize].tail_ns.clamp(most_ns / 2, most_ns)
+    }
+
+    /// A get was answered by this peer so long after it had begun.
+    pub(super) fn got_after(&mut self, peer: u32, took_ns: u64) {
+        let most_ns = self.config.hedge_ns;
+        let Some(peer) = self.peers.get_mut(peer as usize).filter(|_| most_ns > 0) else { return };
+        let tail_ns = peer.tail_ns.clamp(most_ns / 2, most_ns);
+        let part_ns = (tail_ns / TAIL_PARTS).max(1);
+        peer.tail_ns = if took_ns > tail_ns { tail_ns + 99 * part_ns } else { tail_ns - part_ns };
+        self.early.0 = (self.early.0 + EARLY_EARNED_MILLI).min(EARLY_MOST_MILLI);
+    }
+
+    /// Owners have answered so many gets that had left them.
+    pub(super) fn left_early(&mut self, gets: usize) {
+        self.early.0 -= 1000 * gets as i64;
+    }
+
+    /// When something was last heard of what a get waits for.
+    fn heard_ns(&self, index: u32) -> u64 {
+        let slice = self.slices.peek(index);
+        if slice.state == SliceState::Asked {
+            return self.lanes[slice.lane as usize].progress_ns;
+        }
+        // It waits for its turn with the peer: others are served before.
+        let Some(peer) = self.peers.get(slice.peer as usize) else { return 0 };
+        let lanes =
+            peer.groups.iter().flat_map(|group| &group.rails).flat_map(|&rail| &self.rails[rail as usize].lanes);
+        let lanes = lanes.map(|&lane| &self.lanes[lane as usize]).filter(|lane| lane.state == Endpoint::Ready);
+        lanes.map(|lane| lane.progress_ns).max().unwrap_or(0)
     }
 
     /// Asks second owners for what first owners have not answered.
@@ -179,7 +246,19 @@ impl Client {
                 Second::Chosen => Second::Missed,
                 Second::Asked | Second::Missed => continue,
             };
-            let state = slice.state;
+            let (state, peer) = (slice.state, PeerId(slice.peer));
+            let waits = matches!(state, SliceState::Queued | SliceState::Asked);
+            let after_ns = if waits && (peer.0 as usize) < self.peers.len() { self.hedge_after_ns(peer) } else { 0 };
+            // Who answers others is not silent, and who answers late after all is not left any more.
+            let again_ns = match self.heard_ns(id.index).saturating_add(after_ns) {
+                silent_ns if silent_ns > self.now_ns => silent_ns,
+                _ if self.early.0 <= 0 => self.now_ns.saturating_add(self.config.hedge_ns),
+                _ => 0,
+            };
+            if waits && again_ns > 0 {
+                self.hedges.insert((again_ns, id));
+                continue;
+            }
             match state {
                 SliceState::Queued => {
                     self.slices.at(id.index).second = next;

@@ -9,6 +9,7 @@ mod drafts;
 mod failures;
 mod fences;
 mod gather;
+mod hedges;
 mod intake;
 mod machines;
 mod maps;

@@ -59,7 +59,8 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
-    /// After so long without an answer, a get leaves its request for the other owner; 0: only when it must.
+    /// After so long without a sign of its owner, a get leaves its request for the other owner: as long as the slowest
+    /// hundredth of the owner's gets takes, at least half of this and at most this. 0: only when it must.
     pub hedge_ns: u64,
     /// Whether gets of whole objects that two owners have are spread over both.
     pub spread: bool,

@@ -26,6 +26,10 @@ pub(crate) struct Ctl {
     /// TLS 1.3 on data connections over TCP: off; offer, where a node wants it; or require, with no other nodes.
     #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Offer)]
     data_tls: DataTls,
+    /// A get whose node says nothing for at most so many milliseconds asks the node with the copy; 0: only when the
+    /// first cannot be reached.
+    #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64)]
+    hedge_ms: u64,
     /// The tenant whose objects are meant; without, the default one's. Said before what to do.
     #[arg(long, default_value = "", hide_default_value = true)]
     tenant: String,
@@ -254,7 +258,8 @@ impl Ctl {
 
     fn client(&self) -> Result<Client, Failure> {
         let (control, tenant, data_tls) = (self.control(), self.tenant.clone(), self.data_tls);
-        Ok(Client::connect(&ClientConfig { control, tenant, data_tls, ..ClientConfig::local(&self.cluster) })?)
+        let hedge = std::time::Duration::from_millis(self.hedge_ms);
+        Ok(Client::connect(&ClientConfig { control, tenant, data_tls, hedge, ..ClientConfig::local(&self.cluster) })?)
     }
 
     fn put(&self, key: &str, file: &str, options: &PutOptions) -> Result<(), Failure> {

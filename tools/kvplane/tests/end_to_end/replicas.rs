@@ -326,3 +326,83 @@ fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
     assert!(client.remove(name(1).as_bytes()).unwrap());
     assert_eq!(client.get(name(1).as_bytes()).unwrap(), None);
 }
+
+/// How long each kind of call took at most.
+#[derive(Debug, Default)]
+struct Slowest {
+    get: Duration,
+    put: Duration,
+    upsert: Duration,
+}
+
+fn timed<T>(slowest: &mut Duration, call: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let outcome = call();
+    *slowest = begun.elapsed().max(*slowest);
+    outcome
+}
+
+/// A node falls silent, with its ports open as those of a dead host or behind a cut cable are not refused; or one with
+/// an SSD is killed. Nobody waits for its heartbeats to be missed for 6 s: deadlines are shorter than that.
+#[test]
+fn a_node_that_falls_silent_is_left_before_its_heartbeats_are_missed_for_long() {
+    for (kind, ssd, signal) in [("silent", false, "STOP"), ("silent-ssd", true, "STOP"), ("ssd", true, "KILL")] {
+        let place = Workplace::new(&format!("replicas-{kind}"));
+        let control = control(&place);
+        let start = |number: u64| {
+            let device = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
+            let with = ["--pool", "64M", "--shards", "1", "--ssd", &device];
+            place.node(number, if ssd { &with } else { &with[..4] })
+        };
+        let nodes: Vec<Process> = (1..=3).map(start).collect();
+        members(&control, 3);
+        let config = ClientConfig { deadline: Duration::from_millis(4500), ..place.client_config(Way::Tcp) };
+        let mut client = Client::connect(&config).unwrap();
+        for key in 0..40 {
+            put_twice(&mut client, key, 0);
+        }
+        let mut slowest = Slowest::default();
+        nodes[1].signal(signal);
+        std::thread::scope(|scope| {
+            let ask = |of: u64| {
+                let config = &config;
+                scope.spawn(move || {
+                    let mut client = Client::connect(config).unwrap();
+                    let mut slowest = Slowest::default();
+                    for key in (0..40).filter(|key| key % 4 == of) {
+                        let new = format!("new-{of}-{key}");
+                        let value = value(key, 1);
+                        match of {
+                            0 | 1 => {
+                                let got = timed(&mut slowest.get, || client.get(name(key).as_bytes()));
+                                assert!(got.expect("a get").is_some(), "{key} had two copies");
+                            }
+                            2 => {
+                                let put = PutOptions { replicas: 2, ..PutOptions::default() };
+                                timed(&mut slowest.put, || client.put_with(new.as_bytes(), &value, &put))
+                                    .unwrap_or_else(|error| panic!("put of {new}: {error}"));
+                            }
+                            _ => {
+                                let key = name(key);
+                                timed(&mut slowest.upsert, || client.put_with(key.as_bytes(), &value, &twice()))
+                                    .unwrap_or_else(|error| panic!("upsert of {key}: {error}"));
+                            }
+                        }
+                    }
+                    slowest
+                })
+            };
+            for thread in (0..4).map(ask).collect::<Vec<_>>() {
+                let one = thread.join().expect("every call is answered");
+                slowest.get = slowest.get.max(one.get);
+                slowest.put = slowest.put.max(one.put);
+                slowest.upsert = slowest.upsert.max(one.upsert);
+            }
+        });
+        println!("{kind}: {slowest:?}");
+        members(&control, 2);
+        if signal == "STOP" {
+            nodes[1].signal("CONT");
+        }
+    }
+}

@@ -108,6 +108,8 @@ class Store:
     Without arguments, the cluster of this user on this host: that of `kvplane dev` or `kvplane control`. Elsewhere,
     `control` names the control planes (`host:port,host:port`) and `certificates` the folder that `kvplane ctl cert`
     made. With `memory`, this process gives so many bytes to the cluster. `deadline` bounds each call, in seconds.
+    A get whose node says nothing for at most `hedge` seconds asks the node with the copy; with 0 only when the first
+    cannot be reached.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Store:
         memory: int = 0,
         shared_memory: bool = True,
         deadline: float = 10.0,
+        hedge: float = 0.1,
         runtime_directory: Optional[str] = None,
     ):
         try:
@@ -131,6 +134,7 @@ class Store:
                 tenant=tenant,
                 shared_memory=shared_memory,
                 deadline=deadline,
+                hedge=hedge,
             )
         except ConnectionError as problem:
             raise Unreachable(-900, str(problem)) from None
