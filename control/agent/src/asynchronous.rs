@@ -267,6 +267,10 @@ impl AsyncClient {
         let requests: Result<Vec<Request>, Error> =
             keys.iter().map(|key| Ok(Request::Exists(self.digest(key.as_ref())?))).collect();
         let results = self.run(requests?).await?;
+        if results.iter().any(|result| result.status == Status::Striped) {
+            let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.as_ref().to_vec()).collect();
+            return self.with(move |client| client.batch_exists(&keys)).await?;
+        }
         results
             .into_iter()
             .map(|result| match result.status {

@@ -240,6 +240,11 @@ impl Initiator {
         self.client().found(batch)
     }
 
+    /// Those of them that name stripes: see [`Client::found_heads`].
+    pub fn found_heads(&mut self, batch: BatchId) -> &[usize] {
+        self.client().found_heads(batch)
+    }
+
     /// Those of them that nobody answered for: see [`Client::unanswered`].
     pub fn unanswered(&mut self, batch: BatchId) -> Vec<(usize, Status)> {
         self.client().unanswered(batch)

@@ -44,6 +44,9 @@ pub const COPY: u64 = 1 << 63;
 /// that the version of an object that is given may say [`COPY`], which is then that the second owner has it too. A node
 /// that does not know it does not look there.
 pub const KNOWS_COPIES: u64 = 1;
+/// In the place of the payload's checksum of an `Exists`: the asker wants to know which of the objects that are there
+/// name stripes, as these may be gone. A node that does not know it does not look there, and does not say.
+pub const KNOWS_HEADS: u64 = 1;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.

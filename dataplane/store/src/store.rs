@@ -27,7 +27,7 @@ use kvplane_proto::ids::{PinId, Version};
 
 use crate::allocator::{Allocator, Block, GRANULE_BYTES};
 use crate::config::StoreConfig;
-use crate::entry::{Entries, EntryId, Mark, Replica, STATES, State};
+use crate::entry::{Entries, Entry, EntryId, Mark, Replica, STATES, State};
 use crate::errors::{GetError, StalePin};
 use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
@@ -155,6 +155,15 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// As [`Self::exists`], of many: faster than one by one where the objects are more than the caches hold.
     pub fn exist(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, bool)) {
+        self.look_up(digests, |digest, found| each(digest, found.is_some()));
+    }
+
+    /// As [`Self::exist`], and of those that are there, whether they name stripes.
+    pub fn exist_as_heads(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(bool, bool)) {
+        self.look_up(digests, |_, found| each(found.is_some(), found.is_some_and(|entry| entry.is(Mark::Head))));
+    }
+
+    fn look_up(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, Option<&Entry>)) {
         let mut digests = digests.into_iter();
         let mut together = [Digest(0); TOGETHER];
         loop {
@@ -166,7 +175,7 @@ impl<P: EvictionPolicy> Store<P> {
             let mut found = [None; TOGETHER];
             self.index.find_together(&self.entries, &together[..count], &mut found[..count]);
             for (digest, found) in together[..count].iter().zip(found) {
-                each(*digest, found.is_some());
+                each(*digest, found.map(|id| &self.entries[id]));
             }
             if count < TOGETHER {
                 return;

@@ -39,7 +39,8 @@ impl Client {
     fn ask(&mut self, count: usize, mut digest: impl FnMut(usize) -> Digest) -> Result<Vec<bool>, Error> {
         let until = Instant::now() + self.deadline;
         self.prepare()?;
-        let (mut open, mut refused, mut digests) = (Vec::new(), None, Vec::with_capacity(TOGETHER.min(count)));
+        let (mut open, mut refused, mut digests, mut heads) =
+            (Vec::new(), None, Vec::with_capacity(TOGETHER.min(count)), Vec::new());
         for from in (0..count).step_by(TOGETHER) {
             digests.clear();
             digests.extend((from..count.min(from + TOGETHER)).map(&mut digest));
@@ -56,14 +57,34 @@ impl Client {
         for (from, batch) in open {
             self.wait(batch)?;
             found.extend_from_slice(self.initiator.found(batch));
+            heads.extend(self.initiator.found_heads(batch).iter().map(|at| from + at));
             unanswered.extend(self.initiator.unanswered(batch).into_iter().map(|(at, status)| (from + at, status)));
             self.initiator.release(batch);
         }
         match refused {
             Some(error) => Err(error.into()),
-            None if unanswered.is_empty() => Ok(found),
-            None => self.ask_singly(&unanswered, digest, until, found),
+            None => {
+                self.ask_for_stripes(&heads, &mut digest, &mut found)?;
+                if unanswered.is_empty() { Ok(found) } else { self.ask_singly(&unanswered, digest, until, found) }
+            }
         }
+    }
+
+    /// Of objects that name stripes, whether these are there too.
+    fn ask_for_stripes(
+        &mut self,
+        heads: &[usize],
+        digest: &mut impl FnMut(usize) -> Digest,
+        found: &mut [bool],
+    ) -> Result<(), Error> {
+        if heads.is_empty() {
+            return Ok(());
+        }
+        let digests: Vec<Digest> = heads.iter().map(|at| digest(*at)).collect();
+        for (at, whole) in heads.iter().zip(self.are_whole(&digests)?) {
+            found[*at] = whole;
+        }
+        Ok(())
     }
 
     /// Asks for what a request for many had no answer for.
@@ -79,7 +100,10 @@ impl Client {
         }
         let requests: Vec<Request> = unanswered.iter().map(|(at, _)| Request::Exists(digest(*at))).collect();
         let whole = core::mem::replace(&mut self.deadline, until.saturating_duration_since(Instant::now()));
-        let results = self.run(&requests);
+        let results = self.run(&requests).and_then(|mut results| {
+            self.resolve_striped(&requests, &mut results)?;
+            Ok(results)
+        });
         self.deadline = whole;
         for ((at, _), result) in unanswered.iter().zip(results?) {
             found[*at] = self.present(result, "exists")?;

@@ -157,6 +157,14 @@ impl Client {
         Ok(ListPage { keys: page.keys().map(|view| KeyInfo::of(&view)).collect(), next })
     }
 
+    /// Whether it is certain that there is no such object: its owner has found all that it has, and not this.
+    pub(super) fn is_gone(&mut self, digest: Digest) -> Result<bool, Error> {
+        let from = ListFrom { walk: 0, from: 0, names: false, one: true };
+        let (status, body) = self.ask_list(digest, from)?;
+        let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
+        Ok(page.is_some_and(|page| page.keys().all(|view| view.item.digest != digest)))
+    }
+
     fn ask_list(&mut self, digest: Digest, from: ListFrom) -> Result<(Status, Option<Vec<u8>>), Error> {
         let batch = self.initiator.submit(&[Request::List(digest, from)], self.deadline)?;
         self.wait(batch)?;

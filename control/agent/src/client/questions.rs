@@ -24,8 +24,8 @@ impl Client {
     /// # Errors
     /// When its owner cannot be asked.
     pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
-        let result = self.run_one(Request::Exists(self.digest(key)?))?;
-        self.present(result, "exists")
+        let result = self.run_keys(&[key], Request::Exists)?.pop();
+        result.map_or(Ok(false), |result| self.present(result, "exists"))
     }
 
     pub(super) fn present(&self, result: TaskResult, what: &str) -> Result<bool, Error> {

@@ -4,8 +4,11 @@
 //! cluster, and those of two versions never meet. The head is a short object under the object's own digest. It is put
 //! last: nobody sees a striped object before all of it is there. What a put that fails has stored is removed again.
 //!
-//! Objects are striped by the client that puts them, and read by any. A striped object that has lost a stripe is a miss
-//! to whoever gets it, though its head is there; whoever puts it again replaces what is left.
+//! Objects are striped by the client that puts them, and read by any. A striped object that has lost a stripe is not
+//! there, whoever gets it, lists it, or asks whether it exists or how long it is: all of them look at its stripes too.
+//! A get removes what is left of it, if that is certain, and whoever puts it again replaces what is left.
+
+use std::time::Duration;
 
 use kvplane_proto::client::{Local, Request, TaskResult};
 use kvplane_proto::{Digest, Status, Version};
@@ -24,6 +27,11 @@ pub(super) const STRIPE_LEAST_BYTES: u64 = 1 << 20;
 pub(super) const STRIPES_MOST: u64 = 1 << 16;
 /// How often a striped object that is replaced while it is read is begun anew.
 const TRIES: usize = 4;
+/// Stripes that are asked for together when objects are looked at as a whole.
+const STRIPES_TOGETHER: usize = 1 << 16;
+/// How long a get waits for the certainty that a stripe is gone: a node that is still finding its objects again does
+/// not say that before it has found them all, and a later get may ask.
+const CERTAIN: Duration = Duration::from_millis(100);
 
 /// What a head says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,10 +180,11 @@ impl Client {
                 Request::Get(head.digest(digest, stripe), local)
             });
             let requests: Vec<Request> = requests.collect();
-            if self.all_there(&requests)? {
+            let Some(lost) = self.first_lost(&requests)? else {
                 return Ok(Some(Got { bytes: head.bytes, version }));
-            }
+            };
             if self.is_still(digest, version)? {
+                self.drop_broken(digest, &head, version, lost);
                 return Ok(None);
             }
         }
@@ -203,32 +212,48 @@ impl Client {
                 Request::GetRange(head.digest(digest, stripe), from - start, local)
             });
             let requests: Vec<Request> = requests.collect();
-            if self.all_there(&requests)? {
-                return Ok(Some(version));
-            }
+            let Some(lost) = self.first_lost(&requests)? else { return Ok(Some(version)) };
             if self.is_still(digest, version)? {
+                self.drop_broken(digest, &head, version, lost);
                 return Ok(None);
             }
         }
         Ok(None)
     }
 
-    /// Whether a head is the one that it was: then what it names is not there, or not yet, and nothing is removed for
-    /// that, as a node that recovers finds its stripes one by one.
+    /// Whether a head is the one that it was: then what it names is not there, or not yet.
     fn is_still(&mut self, digest: Digest, version: Version) -> Result<bool, Error> {
         Ok(self.heads_of(&[digest])?.pop().flatten().is_none_or(|(_, now)| now == version))
     }
 
-    /// Gets stripes; false when one is not there.
-    fn all_there(&mut self, requests: &[Request]) -> Result<bool, Error> {
+    /// Removes what is left of an object of which this stripe is not there, if it is certain that it is gone: a node
+    /// that recovers finds its stripes one by one. Only that version of the head is removed, so that nobody loses what
+    /// was put meanwhile. Whatever fails, the object is a miss, and the next get tries again.
+    fn drop_broken(&mut self, digest: Digest, head: &Head, version: Version, lost: Digest) {
+        let soon = self.deadline.min(CERTAIN);
+        let whole = core::mem::replace(&mut self.deadline, soon);
+        let certain = self.is_gone(lost);
+        self.deadline = whole;
+        if !certain.unwrap_or(false) {
+            return;
+        }
+        let removed = self.run_one(Request::RemoveHeadOf(digest, version));
+        if removed.is_ok_and(|removed| removed.status == Status::Ok) {
+            let _ = self.remove_stripes(digest, head);
+        }
+    }
+
+    /// The first of these gets of stripes whose stripe is not there.
+    fn first_lost(&mut self, requests: &[Request]) -> Result<Option<Digest>, Error> {
         let results = self.run(requests)?;
-        if results.iter().any(|result| result.status == Status::NotFound) {
-            return Ok(false);
+        let lost = requests.iter().zip(&results).find(|(_, result)| result.status == Status::NotFound);
+        if let Some((Request::Get(stripe, _) | Request::GetRange(stripe, ..), _)) = lost {
+            return Ok(Some(*stripe));
         }
         let failed = results.iter().find(|result| result.status != Status::Ok);
         match failed {
             Some(result) => Err(self.problem("get of a stripe".to_owned(), result.status)),
-            None => Ok(true),
+            None => Ok(None),
         }
     }
 
@@ -248,26 +273,56 @@ impl Client {
         Ok(())
     }
 
-    /// Completes results of removals and of sizes of which some are of striped objects.
+    /// What heads say of which all stripes are there, as far as can be known without getting them.
+    fn whole_heads(&mut self, digests: &[Digest]) -> Result<Vec<Option<Head>>, Error> {
+        let heads = self.heads_of(digests)?;
+        let mut heads: Vec<Option<Head>> = heads.into_iter().map(|head| Some(head?.0)).collect();
+        let stripes =
+            digests.iter().zip(&heads).enumerate().filter_map(|(at, (digest, head))| Some((at, *digest, (*head)?)));
+        let stripes: Vec<(usize, Digest)> =
+            stripes.flat_map(|(at, digest, head)| head.digests(digest).map(move |stripe| (at, stripe))).collect();
+        for part in stripes.chunks(STRIPES_TOGETHER) {
+            let requests: Vec<Request> = part.iter().map(|(_, stripe)| Request::Exists(*stripe)).collect();
+            for ((at, _), result) in part.iter().zip(self.run(&requests)?) {
+                if !self.present(result, "exists of a stripe")? {
+                    heads[*at] = None;
+                }
+            }
+        }
+        Ok(heads)
+    }
+
+    /// Which of these objects are there, which name stripes.
+    pub(super) fn are_whole(&mut self, digests: &[Digest]) -> Result<Vec<bool>, Error> {
+        Ok(self.whole_heads(digests)?.into_iter().map(|head| head.is_some()).collect())
+    }
+
+    /// Completes results of questions and removals of which some are of striped objects.
     pub(super) fn resolve_striped(&mut self, requests: &[Request], results: &mut [TaskResult]) -> Result<(), Error> {
         let striped: Vec<usize> = (0..results.len()).filter(|at| results[*at].status == Status::Striped).collect();
         if striped.is_empty() {
             return Ok(());
         }
         let digest_of = |request: &Request| match *request {
-            Request::Size(digest) | Request::Remove(digest) => digest,
+            Request::Size(digest) | Request::Exists(digest) | Request::Prefetch(digest) | Request::Remove(digest) => {
+                digest
+            }
             _ => Digest(0),
         };
-        let digests: Vec<Digest> = striped.iter().map(|at| digest_of(&requests[*at])).collect();
-        let heads = self.heads_of(&digests)?;
-        for ((at, digest), head) in striped.into_iter().zip(digests).zip(heads) {
-            let result = &mut results[at];
-            result.status = Status::NotFound;
-            let Some((head, _)) = head else { continue };
-            match requests[at] {
-                Request::Size(_) => (result.status, result.bytes) = (Status::Ok, head.bytes),
-                _ if self.remove_head(digest, &head)? => results[at].status = Status::Ok,
-                _ => {}
+        let (removals, asked): (Vec<usize>, Vec<usize>) =
+            striped.into_iter().partition(|at| matches!(requests[*at], Request::Remove(_)));
+        let digests = |places: &[usize]| places.iter().map(|at| digest_of(&requests[*at])).collect::<Vec<Digest>>();
+        for (at, head) in asked.iter().zip(self.whole_heads(&digests(&asked))?) {
+            results[*at].status = if head.is_some() { Status::Ok } else { Status::NotFound };
+            results[*at].bytes = head.map_or(0, |head| head.bytes);
+        }
+        let digests = digests(&removals);
+        for ((at, digest), head) in removals.into_iter().zip(&digests).zip(self.heads_of(&digests)?) {
+            results[at].status = Status::NotFound;
+            if let Some((head, _)) = head
+                && self.remove_head(*digest, &head)?
+            {
+                results[at].status = Status::Ok;
             }
         }
         Ok(())
@@ -281,8 +336,8 @@ impl Client {
 
     /// Lengths of striped objects, by their digests; 0 where there is none any more.
     pub(super) fn striped_bytes(&mut self, digests: &[Digest]) -> Result<Vec<u64>, Error> {
-        let heads = self.heads_of(digests)?;
-        Ok(heads.into_iter().map(|head| head.map_or(0, |(head, _)| head.bytes)).collect())
+        let heads = self.whole_heads(digests)?;
+        Ok(heads.into_iter().map(|head| head.map_or(0, |head| head.bytes)).collect())
     }
 }
 

@@ -11,7 +11,7 @@
 use super::Client;
 use super::types::{PeerId, Request, SubmitError};
 use crate::digest::{DIGEST_BYTES, Digest};
-use crate::frame::Header;
+use crate::frame::{Header, KNOWS_HEADS};
 use crate::ids::BatchId;
 use crate::limits::Limits;
 use crate::message::{Bitmap, Kind, Operation};
@@ -27,11 +27,13 @@ pub(super) struct Asked {
     parts: Vec<u32>,
     /// For each of the caller's positions, whether the object is there.
     found: Vec<bool>,
+    /// The caller's positions of those that are there and name stripes.
+    heads: Vec<usize>,
 }
 
 impl Asked {
     pub(super) const fn new() -> Self {
-        Self { list: Vec::new(), places: Vec::new(), parts: Vec::new(), found: Vec::new() }
+        Self { list: Vec::new(), places: Vec::new(), parts: Vec::new(), found: Vec::new(), heads: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -39,6 +41,7 @@ impl Asked {
         self.places.clear();
         self.parts.clear();
         self.found.clear();
+        self.heads.clear();
     }
 
     /// Whether its allocations are small enough to be kept for the next batch.
@@ -51,8 +54,12 @@ impl Asked {
         self.places.get(at).map_or(at, |place| *place as usize)
     }
 
-    /// Takes in what is there of those from `from` on.
-    fn answer(&mut self, from: usize, there: &Bitmap<'_>) {
+    /// Takes in what is there of those from `from` on, and what of that names stripes.
+    fn answer(&mut self, from: usize, there: &Bitmap<'_>, heads: Option<&Bitmap<'_>>) {
+        if let Some(heads) = heads {
+            let heads = (0..there.len()).filter(|at| heads.get(*at) && there.get(*at));
+            self.heads.extend(heads.map(|at| self.places.get(from + at).map_or(from + at, |place| *place as usize)));
+        }
         if self.places.is_empty() {
             there.copy_to(&mut self.found[from..from + there.len()]);
             return;
@@ -137,6 +144,7 @@ impl Client {
         let request = self.open_wire(id, Operation::Exists);
         let mut header = Header::request(Kind::Request(Operation::Exists), request);
         header.deadline_us = self.deadline_us(slice);
+        header.payload_checksum = KNOWS_HEADS;
         let batch = self.slices.at(slice).batch;
         let list = &self.batches.at(batch.index).asked.list[from as usize..(from + count) as usize];
         let start = self.bytes.len();
@@ -153,9 +161,9 @@ impl Client {
         if header.items != count {
             return None;
         }
-        let there = Bitmap::decode(body, count)?;
+        let (there, heads) = Bitmap::decode_two(body, count)?;
         let batch = self.slices.at(slice).batch;
-        self.batches.at(batch.index).asked.answer(from as usize, &there);
+        self.batches.at(batch.index).asked.answer(from as usize, &there, heads.as_ref());
         self.settle(slice, Status::Ok);
         Some(())
     }
@@ -165,6 +173,12 @@ impl Client {
     #[must_use]
     pub fn found(&self, batch: BatchId) -> &[bool] {
         self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.asked.found)
+    }
+
+    /// Those of [`Self::found`] that name stripes, by their positions: whether these are there too is another question.
+    #[must_use]
+    pub fn found_heads(&self, batch: BatchId) -> &[usize] {
+        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.asked.heads)
     }
 
     /// The objects of a complete [`Self::submit_asks`] that nobody answered for, by their positions, and why.

@@ -6,7 +6,7 @@ use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{COPY, FLAG_AHEAD, FLAG_ALL, Header};
+use crate::frame::{COPY, FLAG_AHEAD, FLAG_ALL, Header, KNOWS_HEADS};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
@@ -153,7 +153,7 @@ impl Client {
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Asks(_, from, count)) => self.send_asked(lane, first.index, from, count),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::DropCopy(_)) => {
+            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::DropCopy(_)) => {
                 self.send_digests(lane, Operation::Remove);
             }
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
@@ -232,11 +232,12 @@ impl Client {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
-            let wanted = (flags_of(&request), self.argument_of(next.index));
-            if count > 0 && wanted != (flags, header.argument) {
+            let says = self.says_beside(operation, &request);
+            let wanted = (flags_of(&request), self.argument_of(next.index), says);
+            if count > 0 && wanted != (flags, header.argument, header.payload_checksum) {
                 break;
             }
-            (flags, header.argument) = wanted;
+            (flags, header.argument, header.payload_checksum) = wanted;
             DigestItem { digest }.encode(&mut self.bytes);
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
@@ -246,9 +247,17 @@ impl Client {
             count += 1;
         }
         header.flags |= flags;
-        header.payload_checksum = self.knows_copies(operation);
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
+    }
+
+    /// What a question about objects says in the place of its payload's checksum, as it has none.
+    fn says_beside(&self, operation: Operation, request: &Request) -> u64 {
+        match (operation, request) {
+            (Operation::Exists, _) => KNOWS_HEADS,
+            (Operation::Remove, Request::RemoveHeadOf(_, version)) => version.0,
+            _ => self.knows_copies(operation),
+        }
     }
 
     /// One frame, one answer for each slice, under its own id, with its payload.
@@ -441,6 +450,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
         | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest))
+        | (Operation::Remove, Request::RemoveHeadOf(digest, _))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
         | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
         _ => None,
@@ -451,7 +461,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
 const fn flags_of(request: &Request) -> u32 {
     match request {
         Request::Prefetch(_) => FLAG_AHEAD,
-        Request::GetHead(..) | Request::RemoveHead(_) | Request::PeekRange(..) => FLAG_ALL,
+        Request::GetHead(..) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::PeekRange(..) => FLAG_ALL,
         _ => 0,
     }
 }

@@ -254,18 +254,12 @@ impl Client {
             return Err(Broken);
         }
         match operation {
-            Operation::Remove => {
+            Operation::Remove | Operation::Exists | Operation::Discard => {
                 let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(Broken)?;
                 for (position, &slice) in slices.iter().enumerate() {
                     let striped = heads.as_ref().is_some_and(|heads| heads.get(position));
                     let status = if there.get(position) { Status::Ok } else { Status::NotFound };
                     self.settle(slice, if striped { Status::Striped } else { status });
-                }
-            }
-            Operation::Exists | Operation::Discard => {
-                let bits = Bitmap::decode(body, header.items).ok_or(Broken)?;
-                for (position, &slice) in slices.iter().enumerate() {
-                    self.settle(slice, if bits.get(position) { Status::Ok } else { Status::NotFound });
                 }
             }
             Operation::Size => {

@@ -34,6 +34,7 @@ impl Client {
             | Request::PeekRange(digest, ..)
             | Request::GetHead(digest, _)
             | Request::RemoveHead(digest)
+            | Request::RemoveHeadOf(digest, _)
             | Request::Begin(digest, ..)
             | Request::Fill(digest, ..)
             | Request::Seal(digest, ..)

@@ -202,6 +202,8 @@ pub enum Request {
     GetHead(Digest, Local),
     /// Remove it, also if it names stripes.
     RemoveHead(Digest),
+    /// Remove it, also if it names stripes, if it is this version. `NotFound` where it is another.
+    RemoveHeadOf(Digest, Version),
     /// The second owner is to keep these bytes too, as this entry says: see [`super::Client::set_seconds`].
     PutCopy(Digest, Local, u32),
     /// The second owner is to drop its copy.

@@ -26,8 +26,8 @@ pub(super) enum Replies {
     Lookups(Vec<LookupReply>),
     /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
-    /// What is there.
-    Found(Vec<bool>),
+    /// What is there, and of that what names stripes, where the asker knows of those and there are any.
+    Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
 }
 
@@ -59,7 +59,7 @@ impl Replies {
             Self::Commits(operation, _) => *operation,
             Self::Lookups(_) => Operation::Lookup,
             Self::Bits(..) => Operation::Remove,
-            Self::Found(_) => Operation::Exists,
+            Self::Found(..) => Operation::Exists,
             Self::Sizes(_) => Operation::Size,
         }
     }
@@ -142,11 +142,7 @@ impl Service {
                 replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
                 replies.len()
             }
-            Replies::Found(bits) => {
-                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
-                bits.len()
-            }
-            Replies::Bits((bits, heads), _) => {
+            Replies::Found(bits, heads) | Replies::Bits((bits, heads), _) => {
                 Bitmap::encode(bits.iter().copied(), &mut self.bytes);
                 Bitmap::encode(heads, &mut self.bytes);
                 bits.len()

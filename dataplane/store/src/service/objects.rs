@@ -1,6 +1,6 @@
 //! Objects over streams: Exists, Size, Remove, Get, Put.
 
-use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::frame::{FLAG_ALL, Header, KNOWS_HEADS};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{
     Bitmap, DigestItem, GetItem, Item, Operation, PutAck, Puts, RangeItem, SizeReply, decode_puts,
@@ -113,34 +113,47 @@ impl Service {
         };
         let until_ns = self.wants_ahead(header);
         let count = items.len();
-        let mut bits = Vec::with_capacity(count);
+        let (mut bits, mut heads) = (Vec::with_capacity(count), Vec::new());
         match &self.store {
-            Some(store) => store.exist(items.clone().map(|item| item.digest), |_, here| bits.push(here)),
+            Some(store) => store.exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
+                if is_head {
+                    heads.resize(count, false);
+                    heads[bits.len()] = true;
+                }
+                bits.push(here);
+            }),
             None => bits.resize(count, false),
         }
         if self.asker_tenant.is_some() {
             for (bit, item) in bits.iter_mut().zip(items.clone()) {
                 *bit &= !self.is_foreign(item.digest);
             }
+            heads.iter_mut().zip(&bits).for_each(|(head, bit)| *head &= *bit);
         }
         if self.tiered.is_some() && self.asker_tenant.is_none() {
-            for (bit, item) in bits.iter_mut().zip(items.clone()).filter(|(bit, _)| !**bit) {
+            for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
                 if let Some(view) = self.on_ssd(item.digest) {
                     if let Some(until_ns) = until_ns {
                         self.prefetch(&view, until_ns, false);
                     }
                     *bit = true;
+                    if view.names_parts {
+                        heads.resize(count, false);
+                        heads[at] = true;
+                    }
                 }
             }
         }
+        heads.truncate(if header.payload_checksum & KNOWS_HEADS == 0 { 0 } else { count });
         let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
         let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
         if !elsewhere.is_empty() {
-            self.ask_former(peer, header.request, Replies::Found(bits), elsewhere);
+            self.ask_former(peer, header.request, Replies::Found(bits, heads), elsewhere);
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
+        Bitmap::encode(heads, &mut self.bytes);
         self.answer_items(peer, Operation::Exists, header, start, count);
         Ok(PayloadTo::Discard)
     }
@@ -164,8 +177,10 @@ impl Service {
             self.refuse(peer, Operation::Remove, header.request, Status::Busy);
             return Ok(PayloadTo::Discard);
         }
-        // What is another's stays, and is said not to be there; so does what names stripes, of which that is said.
-        let foreign: Vec<bool> = digests.iter().map(|digest| self.is_foreign(*digest)).collect();
+        // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
+        // what names stripes stays too, and that is said.
+        let foreign = |digest: &Digest| self.is_foreign(*digest) || !self.is_meant(header, *digest);
+        let foreign: Vec<bool> = digests.iter().map(foreign).collect();
         let is_head = |(digest, foreign): (&Digest, &bool)| {
             header.flags & FLAG_ALL == 0
                 && !foreign
@@ -212,6 +227,12 @@ impl Service {
         Bitmap::encode(heads, &mut self.bytes);
         self.answer_items(peer, Operation::Remove, header, start, digests.len());
         Ok(PayloadTo::Discard)
+    }
+
+    /// Whether an object is of the version that a removal names, if it names one.
+    fn is_meant(&self, header: &Header, digest: Digest) -> bool {
+        let version = || Some(self.store.as_ref()?.peek(digest)?.version.0);
+        header.flags & FLAG_ALL == 0 || header.payload_checksum == 0 || version() == Some(header.payload_checksum)
     }
 
     pub(super) fn size(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {

@@ -1,6 +1,7 @@
 //! Long objects among nodes of different sizes: what a batch says of each, and what one that never fits leaves alone.
 
-use kvplane::{AsyncClient, Buffer, Client, Near, NodeId, Put, Region, RegionOptions, Slice, Status};
+use kvplane::{AsyncClient, Buffer, Client, ClientConfig, Near, NodeId, Put, Region, RegionOptions, Slice, Status};
+use kvplane_proto::client::Request;
 use kvplane_proto::map::OwnerTable;
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
@@ -143,4 +144,56 @@ fn what_never_fits_takes_nobodys_place() {
     let fits = vec![9; 30 << 20];
     assert!(matches!(client.put(b"fits", &fits), Ok(Put::Stored(_))));
     assert!(client.get(b"fits").unwrap() == Some(fits));
+}
+
+/// What exists, size and a list say of the object under this key.
+fn asked(client: &mut Client, key: &str) -> Vec<bool> {
+    let (mut cursor, mut listed) = (None, false);
+    loop {
+        let page = client.list(cursor).unwrap();
+        listed |= page.keys.iter().any(|info| info.key == key.as_bytes());
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    let many = client.batch_exists(&["nobody", key]).unwrap();
+    let ahead = client.batch_exists_ahead(&[key]).unwrap();
+    let [alone, size] = [client.exists(key.as_bytes()).unwrap(), client.size(key.as_bytes()).unwrap().is_some()];
+    vec![listed, many[1], ahead[0], alone, size]
+}
+
+/// Others push more and more of a long object out. Whoever asks about it is told what a get says; and a get that finds
+/// it broken takes away what is left, so that it can be put again.
+#[test]
+fn a_long_object_that_lost_a_stripe_is_there_for_nobody() {
+    let place = Workplace::new("broken");
+    let _cluster = cluster(&place, &["64M"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut lost = 0;
+    for (round, way) in [Way::Tcp, Way::Shm].into_iter().cycle().enumerate().take(16) {
+        let config = ClientConfig { stripe_bytes: 1 << 20, ..place.client_config(way) };
+        let mut client = Client::connect(&config).unwrap();
+        let later = AsyncClient::connect(&config).unwrap();
+        let long = value("long", 16 << 20);
+        client.put(b"long", &long).unwrap();
+        for other in 0..20 + 4 * round {
+            client.put(format!("other-{round}-{other}").as_bytes(), &vec![7; 1 << 20]).unwrap();
+        }
+        let mut answers = asked(&mut client, "long");
+        answers.extend(runtime.block_on(later.batch_exists(&["long"])).unwrap());
+        let got = client.get(b"long").unwrap();
+        assert!(answers.iter().all(|there| *there == got.is_some()), "round {round}: {answers:?}, {}", got.is_some());
+        assert!(got.is_none_or(|bytes| bytes == long), "round {round}");
+        if !answers[0] {
+            lost += 1;
+            let digest = client.digest(b"long").unwrap();
+            let head = client.run(&[Request::RemoveHead(digest)]).unwrap();
+            assert_eq!(head[0].status, Status::NotFound, "round {round}: a get takes the head away");
+            assert!(matches!(client.put(b"long", &long), Ok(Put::Stored(_))), "round {round}");
+            assert!(asked(&mut client, "long").iter().all(|there| *there), "round {round}");
+        }
+        client.remove(b"long").unwrap();
+    }
+    assert!(lost > 0, "others never took a stripe");
 }

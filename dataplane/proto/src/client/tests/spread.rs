@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::rig::{Object, Rig, SECOND_NS, Seen, digest, local, map, push_name, shared_config, stream_config};
 use crate::client::{Config, PutBook, Request, SubmitOptions};
-use crate::frame::{COPY, KNOWS_COPIES};
+use crate::frame::{COPY, KNOWS_COPIES, KNOWS_HEADS};
 use crate::ids::{Epoch, NodeId};
 use crate::limits::Limits;
 use crate::map::ClusterMap;
@@ -161,14 +161,14 @@ fn a_second_owner_that_dies_costs_nothing_but_a_try() {
     assert!(rig.client.counters().second_chosen > 0);
 }
 
-/// Other questions know nothing of copies.
+/// Other questions know nothing of copies. What an `Exists` says in that place is that it knows of heads.
 #[test]
 fn only_gets_say_that_they_know_of_copies() {
     let mut rig = rig(stream_config());
     first(&mut rig);
     let batch = rig.submit(&[Request::Exists(digest(0))]);
     for sent in rig.frames() {
-        assert_eq!((sent.header.payload_checksum, sent.header.argument & COPY), (0, 0));
+        assert_eq!((sent.header.payload_checksum, sent.header.argument & COPY), (KNOWS_HEADS, 0));
         assert_eq!(sent.items::<DigestItem>().len(), 1);
         rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
     }

@@ -102,7 +102,7 @@ impl Service {
         self.settle(slot, |replies, item| match replies {
             Replies::Put(status, _) | Replies::Bits(_, status) => *status = why,
             Replies::Commits(_, replies) => replies[item].status = why,
-            Replies::Lookups(_) | Replies::Found(_) | Replies::Sizes(_) => {}
+            Replies::Lookups(_) | Replies::Found(..) | Replies::Sizes(_) => {}
         });
     }
 

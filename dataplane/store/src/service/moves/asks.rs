@@ -112,7 +112,7 @@ impl Service {
             let known = here.or_else(|| matches!(there.0, Status::Ok | Status::Striped).then_some(there));
             self.moves.counters.misses += u64::from(known.is_none());
             self.settle(slot, |replies, item| match (replies, known) {
-                (Replies::Found(bits), Some(_)) => bits[item] = true,
+                (Replies::Found(bits, _), Some(_)) => bits[item] = true,
                 (Replies::Sizes(replies), Some((status, bytes))) => replies[item] = SizeReply { status, bytes },
                 _ => {}
             });

@@ -1,8 +1,10 @@
 //! Objects over streams.
 
-use kvplane_proto::frame::Header;
+use kvplane_proto::frame::{FLAG_ALL, Header, KNOWS_HEADS};
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::{DigestItem, GetItem, IdItem, Item, Kind, Operation, PutItem, SizeReply};
+use kvplane_proto::message::{
+    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, SizeReply,
+};
 use kvplane_proto::{Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, POOL_BYTES, Rig, Said, body_of, digest, digests, pool_place};
@@ -355,4 +357,56 @@ fn a_small_put_comes_along_with_its_frame_over_shared_memory() {
     assert_eq!(rig.answer().status(), Status::Corrupt);
     assert!(!rig.exists(shared, 2));
     rig.assert_idle();
+}
+
+fn put_part(rig: &mut Rig, peer: PeerKey, key: u8, part: Part) -> u64 {
+    let options = PutOptions { part, replace: true, ..PutOptions::default() };
+    let body = body_of([PutItem::plain(digest(key), 40).with_options(&options)]);
+    rig.offer(peer, Operation::Put, &body, 40);
+    rig.done(peer);
+    // Beside the answer there may be bytes for the end of its place.
+    let answer =
+        rig.drain().into_iter().find_map(|said| if let Said::Answer(answer) = said { Some(answer) } else { None });
+    let answer = answer.expect("an answer");
+    assert_eq!(answer.status(), Status::Ok);
+    answer.header.argument
+}
+
+/// Asks with something in the place of the payload's checksum.
+fn ask_with(rig: &mut Rig, peer: PeerKey, operation: Operation, keys: &[u8], (beside, flags): (u64, u32)) -> Answer {
+    let body = digests(keys.iter().copied());
+    let mut header = Header::request(Kind::Request(operation), RequestId { index: 77, generation: 1 });
+    (header.payload_checksum, header.flags) = (beside, flags);
+    let header = header.with_body(&body, keys.len());
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    rig.answer()
+}
+
+#[test]
+fn who_knows_of_heads_is_told_which_objects_are_such() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.put(peer, 1, 100);
+    put_part(&mut rig, peer, 2, Part::Head);
+    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 2, 3], (KNOWS_HEADS, 0));
+    assert_eq!(answer.body, [0b011, 0b010]);
+    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 3], (KNOWS_HEADS, 0));
+    assert_eq!(answer.body, [0b01], "there is no head among them");
+    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 2, 3], (0, 0));
+    assert_eq!(answer.body, [0b011], "an older client does not know");
+}
+
+#[test]
+fn a_head_is_removed_as_one_version_only() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let old = put_part(&mut rig, peer, 2, Part::Head);
+    let new = put_part(&mut rig, peer, 2, Part::Head);
+    assert_ne!(old, new);
+    let answer = ask_with(&mut rig, peer, Operation::Remove, &[2], (old, FLAG_ALL));
+    assert_eq!(answer.bits(), [false]);
+    assert!(rig.exists(peer, 2), "what was put meanwhile stays");
+    let answer = ask_with(&mut rig, peer, Operation::Remove, &[2], (new, FLAG_ALL));
+    assert_eq!(answer.bits(), [true]);
+    assert!(!rig.exists(peer, 2));
 }
