@@ -7,6 +7,7 @@
 //! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
 //! plane in the same life before, as a firewall refuses, or drops, too.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -81,15 +82,17 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
             }
             Some(Ok((life, found))) = open.join_next() => {
                 asked.remove(&life);
-                if reached.contains_key(&life) {
-                    tell(&control, life, found);
-                } else if found == Found::Somebody {
-                    reached.insert(life, true);
-                } else {
-                    let tried = tries.entry(life).or_insert(0);
-                    *tried += 1;
-                    if *tried == TRIES {
-                        reached.insert(life, false);
+                match reached.entry(life) {
+                    Entry::Occupied(_) => tell(&control, life, found),
+                    Entry::Vacant(first) if found == Found::Somebody => {
+                        first.insert(true);
+                    }
+                    Entry::Vacant(first) => {
+                        let tried = tries.entry(life).or_insert(0);
+                        *tried += 1;
+                        if *tried == TRIES {
+                            first.insert(false);
+                        }
                     }
                 }
             }
