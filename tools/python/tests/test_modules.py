@@ -165,6 +165,38 @@ print(store.get("k"), store.get_replica_desc("k")[0].is_memory_replica())
                 process.terminate()
                 process.wait(30)
 
+    def test_modules_by_the_original_s_names(self):
+        from mooncake import cli, cli_bench, cli_client, transfer_engine_topology_dump
+
+        self.assertIs(cli.main, cli.master)
+        self.assertIs(cli_client.main, cli.client)
+        self.assertIs(cli_bench.main, cli.transfer_engine_bench)
+        self.assertIs(transfer_engine_topology_dump.main, cli.topology_dump)
+        said = bed.python("import runpy; runpy.run_module('mooncake.transfer_engine_topology_dump', run_name='main')")
+        self.assertEqual(said, "")
+
+    def test_arrays_behind_each_other(self):
+        import array
+        import ctypes
+
+        from mooncake._fast_copy import concat_arrays_into
+
+        arrays = [array.array("i", range(count)) for count in (3, 0, 1000, 7)]
+        whole = b"".join(one.tobytes() for one in arrays)
+        memory = ctypes.create_string_buffer(len(whole) + 1)
+        at = ctypes.addressof(memory)
+        self.assertEqual(concat_arrays_into(arrays, at, len(whole)), len(whole))
+        self.assertEqual(memory.raw, whole + b"\0")
+        self.assertEqual(concat_arrays_into(arrays, at, len(whole), 2, 1, 4), 4000)
+        self.assertEqual(memory.raw[:4000], arrays[2].tobytes())
+        self.assertEqual(concat_arrays_into(arrays, at, len(whole), 9), 0)
+        with self.assertRaisesRegex(ValueError, f"need {len(whole)} bytes, got {len(whole) - 1}"):
+            concat_arrays_into(arrays, at, len(whole) - 1)
+        with self.assertRaisesRegex(TypeError, r"arrays\[1\]"):
+            concat_arrays_into([arrays[0], 5], at, len(whole))
+        with self.assertRaises(TypeError):
+            concat_arrays_into(tuple(arrays), at, len(whole))
+
     def test_the_topology(self):
         said = bed.python("from mooncake import cli; cli.topology_dump()")
         self.assertIn("cpu:0", json.loads(said))

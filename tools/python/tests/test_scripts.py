@@ -216,6 +216,30 @@ print("ok")
             process.wait()
             self.assertTrue(_goes(metadata))
 
+    def test_a_client_waits_for_its_master(self):
+        master, client = free_ports(2)
+        with tempfile.TemporaryDirectory() as directory:
+            words = (f"--master_server_address=127.0.0.1:{master}", f"--port={client}", "--global_segment_size=16MB")
+            process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT.format(call="client"), *words],
+                env=environment(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for cleanup in (process.stdout.close, process.stderr.close, process.wait, process.kill):
+                self.addCleanup(cleanup)
+            self.assertTrue(any("waits for the master" in line for line in process.stderr))
+            self.start(directory, "master", f"--port={master}", "--metrics_port=0")
+            self.assertIn("ready", process.stdout.readline())
+            # One that waits ends when it has to.
+            other = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT.format(call="client"), f"--master_server_address=127.0.0.1:{client}"],
+                env=environment(directory), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+            for cleanup in (other.stderr.close, other.wait, other.kill):
+                self.addCleanup(cleanup)
+            self.assertTrue(any("waits for the master" in line for line in other.stderr))
+            other.terminate()
+            self.assertEqual(other.wait(60), 1)
+
     def test_two_copies_with_two_clients(self):
         master, one, other = free_ports(3)
         with tempfile.TemporaryDirectory() as directory:

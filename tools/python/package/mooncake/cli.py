@@ -1,5 +1,7 @@
 """The console scripts of the original, mapped onto `kvplane`. A flag without a meaning here is said, and goes by."""
 
+import contextlib
+import io
 import os
 import pathlib
 import shutil
@@ -64,6 +66,10 @@ def master():
     if truth("enable_http_metadata_server", values.get("enable_http_metadata_server", "false")):
         _metadata(values)
     become(*words)
+
+
+#: The original's name of the function.
+main = master
 
 
 def _at(host, number):
@@ -188,6 +194,10 @@ _CLIENT = {
 }
 
 
+#: How long `mooncake_client` waits before it looks for its master again, in seconds.
+_AGAIN_S = 1.0
+
+
 def client():
     """`mooncake_client`: gives memory of this process to a cluster, until it is told to end."""
     about = "gives memory of this process to a cluster, until it is told to end"
@@ -208,12 +218,18 @@ def client():
         "enable_client_http_server": truth("enable_http_server", values.get("enable_http_server", "false")),
         "client_http_port": port("http_port", values.get("http_port", "9300")),
     }
-    code = store.setup(config)
-    if code != 0:
-        return 1
     ended = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: ended.set())
+    code = store.setup(config)
+    if code != 0 and store._away:
+        print("kvplane: mooncake_client waits for the master, until it is there or this process has to end", file=sys.stderr)
+    while code != 0:
+        # A master that starts later is found; what else is wrong stays so.
+        if not store._away or ended.wait(_AGAIN_S):
+            return 1
+        with contextlib.redirect_stderr(io.StringIO()):
+            code = store.setup(config)
     try:
         published = _clients.publish(number, config["master_server_addr"], config["tenant_id"])
     except OSError as error:
@@ -257,8 +273,9 @@ def transfer_engine_bench():
 def topology_dump():
     """`transfer_engine_topology_dump`: which RDMA devices serve which memory, as JSON."""
     about = "which RDMA devices serve which memory, as JSON"
-    flags(sys.argv[1:], {}, about, "transfer_engine_topology_dump")
+    known = {"device_name": "only these devices, separated by commas"}
+    values = flags(sys.argv[1:], known, about, "transfer_engine_topology_dump")
     from mooncake.engine import TransferEngine
 
-    print(TransferEngine().get_local_topology())
+    print(TransferEngine().get_local_topology(values.get("device_name")))
     return 0

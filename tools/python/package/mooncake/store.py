@@ -157,6 +157,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._hostname = ""
         self._segment = ""
         self._setting_up = threading.Lock()
+        #: Whether the last `setup` failed for want of a control plane, and may go well later.
+        self._away = False
         self._reading = {}
         self._writing = Writing()
         self._registered_pool = None
@@ -288,6 +290,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if self._native is not None:
             _say("setup: this store was set up already; close it first")
             return INTERNAL_ERROR
+        self._away = False
         if _protocols.refused("setup", *protocol):
             return INVALID_PARAMS
         if offload:
@@ -296,6 +299,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             native = _native.Store(master=master or None, cluster=cluster, tenant=tenant)
         except (ConnectionError, ValueError) as error:
             _say(f"setup: {error}")
+            self._away = isinstance(error, ConnectionError)
             return -900
         if segment > 0:
             joined = native.join(segment, hostname)
