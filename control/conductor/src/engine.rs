@@ -107,7 +107,15 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
                 Some(parent) => Some(hash(parent)?),
                 None => None,
             };
-            let hashes = hashes(fields.get("block_hashes", 1)?)?;
+            let mut hashes = hashes(fields.get("block_hashes", 1)?)?;
+            let told = fields.get("token_ids", 3).and_then(Value::array).map_or(0, <[_]>::len);
+            if ends_in_part(hashes.len(), told, block_tokens) {
+                // Everything else counts blocks as full: no request reuses a part of one.
+                hashes.pop();
+                if hashes.is_empty() {
+                    return Some(None);
+                }
+            }
             // A hash depends on the adapter already, and removals do not name it: requests name none either.
             let lora = String::new();
             Some(Some(CacheEvent::Stored { lora, salt: String::new(), tier, parent, hashes }))
@@ -127,6 +135,14 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
         "AllBlocksCleared" => Some(Some(CacheEvent::Cleared)),
         _ => None,
     }
+}
+
+/// Whether the last of this many blocks holds fewer tokens than a block has, by the number of tokens in the event. An event
+/// may leave the tokens out.
+fn ends_in_part(blocks: usize, tokens: usize, block_tokens: u32) -> bool {
+    let block_tokens = block_tokens as usize;
+    let full = blocks.saturating_mul(block_tokens);
+    tokens < full && tokens > full.saturating_sub(block_tokens)
 }
 
 /// The first block of what was stored, where it begins a prompt and its tokens are told.

@@ -117,6 +117,34 @@ fn maps_of_vllm_are_read() {
     assert_eq!(read_batch(&list.bytes(), 16), Some(expected));
 }
 
+/// A part of a block at the end of a prompt is no block: nobody reuses 48 tokens of a prompt of 40.
+#[test]
+fn a_last_block_that_is_not_full_is_left_out() {
+    let event = |tokens: i64, blocks: i64| {
+        Pack::List(vec![
+            text("BlockStored"),
+            Pack::List((1..=blocks).map(Pack::Int).collect()),
+            Pack::Nil,
+            Pack::List((0..tokens).map(Pack::Int).collect()),
+            Pack::Int(16),
+        ])
+    };
+    let whole = |tokens, blocks| {
+        let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event(tokens, blocks)])]);
+        let read = read_batch(&batch.bytes(), 16).expect("a batch");
+        match &read.events[..] {
+            [] => 0,
+            [CacheEvent::Stored { hashes, .. }] => hashes.len(),
+            others => panic!("{others:?}"),
+        }
+    };
+    for (tokens, blocks, full) in
+        [(40, 3, 2), (33, 3, 2), (47, 3, 2), (48, 3, 3), (32, 2, 2), (16, 1, 1), (15, 1, 0), (1, 1, 0), (0, 3, 3)]
+    {
+        assert_eq!(whole(tokens, blocks), full, "{tokens} tokens in {blocks} blocks");
+    }
+}
+
 /// Older engines, and SGLang with its signed numbers: tuples that end early.
 #[test]
 fn tuples_are_read_however_short() {
