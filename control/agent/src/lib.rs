@@ -62,8 +62,8 @@ pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
 pub use transfer::{
-    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, MemoryRails, Metrics, Opcode, PathChange,
-    RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment,
+    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, MemoryRails, Metrics, Opcode, OwnAddress,
+    PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment,
     SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
     TransferEngineConfig, TransferRequest, TransportChoice, Use,
 };

@@ -1,11 +1,11 @@
 //! An engine as C holds it, its start and its end.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvplane::{Environment, TransferEngine, TransferEngineConfig};
+use kvplane::{Environment, OwnAddress, TransferEngine, TransferEngineConfig};
 
 use crate::batches::Batches;
 use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
@@ -43,28 +43,16 @@ fn config(metadata: &str, server_name: &str, host: Option<&str>, port: u64) -> R
     let p2p = metadata == "P2PHANDSHAKE";
     // With handshakes the name is an address too, `host:port`, whose port does not count.
     let wanted = host.filter(|host| !host.is_empty()).unwrap_or(if p2p { server_name } else { "" });
-    let host = wanted.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(wanted, |(host, _)| host);
-    let ip = address(host)?;
+    let OwnAddress { listen, announce, .. } = OwnAddress::resolve(wanted, None);
     Ok(TransferEngineConfig {
-        listen: SocketAddr::new(ip, if p2p { 0 } else { port }),
-        open_to_network: !ip.is_loopback(),
+        listen: SocketAddr::new(listen, if p2p { 0 } else { port }),
+        open_to_network: !listen.is_loopback(),
+        announce,
         metadata: metadata.to_owned(),
         name: (!p2p).then(|| server_name.to_owned()),
         environment,
         ..TransferEngineConfig::default()
     })
-}
-
-fn address(host: &str) -> Result<IpAddr, String> {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    if host.is_empty() || host == "localhost" {
-        return Ok(Ipv4Addr::LOCALHOST.into());
-    }
-    if let Ok(ip) = host.parse() {
-        return Ok(ip);
-    }
-    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.next();
-    found.map(|address| address.ip()).ok_or_else(|| format!("{host} has no address"))
 }
 
 /// Files may be opened when they were asked for. Without effect for other transports.
@@ -231,5 +219,37 @@ pub(crate) unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *
 pub(crate) unsafe extern "C" fn enableGracefulShutdown(engine: *mut c_void) {
     if !engine.is_null() {
         guarded((), || shutdown::watch(engine));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_start_on_any_spelling_of_an_address() {
+        for (host, listen, announced) in [
+            ("::1", "::1", None),
+            ("[::1]", "::1", None),
+            ("[::1]:12345", "::1", None),
+            ("::1%lo", "::1", None),
+            ("2001:db8::102", "::", Some("2001:db8::102")),
+            ("2001:db8::1234:5", "::", Some("2001:db8::1234:5")),
+            ("203.0.113.7:12345", "0.0.0.0", Some("203.0.113.7")),
+            ("127.0.0.1", "127.0.0.1", None),
+        ] {
+            // In the place of the host, and as the name where there is no host.
+            for made in [config("P2PHANDSHAKE", "name", Some(host), 0), config("P2PHANDSHAKE", host, None, 0)] {
+                let made = made.expect(host);
+                assert_eq!(made.announce.map(|ip| ip.to_string()).as_deref(), announced, "{host}");
+                // A machine without IPv6 has no interface with ::1 either.
+                let other = listen == "::1" && made.listen.ip().is_unspecified();
+                assert!(other || made.listen.ip().to_string() == listen, "{host}: {}", made.listen);
+                if !other {
+                    let engine = TransferEngine::start(made).expect(host);
+                    assert_ne!(engine.local_address().port(), 0, "{host}");
+                }
+            }
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! What transfers need beside an engine: its settings from what Mooncake's users write, requests from lists, topology.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use kvplane::{Environment, Opcode, SegmentHandle, TransferEngineConfig, TransferRequest};
+use kvplane::{Environment, Opcode, OwnAddress, SegmentHandle, TransferEngineConfig, TransferRequest};
 
 /// How long a transfer may take unless `MC_TRANSFER_TIMEOUT` says otherwise, in seconds.
 const TIMEOUT_S: u64 = 30;
@@ -15,14 +15,11 @@ const TIMEOUT_S: u64 = 30;
 pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig, String> {
     let environment = Environment::of_process().map_err(|error| error.to_string())?;
     let p2p = metadata == "P2PHANDSHAKE";
-    let (bare, port) = match host.rsplit_once(':') {
-        Some((bare, port)) if !bare.contains(':') || bare.ends_with(']') => (bare, port.parse::<u16>().ok()),
-        _ => (host, None),
-    };
-    let ip = environment.bind.map_or_else(|| address(bare), Ok)?;
+    let OwnAddress { listen, announce, port } = OwnAddress::resolve(host, environment.bind);
     Ok(TransferEngineConfig {
-        listen: SocketAddr::new(ip, if p2p { 0 } else { port.unwrap_or(0) }),
-        open_to_network: !ip.is_loopback(),
+        listen: SocketAddr::new(listen, if p2p { 0 } else { port.unwrap_or(0) }),
+        open_to_network: !listen.is_loopback(),
+        announce,
         metadata: metadata.to_owned(),
         name: (!p2p).then(|| host.to_owned()),
         deadline: Duration::from_secs(timeout()?),
@@ -41,18 +38,6 @@ fn timeout() -> Result<u64, String> {
         },
         _ => Ok(TIMEOUT_S),
     }
-}
-
-fn address(host: &str) -> Result<IpAddr, String> {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    if host.is_empty() || host == "localhost" {
-        return Ok(Ipv4Addr::LOCALHOST.into());
-    }
-    if let Ok(ip) = host.parse() {
-        return Ok(ip);
-    }
-    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.next();
-    found.map(|address| address.ip()).ok_or_else(|| format!("{host} has no address"))
 }
 
 /// Transfers of one way between us and one peer.

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -297,6 +298,44 @@ class Ends(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 40)
         self.assertLess(engine.send_probe(peer.name), 0)
         self.assertEqual(engine.free_managed_buffer(at, 1 << 20), 0)
+
+    def test_addresses_of_other_machines_are_announced(self):
+        # Behind NAT and in containers no interface has the address by which peers reach the engine.
+        for host in ("203.0.113.7", "203.0.113.7:12345", "0.0.0.0", "0.0.0.0:12345", "no-such-host.invalid"):
+            with self.subTest(host):
+                engine, peer = TransferEngine(), TransferEngine()
+                self.assertEqual(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), 0)
+                self.assertEqual(peer.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+                self.assertGreater(engine.get_rpc_port(), 0)
+                # It is reached by an address that leads here, too, and moves bytes.
+                at, there = peer.allocate_managed_buffer(4096), engine.allocate_managed_buffer(4096)
+                self.assertEqual(peer.write_bytes_to_buffer(at, b"x" * 4096, 4096), 0)
+                name = f"127.0.0.1:{engine.get_rpc_port()}"
+                self.assertEqual(peer.transfer_sync_write(name, at, there, 4096), 0)
+                self.assertEqual(engine.read_bytes_from_buffer(there, 4096), b"x" * 4096)
+
+    def test_bare_ipv6_addresses(self):
+        try:
+            with socket.create_server(("::1", 0), family=socket.AF_INET6):
+                pass
+        except OSError as error:
+            self.skipTest(f"no IPv6: {error}")
+        for host in ("::1", "[::1]", "[::1]:12345", "::1%lo", "fd00::1234", "2001:db8::102", "fe80::1%lo"):
+            with self.subTest(host):
+                engine = TransferEngine()
+                self.assertEqual(engine.initialize(host, "P2PHANDSHAKE", "tcp", ""), 0)
+                self.assertEqual(engine.send_probe(f"[::1]:{engine.get_rpc_port()}"), 0)
+
+    def test_initialize_again_starts_another_engine(self):
+        engine = TransferEngine()
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        first = engine.get_rpc_port()
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        self.assertEqual(engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}"), 0)
+        self.assertNotEqual(engine.get_rpc_port(), first)
+        # One that cannot start leaves the one that is there.
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "carrier-pigeon", ""), -1)
+        self.assertEqual(engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}"), 0)
 
     def test_before_initialize(self):
         engine = TransferEngine()

@@ -77,7 +77,9 @@ class TransferEngine:
             native.close()
 
     def initialize(self, arg0, arg1, arg2, arg3, /):
-        """Starts serving on the address of the first argument; the second says where peers find each other."""
+        """Starts serving on the address of the first argument; the second says where peers find each other. An address
+        that no interface of this machine has is announced, and all addresses are listened on. A second time, another
+        engine takes the place of the first, whose memory is no longer registered."""
         arg3 = "" if arg3 is None else arg3
         for text in (arg0, arg1, arg2, arg3):
             if not isinstance(text, str):
@@ -96,16 +98,16 @@ class TransferEngine:
         return self.initialize(arg0, kind + arg1, arg2, arg3)
 
     def _start(self, host, metadata, protocol, devices):
-        if self._native is not None:
-            _say("initialize: this engine was started already")
-            return -1
         if _protocols.refused("initialize", protocol, devices):
             return -1
         try:
-            self._native = _native.Engine(host, metadata)
+            started = _native.Engine(host, metadata)
         except RuntimeError as error:
             _say(f"initialize: {error}")
             return -1
+        former, self._native = self._native, started
+        if former is not None:
+            former.close()
         return 0
 
     def get_rpc_port(self):
