@@ -86,6 +86,25 @@ fn routers_of_others_are_answered() {
     assert!(!get(http, "/services").1.contains("e0"));
 }
 
+/// Hashes of vLLM's default profile cannot be made from tokens, but questions by hash are answered.
+#[test]
+fn engines_of_any_hash_profile_register() {
+    let (_control, http) = start();
+    for (number, algorithm) in ["sha256", "xxhash", "xxhash_cbor", "builtin", "sha256_cbor"].into_iter().enumerate() {
+        let body = format!(
+            r#"{{"endpoint":"tcp://127.0.0.1:9","type":"vLLM","modelname":"m","instance_id":"e{number}","block_size":4,
+                "hash_profile":{{"algorithm":"{algorithm}","python_hash_seed":"0"}}}}"#
+        );
+        let (status, answer) = post(http, "/register", &body);
+        assert_eq!(status, "200 OK", "{algorithm}: {answer}");
+        assert_eq!(answer.contains("by_hash_only"), algorithm != "sha256_cbor", "{algorithm}: {answer}");
+    }
+    let body = r#"{"endpoint":"tcp://127.0.0.1:9","type":"vLLM","modelname":"m","instance_id":"x","block_size":4,
+        "hash_profile":{"algorithm":"md5"}}"#;
+    let (status, answer) = post(http, "/register", body);
+    assert!(status == "400 Bad Request" && answer.contains("md5") && answer.contains("sha256_cbor"), "{answer}");
+}
+
 #[test]
 fn bad_bodies_are_refused_with_what_is_wrong() {
     let (_control, http) = start();

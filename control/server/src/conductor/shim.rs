@@ -50,6 +50,8 @@ const HOLDERS: u32 = 1_024;
 const RANKS: u64 = 65_535;
 /// The longest name of a master, its tenant and its model.
 const NAME_BYTES: usize = 256;
+/// Algorithms of vLLM whose hashes cannot be made here from tokens; `sha256` is its default.
+const FOREIGN_HASHES: [&str; 4] = ["sha256", "xxhash", "xxhash_cbor", "builtin"];
 /// The longest seed of hashes.
 const SEED_BYTES: usize = 64;
 
@@ -284,17 +286,21 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
     let instance = fields.instance()?;
     let (tenant, model) = (fields.tenant()?, fields.required("modelname")?);
     let block_tokens = fields.block_tokens()?;
-    let seed = match fields.get("hash_profile") {
-        None => None,
+    let (seed, by_tokens) = match fields.get("hash_profile") {
+        None => (None, vllm),
         Some(profile) => {
             let profile = Fields(profile.as_object().ok_or_else(|| wrong("hash_profile must be an object"))?);
-            match profile.text("algorithm")?.as_deref() {
-                None | Some("sha256_cbor") => {}
+            let by_tokens = match profile.text("algorithm")?.as_deref() {
+                None | Some("sha256_cbor") => vllm,
+                // Only Python's own serialization, or another hash, gives these: questions by hash are answered, and
+                // those by tokens say `hash_mismatch` once events have told tokens.
+                Some(other) if FOREIGN_HASHES.contains(&other) => false,
                 Some(other) => {
-                    return Err(wrong(format!("hashes of {other:?} cannot be made here; of sha256_cbor can")));
+                    let known = FOREIGN_HASHES.join(", ");
+                    return Err(wrong(format!("the hash algorithm {other:?} is not vLLM's: sha256_cbor, {known}")));
                 }
-            }
-            profile.text("python_hash_seed")?
+            };
+            (profile.text("python_hash_seed")?, by_tokens)
         }
     };
     if seed.as_ref().is_some_and(|seed| seed.len() > SEED_BYTES) {
@@ -324,7 +330,11 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
     if let Some(seed) = seed {
         host.set_seed(&context, seed);
     }
-    Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh }))
+    let mut answer = json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh });
+    if !by_tokens {
+        answer["query"] = "by_hash_only".into();
+    }
+    Ok(answer)
 }
 
 fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
