@@ -1,7 +1,7 @@
 //! Where an engine listens, and which address its peers get, from the host name that a user gives it.
 //!
-//! A user may name an address that no interface of this machine has: that of a NAT gateway, of a container's host or of a
-//! Kubernetes service. Such an address is announced, and the engine listens on all addresses.
+//! A user may name an address that no interface of this machine has: that of a NAT gateway, of a container's host or of
+//! a Kubernetes service. Such an address is announced, and the engine listens on all addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -18,8 +18,8 @@ pub struct OwnAddress {
 
 impl OwnAddress {
     /// The address that `name` stands for: a host name, an IPv4 or IPv6 address, each with or without a port. An IPv6
-    /// address may be in brackets, has to be where a port follows, and may have a scope (`fe80::1%eth0`). An empty name is
-    /// that of the loopback address. `bind` is the address to listen on, where it is known otherwise.
+    /// address may be in brackets, has to be where a port follows, and may have a scope (`fe80::1%eth0`). An empty name
+    /// is that of the loopback address. `bind` is the address to listen on, where it is known otherwise.
     ///
     /// Where an interface has the address, the engine listens on it alone. Otherwise the engine listens on all
     /// addresses, and a line on standard error says so; a name that does not resolve, and an unspecified address,
