@@ -64,6 +64,12 @@ class Schedulers(unittest.TestCase):
         holders, pooled = line.query(asked)
         self.assertEqual((holders, pooled), ([("one", 0, 80 * 16, 80 * 16, False)], 80 * 16))
 
+        # An engine may hold the last block of a prompt in part: no more tokens count than are in full blocks.
+        for tokens, counted in ((40, 32), (33, 32), (48, 48), (15, 0)):
+            short = asked._replace(tokens=tokens, hashes=asked.hashes[: -(-tokens // 16)])
+            holders, pooled = line.query(short)
+            self.assertEqual((max([one.dram_tokens for one in holders], default=0), pooled), (counted, counted))
+
         booked = line.schedule("a", asked, wait=_LONGEST_S)
         self.assertIsInstance(booked, kvplane.Booked)
         self.assertEqual((booked.prefill, booked.decode, booked.reuse_tokens), ("one", "one", 80 * 16))

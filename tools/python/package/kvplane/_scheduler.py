@@ -359,11 +359,13 @@ class Scheduler:
         _check(self._native().update(booked.reservation, step, reused_tokens, took))
 
     def query(self, prompt: Prompt, *, most: int = 8, tier: str = "ssd") -> Tuple[List[Holder], int]:
-        """Who has how much of a prompt's beginning, most first, and how many tokens all and the store give together.
+        """Who has how much of a prompt's beginning, most first, and how many tokens all and the store give together. Only
+        full blocks count: of 40 tokens in blocks of 16, at most 32.
 
         `tier`: the furthest that counts, "gpu", "dram" or "ssd".
         """
-        code, found = self._native().query(self._context(prompt), prompt.hashes, most, tier)
+        full = prompt.hashes[: prompt.tokens // max(prompt.block_tokens, 1)]
+        code, found = self._native().query(self._context(prompt), full, most, tier)
         _check(code)
         found = _there(found)
         return [Holder(*holder) for holder in found["holders"]], found["pooled_tokens"]
