@@ -158,8 +158,8 @@ pub(crate) struct Control {
     /// directory.
     #[arg(long, value_name = "DIRECTORY")]
     identity: Option<PathBuf>,
-    /// Copies of each object, best effort.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    /// Nodes that may keep each object, best effort: 1, or 2 for a second copy of what puts request one of.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
     /// Directory for identities of local processes, instead of the user's runtime directory.
     #[arg(long)]

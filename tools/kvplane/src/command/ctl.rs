@@ -270,11 +270,34 @@ impl Ctl {
         } else {
             std::fs::read(file).map_err(|error| format!("{file}: {error}"))?
         };
-        match self.client()?.put_with(key.as_bytes(), &value, options)? {
-            Put::Stored(version) => println!("stored {} bytes, version {version}", value.len()),
+        let (put, copies) = self.put_counted(key.as_bytes(), &value, options)?;
+        match put {
+            Put::Stored(version) => println!("stored {} bytes, version {version}{copies}", value.len()),
             Put::Exists => println!("there is an object under {key:?} already; it was left as it is"),
         }
         Ok(())
+    }
+
+    /// Stores an object. The second is what to print of its copies, where several were requested.
+    fn put_counted(&self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<(Put, String), Failure> {
+        let wanted = options.replicas;
+        let mut client = self.client()?;
+        if wanted <= 1 {
+            return Ok((client.put_with(key, value, options)?, String::new()));
+        }
+        match client.put_replicas(key, value, options) {
+            Ok((put, copies)) if copies < wanted => {
+                let why = "see `kvplane control --replicas`, the number of nodes and their room";
+                Ok((put, format!(", {copies} of {wanted} copies: {why}")))
+            }
+            Ok((put, copies)) => Ok((put, format!(", {copies} copies"))),
+            // Over the limit of one shard it is stored in stripes, whose copies nobody counts.
+            Err(kvplane::Error::Status { status: kvplane::Status::TooLarge, .. }) => {
+                let put = client.put_with(key, value, options)?;
+                Ok((put, "; it is in stripes, whose copies are not counted".to_owned()))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn drain(&self, node: u64, wait: u64) -> Result<(), Failure> {

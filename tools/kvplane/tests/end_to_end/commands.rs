@@ -15,6 +15,9 @@ fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
     assert!(run(&["ctl", "put", "key", text(&file)]).text().starts_with("stored 3000000 bytes"));
     assert_eq!(run(&["ctl", "get", "key"]).well(), value);
     assert_eq!(run(&["ctl", "size", "key"]).text(), "3000000\n");
+    // The cluster has one node: the second copy that is requested is missing, and the command says so.
+    let twice = finish(place.command(&["ctl", "put", "--replicas", "2", "twice", "-"]), b"value").text();
+    assert!(twice.contains("1 of 2 copies"), "{twice}");
     let again = finish(place.command(&["ctl", "put", "key", "-"]), b"other");
     assert!(again.text().contains("left as it is"));
     assert_eq!(run(&["ctl", "get", "key"]).well(), value);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvplane::rpc::message::TaskState;
 use kvplane::{Client, ClientConfig, PutOptions, Scheduler};
 
-use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
+use crate::support::{Process, Way, Workplace, finish, health, http_get, text, wait_until};
 
 /// Objects, and how long each is.
 const OBJECTS: u64 = 400;
@@ -59,6 +59,8 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     for key in 0..OBJECTS {
         put_twice(&mut client, key, 0);
     }
+    let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
+    assert!(by_hand.contains(", 2 copies"), "{by_hand}");
     // What is replaced or removed has no copy left that could come back.
     for key in 0..40 {
         put_twice(&mut client, key, 1);
