@@ -13,6 +13,7 @@
 
 mod catalog;
 mod cluster;
+mod conductor;
 mod config;
 mod devices;
 mod membership;
@@ -30,6 +31,10 @@ mod tenants;
 
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 pub use cluster::Cluster;
+pub use conductor::{
+    ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MAX_CONDUCTOR_TEXT_BYTES, MasterRecord,
+    PlacementRecord, SeedRecord,
+};
 pub use config::{ClusterConfig, ConfigError, Limits};
 pub use devices::Devices;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};

@@ -12,6 +12,8 @@
 //! devices: 9 u8 | node u64 | incarnation u64 | digest u128 | since u64
 //! ```
 //!
+//! Records of the Conductor have the kinds from 16 on ([`crate::ConductorRecord`]).
+//!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
 
 use core::fmt;
@@ -21,6 +23,7 @@ use kvplane_proto::map::codec::{DecodeError, Reader, begin, put_address, put_mem
 use kvplane_proto::map::{Former, MapError, Member};
 
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
+use crate::conductor::{ConductorKey, ConductorRecord};
 use crate::devices::Devices;
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
@@ -87,6 +90,8 @@ pub enum Record {
     Tenant(Tenant),
     /// What a node's lives said of their devices.
     Devices(Devices),
+    /// What is remembered of the Conductor.
+    Conductor(ConductorRecord),
 }
 
 /// The name under which a record is stored.
@@ -104,10 +109,12 @@ pub enum RecordKey {
     Tenant(String),
     /// The devices of the node of this id.
     Devices(NodeId),
+    /// A record of the Conductor.
+    Conductor(ConductorKey),
 }
 
 impl RecordKey {
-    /// The key as bytes that sort like the keys: at most 256.
+    /// The key as bytes that sort like the keys: at most 513.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
@@ -117,6 +124,7 @@ impl RecordKey {
             Self::Layout => vec![3],
             Self::Tenant(name) => [&[8], name.as_bytes()].concat(),
             Self::Devices(node) => [&[9][..], &node.0.to_be_bytes()].concat(),
+            Self::Conductor(key) => key.to_bytes(),
         }
     }
 }
@@ -164,6 +172,7 @@ impl Record {
             Self::Layout(_) => RecordKey::Layout,
             Self::Tenant(tenant) => RecordKey::Tenant(tenant.name.clone()),
             Self::Devices(said) => RecordKey::Devices(said.node),
+            Self::Conductor(record) => RecordKey::Conductor(record.key()),
         }
     }
 
@@ -212,6 +221,7 @@ impl Record {
                 out.extend_from_slice(&((said.devices >> 64) as u64).to_le_bytes());
                 out.extend_from_slice(&said.since.0.to_le_bytes());
             }
+            Self::Conductor(record) => record.put(out),
         }
         seal(out, start);
     }
@@ -251,7 +261,10 @@ impl Record {
                 let devices = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
                 Self::Devices(Devices { node, incarnation, devices, since: Epoch(reader.u64()?) })
             }
-            kind => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
+            kind => match ConductorRecord::read(kind, &mut reader)? {
+                Some(record) => Self::Conductor(record),
+                None => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
+            },
         };
         reader.finish()?;
         Ok(record)

@@ -142,6 +142,8 @@ impl Cluster {
                 Record::Devices(said) => {
                     self.devices.insert(said.node, said);
                 }
+                // The Conductor's host begins with these.
+                Record::Conductor(_) => {}
                 Record::Segment(segment) => self.changes.push(Change::Remove(RecordKey::Segment(segment.name))),
             }
         }

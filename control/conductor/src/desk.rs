@@ -11,6 +11,7 @@
 mod asked;
 mod cache;
 mod copies;
+mod durable;
 mod error;
 mod hot;
 mod instances;
@@ -18,7 +19,7 @@ mod look;
 mod requests;
 mod times;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kvplane_proto::Digest;
@@ -33,9 +34,10 @@ use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 pub use cache::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
 pub use copies::{CopyKey, CopyState, CopyWanted};
+pub use durable::{Durable, DurableInstance};
 pub use error::DeskError;
 pub use hot::HotPrefix;
-pub use instances::{InstanceSpec, Load, Part, Registered};
+pub use instances::{InstanceSpec, Load, Part, Publisher, Registered};
 pub use look::{Candidate, Explained, Holding, Holdings, InstanceRow, PoolRow, Table};
 
 use instances::Instance;
@@ -191,6 +193,9 @@ pub struct Desk {
     by_name: BTreeMap<String, BTreeMap<Arc<str>, u64>>,
     due: Due,
     told: VecDeque<Told>,
+    /// Names of instances of which something changed that is to be remembered, and whether the placement did.
+    changed: BTreeSet<Arc<str>>,
+    placement_changed: bool,
     blocks: usize,
     next_pool: u32,
     next_request: u64,
@@ -215,6 +220,8 @@ impl Desk {
             by_name: BTreeMap::new(),
             due: Due::default(),
             told: VecDeque::new(),
+            changed: BTreeSet::new(),
+            placement_changed: false,
             blocks: 0,
             next_pool: 0,
             next_request: first >> 2,
@@ -238,6 +245,7 @@ impl Desk {
     /// Decides otherwise from now on, for every model. What is booked stays so; those who wait are looked at again.
     pub fn set_placement(&mut self, policy: Named, refuses: bool, slo: Slo, now_ns: u64) {
         (self.config.policy, self.config.refuses, self.config.books.slo) = (policy, refuses, slo);
+        self.placement_changed = true;
         self.pools.values_mut().for_each(|pool| pool.conductor.set_policy(policy.make(refuses), slo));
         self.poll(now_ns);
     }

@@ -49,6 +49,27 @@ impl Named {
         Self::Ours,
     ];
 
+    /// Its name, by which it is remembered: that of the command line.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::RoundRobin => "round-robin",
+            Self::LoadBalance => "load-balance",
+            Self::SglangLike => "sglang-like",
+            Self::DynamoLike => "dynamo-like",
+            Self::Local => "local",
+            Self::Algorithm1 => "algorithm-1",
+            Self::Ours => "kvplane",
+        }
+    }
+
+    /// The policy with this [`Self::label`].
+    #[must_use]
+    pub fn labelled(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.label() == label)
+    }
+
     /// Whether it is one that refuses whom it cannot serve as promised; promises mean nothing to the others.
     #[must_use]
     pub const fn heeds_promises(self) -> bool {

@@ -29,6 +29,7 @@ fn desk() -> Desk {
             capacity_tokens: 1 << 40,
             report_ns: 0,
             address: String::new(),
+            events: None,
         };
         desk.register(spec, 0).expect("room");
     }
@@ -122,6 +123,7 @@ fn desk_with_a_store() -> (Desk, Vec<u64>) {
             capacity_tokens: 0,
             report_ns: 0,
             address: String::new(),
+            events: None,
         };
         desk.register(spec, 0).expect("room");
         hold(&mut desk, &format!("i{at}"), 0, prompt[..1].to_vec());

@@ -6,6 +6,7 @@
 
 mod convert;
 pub(crate) mod copies;
+mod durable;
 mod master;
 mod metrics;
 mod placement;
@@ -17,16 +18,17 @@ mod subscriber;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use kvplane_cluster::Change;
 use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, PoolKey, Told};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
     Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered,
-    InstanceTable, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad,
-    RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+    InstanceTable, PrefixHolders, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule,
+    Schedule, Scheduled, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
@@ -34,10 +36,14 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 
-use master::Masters;
+use durable::Keep;
+pub(crate) use durable::Restored;
+use master::{MasterRow, MasterSpec, Masters};
 pub use placement::policy_named;
 use store_blocks::Known;
-use subscriber::{Feed, Followed};
+use subscriber::Followed;
+
+use crate::control::Control;
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
 
@@ -62,8 +68,12 @@ struct Core {
     followers: BTreeMap<String, AbortHandle>,
     /// Masters of other stores.
     masters: Masters,
+    /// Masters that were registered before this process began and are not followed yet.
+    restored_masters: Vec<MasterSpec>,
     /// By model: what its engines' hashes begin with.
-    seeds: BTreeMap<(String, String, u32), String>,
+    seeds: BTreeMap<PoolKey, String>,
+    /// Changes of masters and seeds that are not durable yet; the desk has those of instances.
+    changes: Vec<Change>,
     /// The version that watchers heard of last, and when.
     told: (u64, u64),
     /// When it is looked again.
@@ -75,6 +85,8 @@ pub(crate) struct Host {
     core: Mutex<Core>,
     /// Blocks of our own store.
     stored: Mutex<Known>,
+    /// Where the state is made durable.
+    keeper: OnceLock<Weak<Control>>,
     rearm: Notify,
     /// How many models there were, of all times: nothing is known yet of a new one's blocks in stores.
     fresh: watch::Sender<u64>,
@@ -87,27 +99,37 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new(config: DeskConfig, first: u64) -> Self {
+    /// A host that goes on with what is remembered. For `grace` nobody's silence counts.
+    ///
+    /// # Errors
+    /// When the limits do not allow all that is remembered.
+    pub(crate) fn new(config: DeskConfig, first: u64, mut restored: Restored, grace: Duration) -> Result<Self, String> {
+        let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
+        let desk = restored.desk(config, first, graced_ns)?;
+        let models = desk.models() as u64;
         let core = Core {
-            desk: Desk::new(config, first),
+            desk,
             clients: BTreeMap::new(),
             watchers: Vec::new(),
             followers: BTreeMap::new(),
             masters: Masters::default(),
-            seeds: BTreeMap::new(),
+            restored_masters: restored.masters,
+            seeds: restored.seeds.into_iter().collect(),
+            changes: Vec::new(),
             told: (0, 0),
             armed_ns: u64::MAX,
         };
-        Self {
+        Ok(Self {
             core: Mutex::new(core),
             stored: Mutex::default(),
+            keeper: OnceLock::new(),
             rearm: Notify::new(),
-            fresh: watch::channel(0).0,
+            fresh: watch::channel(models).0,
             started: Instant::now(),
             unread: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
             lost_publishers: AtomicU64::new(0),
-        }
+        })
     }
 
     fn now_ns(&self) -> u64 {
@@ -124,11 +146,24 @@ impl Host {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the desk, tells who is to be told, and sees to it that it is looked at in time.
+    /// Calls the desk, makes durable what is to be remembered, tells who is to be told, and sees to it that it is
+    /// looked at in time.
     pub(crate) fn with<T>(&self, call: impl FnOnce(&mut Desk, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+        self.call(Keep::Soon, |core, now_ns| call(&mut core.desk, now_ns))
+    }
+
+    /// The same for a call that changes what is remembered: refused while that cannot be made durable, and durable when
+    /// this returns.
+    fn change<T>(&self, call: impl FnOnce(&mut Core, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+        self.check_durable()?;
+        self.call(Keep::Now, call)
+    }
+
+    fn call<T>(&self, keep: Keep, call: impl FnOnce(&mut Core, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core();
-        let result = call(&mut core.desk, now_ns);
+        let result = call(&mut core, now_ns);
+        self.keep(&mut core, keep)?;
         core.tell(now_ns);
         if core.desk.soon_ns(now_ns).is_some_and(|soon_ns| soon_ns < core.armed_ns) {
             self.rearm.notify_one();
@@ -137,13 +172,16 @@ impl Host {
     }
 
     /// Lets time pass, for as long as it is asked to; then nobody is followed any more.
-    pub(crate) async fn run(&self) {
-        let _followers = Followers(self);
+    pub(crate) async fn run(self: Arc<Self>) {
+        let _followers = Followers(&self);
+        self.follow_restored();
         loop {
             let now_ns = self.now_ns();
             let due_ns = {
                 let mut core = self.core();
                 let due_ns = core.desk.tick(now_ns).unwrap_or(u64::MAX);
+                // A failure ends the control plane, which says so.
+                let _ = self.keep(&mut core, Keep::Soon);
                 core.tell(now_ns);
                 let loads_ns = if core.watchers.is_empty() { u64::MAX } else { core.told.1 + LOADS.as_nanos() as u64 };
                 core.armed_ns = due_ns.min(loads_ns).max(now_ns);
@@ -164,6 +202,14 @@ impl Host {
         table_out(&self.core().desk.table(now_ns))
     }
 
+    /// Whether something of what instances of a model or stores hold is not known: answers may say too little.
+    fn incomplete(&self, pool: &PoolKey) -> bool {
+        let core = self.core();
+        core.desk.incomplete(pool)
+            || !core.restored_masters.is_empty()
+            || core.masters.values().any(MasterRow::degraded)
+    }
+
     /// Whether engines of a model hash otherwise than who asks.
     fn mismatched(&self, pool: &PoolKey) -> bool {
         self.core().desk.mismatched(pool)
@@ -181,18 +227,7 @@ impl Host {
 
     /// What hashes of a model begin with.
     fn seed(&self, pool: &PoolKey) -> String {
-        let key = (pool.tenant.clone(), pool.model.clone(), pool.block_tokens);
-        self.core().seeds.get(&key).cloned().unwrap_or_else(|| "0".to_owned())
-    }
-
-    /// Remembers it, for as many models as there may be.
-    fn set_seed(&self, context: &PromptContext, seed: String) {
-        let mut core = self.core();
-        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
-        if core.seeds.len() >= SEEDS && !core.seeds.contains_key(&key) {
-            core.seeds.pop_first();
-        }
-        core.seeds.insert(key, seed);
+        self.core().seeds.get(pool).cloned().unwrap_or_else(|| "0".to_owned())
     }
 
     /// What changed in a shard of the store; `void` is whether all that was known of it is.
@@ -216,42 +251,49 @@ impl Host {
     }
 
     pub(crate) fn register(self: &Arc<Self>, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
-        self.enter(call, false)
+        self.enter(call, false, None)
     }
 
-    /// An instance registers; with `hashes` it is seen to that it hashes as questions with tokens are hashed.
-    fn enter(self: &Arc<Self>, call: RegisterInstance, hashes: bool) -> Result<InstanceRegistered, Refusal> {
+    /// An instance registers. With `is_vllm` its first blocks are compared with how questions with tokens are hashed;
+    /// `seed` is what its model's hashes begin with from now on.
+    fn enter(
+        self: &Arc<Self>,
+        call: RegisterInstance,
+        is_vllm: bool,
+        seed: Option<String>,
+    ) -> Result<InstanceRegistered, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         if let Some(source) = &call.events {
             check_source(source)?;
         }
-        let source = call.events.clone();
-        let (instance, life, block_tokens) = (call.instance.clone(), call.life, call.block_tokens);
-        let pool = PoolKey { tenant: call.tenant.clone(), model: call.model.clone(), block_tokens };
-        let hashes = hashes.then_some(pool);
-        let (models, registered) = self.with(|desk, now_ns| {
-            let models = desk.models();
-            Ok((models, desk.register(spec_in(call), now_ns)?))
+        let spec = spec_in(call, is_vllm);
+        let (pool, followed) = (spec.pool(), durable::followed(&spec));
+        let (models, registered) = self.change(|core, now_ns| {
+            let models = core.desk.models();
+            let registered = core.desk.register(spec, now_ns)?;
+            if let Some(seed) = seed {
+                core.set_seed(pool, seed);
+            }
+            Ok((models, registered))
         })?;
         if self.core().desk.models() > models {
             self.fresh.send_modify(|models| *models += 1);
         }
-        if let Some(source) = source {
-            let feed = Feed::Engine { instance, life, block_tokens, hashes };
-            self.follow(Followed { source, feed }, registered.fresh);
+        if let Some(followed) = followed {
+            self.follow(followed, !registered.again);
         }
         // It may be due before anything else.
         self.rearm.notify_one();
         Ok(InstanceRegistered { fresh: registered.fresh, doubted_after_ns: registered.doubted_after_ns })
     }
 
-    /// Follows what an instance publishes, if nobody does.
-    fn follow(self: &Arc<Self>, followed: Followed, fresh: bool) {
+    /// Follows what an instance publishes, if nobody does. With `anew` whoever follows a former registration ends.
+    fn follow(self: &Arc<Self>, followed: Followed, anew: bool) {
         let mut core = self.core();
         core.followers.retain(|_, follower| !follower.is_finished());
-        let Feed::Engine { instance, .. } = &followed.feed else { return };
+        let subscriber::Feed::Engine { instance, .. } = &followed.feed else { return };
         let instance = instance.clone();
-        if fresh && let Some(former) = core.followers.remove(&instance) {
+        if anew && let Some(former) = core.followers.remove(&instance) {
             former.abort();
         }
         if let Entry::Vacant(free) = core.followers.entry(instance) {
@@ -262,7 +304,7 @@ impl Host {
 
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<Done, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let gone = self.with(|desk, now_ns| desk.deregister(&call.instance, call.life, now_ns))?;
+        let gone = self.change(|core, now_ns| core.desk.deregister(&call.instance, call.life, now_ns))?;
         if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
             follower.abort();
         }
@@ -279,7 +321,10 @@ impl Host {
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         let (instance, life, batch) = batch_in(call);
-        let ack = self.with(|desk, now_ns| desk.cache(&instance, life, batch, now_ns))?;
+        let reports_already = self.core().desk.reports_cache(&instance);
+        let take = |core: &mut Core, now_ns| core.desk.cache(&instance, life, batch, now_ns);
+        // The first batch changes what is remembered of an instance.
+        let ack = if reports_already { self.call(Keep::Soon, take) } else { self.change(take) }?;
         Ok(convert::ack_out(ack))
     }
 
@@ -371,6 +416,17 @@ impl Drop for Followers<'_> {
 }
 
 impl Core {
+    /// Remembers what a model's hashes begin with, for as many models as there may be.
+    fn set_seed(&mut self, pool: PoolKey, seed: String) {
+        if self.seeds.get(&pool) == Some(&seed) {
+            return;
+        }
+        let full = self.seeds.len() >= SEEDS && !self.seeds.contains_key(&pool);
+        let forgotten = if full { self.seeds.pop_first() } else { None };
+        self.changes.extend(durable::seed_changes(&pool, &seed, forgotten));
+        self.seeds.insert(pool, seed);
+    }
+
     /// Sends what is to be told. Who does not read loses its stream.
     fn tell(&mut self, now_ns: u64) {
         while let Some(told) = self.desk.take_told() {

@@ -95,6 +95,8 @@ pub enum StartError {
     Store(StoreError),
     /// The settings contradict each other or the stored state.
     Cluster(ClusterError),
+    /// What is stored of the Conductor does not fit this version or its limits.
+    Conductor(String),
     /// The state in etcd cannot be used.
     Etcd(EtcdConfigError),
     /// The state is to be in etcd, and something is missing for that, or is too much.
@@ -138,6 +140,7 @@ impl fmt::Display for StartError {
             Self::Identity(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Etcd(error) => error.fmt(f),
+            Self::Conductor(reason) => write!(f, "the Conductor cannot go on with its stored state: {reason}"),
             Self::EtcdShape(reason) => f.write_str(reason),
             Self::Cluster(error) => error.fmt(f),
             Self::FirstChange(reason) => f.write_str(reason),

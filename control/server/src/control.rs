@@ -34,6 +34,7 @@ use crate::tickets::Tickets;
 use crate::tiers::Tiers;
 
 mod calls;
+mod durable;
 
 /// Program and version, as callers see it.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
@@ -227,15 +228,7 @@ impl Control {
     fn carry_out(&self, core: &mut Core) -> Result<(), Refusal> {
         while let Some(output) = core.cluster.poll_output() {
             match output {
-                Output::Persist(changes) => {
-                    if let Err(error) = core.store.commit(&changes) {
-                        let reason = error.to_string();
-                        tracing::error!("the state cannot be written: {reason}");
-                        core.failure = Some(reason.clone());
-                        self.failed.send_replace(Some(reason.clone()));
-                        return Err(Refusal::new(RefusalCode::Storage, reason));
-                    }
-                }
+                Output::Persist(changes) => self.persist(core, &changes)?,
                 Output::MapChanged(map) => {
                     tracing::info!(epoch = map.epoch.0, members = map.members.len(), "publishes a map");
                     self.maps.send_replace(frame(&MapReply { map })?);

@@ -110,6 +110,7 @@ impl Desk {
             return Err(bad(format!("instance {name:?} only decodes; its cache is not indexed")));
         };
         let first = known.events.is_none();
+        let begins_to_report = !std::mem::replace(&mut known.reports_cache, true);
         let next = known.events.unwrap_or(batch.seq);
         let clears = match batch.change {
             CacheChange::Snapshot => {
@@ -130,9 +131,12 @@ impl Desk {
                 self.counts.gaps += 1;
                 return Ok(Ack { next, wanted: Wanted::Replay });
             }
-            // The first batches are numbered 0 or 1; what came before others is not known.
+            // The first batches are numbered 0 or 1; what came before others is not known. Where something was missing
+            // already, only number 0 says that nothing came before.
             _ => {
-                known.degraded |= first && batch.seq > 1;
+                if first {
+                    known.degraded = batch.seq > u64::from(!known.degraded);
+                }
                 false
             }
         };
@@ -144,6 +148,9 @@ impl Desk {
         }
         let wanted = if known.degraded { Wanted::Snapshot } else { Wanted::Nothing };
         self.counts.batches += 1;
+        if begins_to_report {
+            self.changed.insert(name.into());
+        }
         if clears {
             self.clear(number, at)?;
         }
@@ -172,6 +179,8 @@ impl Desk {
         }
         let Some((number, at, events)) = forgotten else { return Ok(false) };
         if let (Some(at), Some(_)) = (at, events) {
+            // It may hold what it held, and is degraded until that is known again, also when it is within reach.
+            self.known(name, life)?.degraded = true;
             self.clear(number, at)?;
         }
         Ok(true)
@@ -197,6 +206,12 @@ impl Desk {
         Ok(())
     }
 
+    /// Whether an instance's cache is followed, or was ever reported.
+    #[must_use]
+    pub fn reports_cache(&self, name: &str) -> bool {
+        self.instances.get(name).is_some_and(|known| known.reports_cache)
+    }
+
     /// Instances that publish what nobody reaches.
     #[must_use]
     pub fn unreachable(&self) -> usize {
@@ -215,6 +230,20 @@ impl Desk {
             self.version += 1;
         }
         Ok(())
+    }
+
+    /// Whether something of what instances of this model hold is not known: answers may say too little.
+    #[must_use]
+    pub fn incomplete(&self, key: &PoolKey) -> bool {
+        self.pool_of(key).is_some_and(|number| self.unknown_in(number).next().is_some())
+    }
+
+    /// Instances of a pool of whose caches something is not known.
+    pub(super) fn unknown_in(&self, number: u32) -> impl Iterator<Item = &Arc<str>> {
+        let unknown = move |known: &super::Instance| {
+            known.pool == number && known.prefill.is_some() && (known.degraded || known.away)
+        };
+        self.instances.iter().filter(move |(_, known)| unknown(known)).map(|(name, _)| name)
     }
 
     /// Whether hashes of requests and of events seem to be of different kinds, of instances of this model.

@@ -46,6 +46,21 @@ pub struct InstanceSpec {
     pub report_ns: u64,
     /// Where routers reach it: not looked at, but told.
     pub address: String,
+    /// Where its events are read; none where it reports its cache by calls, or not at all. Not looked at, but kept.
+    pub events: Option<Publisher>,
+}
+
+/// Where an instance publishes what becomes of its cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publisher {
+    /// The address of its publisher.
+    pub publisher: String,
+    /// The address of its replay socket; empty for none.
+    pub replay: String,
+    /// The topic of its events; empty for all.
+    pub topic: String,
+    /// Whether it hashes as vLLM does, which its first blocks prove or disprove.
+    pub is_vllm: bool,
 }
 
 /// What an instance is told when it registers.
@@ -53,6 +68,8 @@ pub struct InstanceSpec {
 pub struct Registered {
     /// Whether nothing is known of its cache: it sends a snapshot.
     pub fresh: bool,
+    /// Whether it was registered already, in the same life.
+    pub again: bool,
     /// After how long without a report it is not chosen any more; 0 for never.
     pub doubted_after_ns: u64,
 }
@@ -89,6 +106,8 @@ pub(super) struct Instance {
     pub events: Option<u64>,
     /// Whether something of its cache is not known.
     pub degraded: bool,
+    /// Whether its cache is followed, or was ever reported.
+    pub reports_cache: bool,
     /// Whether nobody reaches what it publishes.
     pub away: bool,
     /// Times in a row that it had much less cached than it said.
@@ -98,7 +117,7 @@ pub(super) struct Instance {
 }
 
 impl InstanceSpec {
-    fn check(&self) -> Result<(), DeskError> {
+    pub(super) fn check(&self) -> Result<(), DeskError> {
         let name = self.name.len();
         if name == 0 || name > MAX_ID_BYTES {
             return Err(bad(format!("an instance's name has 1 to {MAX_ID_BYTES} bytes, not {name}")));
@@ -110,6 +129,15 @@ impl InstanceSpec {
         }
         if self.address.len() > ADDRESS_BYTES {
             return Err(bad(format!("an address of {} bytes; at most {ADDRESS_BYTES}", self.address.len())));
+        }
+        if let Some(events) = &self.events {
+            for (what, text) in
+                [("publisher", &events.publisher), ("replay socket", &events.replay), ("topic", &events.topic)]
+            {
+                if text.len() > ADDRESS_BYTES {
+                    return Err(bad(format!("a {what} of {} bytes; at most {ADDRESS_BYTES}", text.len())));
+                }
+            }
         }
         if self.block_tokens == 0 || self.block_tokens > 1 << 20 {
             return Err(bad(format!("blocks of {} tokens; 1 to {}", self.block_tokens, 1 << 20)));
@@ -154,7 +182,7 @@ impl Desk {
                 known.heard_ns = now_ns;
                 let fresh = known.events.is_none();
                 self.believe(&spec.name)?;
-                return Ok(Registered { fresh, doubted_after_ns });
+                return Ok(Registered { fresh, again: true, doubted_after_ns });
             }
         } else if self.instances.len() >= self.config.max_instances {
             return Err(DeskError::Limit { what: "instances", most: self.config.max_instances });
@@ -176,12 +204,13 @@ impl Desk {
                 return Err(error);
             }
         }
+        self.changed.insert(name.into());
         self.version += 1;
         self.poll(now_ns);
-        Ok(Registered { fresh: true, doubted_after_ns })
+        Ok(Registered { fresh: true, again: false, doubted_after_ns })
     }
 
-    fn enter(&mut self, spec: InstanceSpec, number: u32, now_ns: u64) -> Result<(), DeskError> {
+    pub(super) fn enter(&mut self, spec: InstanceSpec, number: u32, heard_ns: u64) -> Result<(), DeskError> {
         let pool = self.pools.get_mut(&number).ok_or_else(|| bad("the pool is gone"))?;
         let name: Arc<str> = spec.name.as_str().into();
         let note = |names: &mut Vec<Arc<str>>, at: usize| {
@@ -203,18 +232,20 @@ impl Desk {
             note(&mut pool.decode, at);
         }
         pool.instances += 1;
+        let reports_cache = spec.events.is_some();
         let instance = Instance {
             spec,
             pool: number,
             prefill,
             decode,
-            heard_ns: now_ns,
+            heard_ns,
             doubted: false,
             held: false,
             seq: 0,
             load: Load::default(),
             events: None,
             degraded: false,
+            reports_cache,
             away: false,
             broken: 0,
             alien: false,
@@ -243,6 +274,7 @@ impl Desk {
 
     fn remove(&mut self, name: &str) {
         let Some(instance) = self.instances.remove(name) else { return };
+        self.changed.insert(name.into());
         self.version += 1;
         let Some(pool) = self.pools.get_mut(&instance.pool) else { return };
         pool.instances -= 1;
@@ -310,7 +342,10 @@ impl Desk {
     /// When there is no such instance.
     pub fn hold(&mut self, name: &str, held: bool, now_ns: u64) -> Result<u32, DeskError> {
         let unknown = || DeskError::UnknownInstance { name: name.to_owned() };
-        self.instances.get_mut(name).ok_or_else(unknown)?.held = held;
+        let known = self.instances.get_mut(name).ok_or_else(unknown)?;
+        if std::mem::replace(&mut known.held, held) != held {
+            self.changed.insert(name.into());
+        }
         self.version += 1;
         self.let_take(name)?;
         self.poll(now_ns);
@@ -332,7 +367,7 @@ impl Desk {
     }
 
     /// Who is neither doubted nor held takes requests.
-    fn let_take(&mut self, name: &str) -> Result<(), DeskError> {
+    pub(super) fn let_take(&mut self, name: &str) -> Result<(), DeskError> {
         let Some(instance) = self.instances.get(name) else { return Ok(()) };
         let takes = !instance.doubted && !instance.held;
         let Some(pool) = self.pools.get_mut(&instance.pool) else { return Ok(()) };

@@ -20,6 +20,8 @@ const CANDIDATES: usize = 64;
 pub struct Holdings {
     /// Most first.
     pub holders: Vec<Holding>,
+    /// Instances that are not among the holders and of whose caches something is not known.
+    pub unknown: Vec<Arc<str>>,
     /// Tokens that the shared store and all instances can give together.
     pub pooled_tokens: u32,
 }
@@ -91,6 +93,8 @@ pub struct PoolRow {
     pub error_permille: u32,
     /// Whether hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
+    /// Whether something of what its instances hold is not known.
+    pub incomplete: bool,
 }
 
 /// Everything there is, but for requests.
@@ -169,7 +173,10 @@ impl Desk {
             answer.push(Holding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
         }
         answer.truncate(most);
-        Ok(Holdings { holders: answer, pooled_tokens: pooled.saturating_mul(block_tokens) })
+        let listed: BTreeSet<&Arc<str>> = answer.iter().map(|holding| &holding.instance).collect();
+        let unknown = self.unknown_in(number).filter(|name| !listed.contains(name)).cloned();
+        let unknown = unknown.take(most - answer.len()).collect();
+        Ok(Holdings { holders: answer, unknown, pooled_tokens: pooled.saturating_mul(block_tokens) })
     }
 
     /// Tokens of the beginning of a prompt that the shared store has by itself.
@@ -258,6 +265,8 @@ impl Desk {
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
             });
         }
+        let incomplete: BTreeSet<u32> =
+            self.pools.keys().copied().filter(|number| self.unknown_in(*number).next().is_some()).collect();
         let alien: BTreeSet<u32> =
             self.instances.values().filter(|known| known.alien).map(|known| known.pool).collect();
         let row = |(number, pool): (&u32, &mut super::Pool)| {
@@ -272,6 +281,7 @@ impl Desk {
                 hits: pool.hits,
                 error_permille: (pool.conductor.model().error() * 1000.0).min(1e6) as u32,
                 mismatch: pool.surprises >= MISMATCH || alien.contains(number),
+                incomplete: incomplete.contains(number),
             }
         };
         Table { version: self.version, instances, pools: self.pools.iter_mut().map(row).collect() }

@@ -30,6 +30,7 @@ pub fn spec(name: &str, part: Part) -> InstanceSpec {
         capacity_tokens: 1_000_000,
         report_ns: SECOND,
         address: format!("{name}.example:80"),
+        events: None,
     }
 }
 

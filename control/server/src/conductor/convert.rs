@@ -2,13 +2,13 @@
 
 use kvplane_conductor::desk::{
     Ack, Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Candidate, DeskError, Holdings, InstanceRow,
-    InstanceSpec, Mode, Part, PoolRow, Step, Table, Wanted, Why,
+    InstanceSpec, Mode, Part, PoolRow, Publisher, Step, Table, Wanted, Why,
 };
 use kvplane_conductor::index::{ContextKey, Tier};
 use kvplane_conductor::scheduler::ConductorError;
 use kvplane_rpc::conductor::{
-    Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, FetchSource,
-    InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
+    Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
+    FetchSource, InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
     RegisterInstance, ReportCache, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, Scheduled,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
@@ -35,7 +35,9 @@ pub(crate) fn context_in(context: PromptContext) -> ContextKey {
     ContextKey { tenant, model, lora, block_tokens, salt }
 }
 
-pub(crate) fn spec_in(call: RegisterInstance) -> InstanceSpec {
+/// `is_vllm` says that it hashes as vLLM does.
+pub(crate) fn spec_in(call: RegisterInstance, is_vllm: bool) -> InstanceSpec {
+    let events = |EventSource { publisher, replay, topic }| Publisher { publisher, replay, topic, is_vllm };
     InstanceSpec {
         name: call.instance,
         life: call.life,
@@ -51,6 +53,7 @@ pub(crate) fn spec_in(call: RegisterInstance) -> InstanceSpec {
         capacity_tokens: call.capacity_tokens,
         report_ns: call.report_ns,
         address: call.address,
+        events: call.events.map(events),
     }
 }
 
@@ -99,7 +102,16 @@ pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
         ssd_tokens: held.ssd_tokens,
         degraded: held.degraded,
     };
-    PrefixHolders { holders: holdings.holders.iter().map(holder).collect(), pooled_tokens: holdings.pooled_tokens }
+    // Those of which nothing is known that matters here may have something all the same, and are said to be degraded.
+    let unknown = |name: &std::sync::Arc<str>| PrefixHolder {
+        instance: name.to_string(),
+        gpu_tokens: 0,
+        dram_tokens: 0,
+        ssd_tokens: 0,
+        degraded: true,
+    };
+    let holders = holdings.holders.iter().map(holder).chain(holdings.unknown.iter().map(unknown)).collect();
+    PrefixHolders { holders, pooled_tokens: holdings.pooled_tokens }
 }
 
 pub(crate) fn asked_in(call: Schedule) -> Asked {

@@ -18,6 +18,7 @@ use kvplane_rpc::conductor::EventSource;
 use kvplane_rpc::{Refusal, RefusalCode};
 use tokio::task::AbortHandle;
 
+use super::durable::{Keep, master_change, master_gone};
 use super::store_blocks::{Change, Known, MEMORY, SSD};
 use super::subscriber::{self, Feed, Followed};
 use super::{Host, check_source};
@@ -56,6 +57,11 @@ pub(crate) struct MasterSpec {
 }
 
 impl MasterRow {
+    /// Whether something of its store may be missing.
+    pub(super) fn degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
+    }
+
     /// It is not followed any more; what was known goes with the task.
     pub(super) fn end(self) {
         self.task.abort();
@@ -67,6 +73,7 @@ impl Host {
     pub(crate) fn register_master(self: &Arc<Self>, spec: MasterSpec) -> Result<bool, Refusal> {
         let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
         check_source(&source)?;
+        self.check_durable()?;
         let mut core = self.core();
         match core.masters.get(&spec.name) {
             Some(known) if known.registered == spec => return Ok(false),
@@ -80,36 +87,52 @@ impl Host {
             }
             None => {}
         }
-        let degraded = Arc::new(AtomicBool::new(false));
+        core.changes.push(master_change(&spec));
+        self.keep(&mut core, Keep::Now)?;
+        drop(core);
+        self.follow_master(spec, false);
+        Ok(true)
+    }
+
+    /// Follows a master from now on. Of one that was registered before this process began, which has no replay, nothing
+    /// is known until it has cleared its parts or starts anew.
+    pub(super) fn follow_master(self: &Arc<Self>, spec: MasterSpec, was_registered: bool) {
+        let source = EventSource { publisher: spec.publisher.clone(), replay: String::new(), topic: String::new() };
+        let degraded = Arc::new(AtomicBool::new(was_registered));
         let master = Master {
             host: Arc::clone(self),
             name: spec.name.clone(),
             known: Known::default(),
             parts: BTreeSet::new(),
-            unsure: BTreeSet::new(),
+            unsure: if was_registered { BTreeSet::from([0]) } else { BTreeSet::new() },
             degraded: Arc::clone(&degraded),
         };
         let task = tokio::spawn(subscriber::follow(Arc::clone(self), Followed { source, feed: Feed::Master(master) }));
         let row = MasterRow { registered: spec.clone(), degraded, task: task.abort_handle() };
-        core.masters.insert(spec.name, row);
-        Ok(true)
+        self.core().masters.insert(spec.name, row);
     }
 
     /// A master goes. False where there is none of that name and tenant.
-    pub(crate) fn unregister_master(&self, name: &str, tenant: &str) -> bool {
+    ///
+    /// # Errors
+    /// When that cannot be made durable.
+    pub(crate) fn unregister_master(&self, name: &str, tenant: &str) -> Result<bool, Refusal> {
+        self.check_durable()?;
         let mut core = self.core();
         if core.masters.get(name).is_none_or(|known| known.registered.tenant != tenant) {
-            return false;
+            return Ok(false);
         }
+        core.changes.push(master_gone(name));
+        self.keep(&mut core, Keep::Now)?;
         let gone = core.masters.remove(name);
         drop(core);
-        gone.map(MasterRow::end).is_some()
+        Ok(gone.map(MasterRow::end).is_some())
     }
 
     /// All masters, and whether each is degraded.
     pub(crate) fn masters(&self) -> Vec<(MasterSpec, bool)> {
         let core = self.core();
-        core.masters.values().map(|row| (row.registered.clone(), row.degraded.load(Ordering::Relaxed))).collect()
+        core.masters.values().map(|row| (row.registered.clone(), row.degraded())).collect()
     }
 }
 

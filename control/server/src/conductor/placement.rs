@@ -36,11 +36,11 @@ const fn policy_out(policy: Named) -> PlacementPolicy {
 }
 
 /// No promise is 0 on the wire, and the longest time in the books.
-const fn promise_in(ns: u64) -> u64 {
+pub(super) const fn promise_in(ns: u64) -> u64 {
     if ns == 0 { u64::MAX } else { ns }
 }
 
-const fn promise_out(ns: u64) -> u64 {
+pub(super) const fn promise_out(ns: u64) -> u64 {
     if ns == u64::MAX { 0 } else { ns }
 }
 
@@ -49,7 +49,7 @@ const HEED: &str = "promises are kept by kvplane, local and algorithm-1";
 
 impl Host {
     pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
-        let requests = self.with(|desk, now_ns| desk.hold(&call.instance, call.held, now_ns))?;
+        let requests = self.change(|core, now_ns| core.desk.hold(&call.instance, call.held, now_ns))?;
         tracing::info!(instance = call.instance, held = call.held, requests, "an operator changes who takes requests");
         Ok(InstanceHeld { requests })
     }
@@ -61,8 +61,8 @@ impl Host {
             let reason = format!("{:?} refuses nobody, whatever is promised; {HEED}", call.policy);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        self.with(|desk, now_ns| {
-            desk.set_placement(policy_named(call.policy), refuses, slo, now_ns);
+        self.change(|core, now_ns| {
+            core.desk.set_placement(policy_named(call.policy), refuses, slo, now_ns);
             Ok(())
         })?;
         tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changes how requests are placed");

@@ -12,7 +12,8 @@
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
 //! anything. What the shared store has counts as memory (`cpu`) of every instance that prefills. `hash_mismatch` says
-//! that engines of the model were seen to hash otherwise than the question was.
+//! that engines of the model were seen to hash otherwise than the question was; `degraded` says that something of what
+//! engines of the model or stores hold is not known, as after a restart of ours.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` says so. There
 //! `token_ids` may be bytes: numbers of 32 bits, little-endian.
@@ -73,7 +74,9 @@ impl From<kvplane_rpc::Refusal> for Wrong {
     fn from(refusal: kvplane_rpc::Refusal) -> Self {
         let status = match refusal.known_code() {
             Some(RefusalCode::NotFound) => StatusCode::NOT_FOUND,
-            Some(RefusalCode::LimitReached | RefusalCode::ShuttingDown) => StatusCode::SERVICE_UNAVAILABLE,
+            Some(RefusalCode::LimitReached | RefusalCode::ShuttingDown | RefusalCode::Storage) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             _ => StatusCode::BAD_REQUEST,
         };
         Self(status, refusal.reason)
@@ -311,7 +314,6 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         replay: fields.text("replay_endpoint")?.unwrap_or_default(),
         topic: String::new(),
     };
-    let context = PromptContext { tenant: tenant.clone(), model: model.clone(), block_tokens, ..Default::default() };
     let call = RegisterInstance {
         instance: instance.clone(),
         life: 0,
@@ -326,10 +328,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         events: Some(source),
     };
     // SGLang's hashes are others; nobody asks for those with tokens.
-    let registered = host.enter(call, vllm)?;
-    if let Some(seed) = seed {
-        host.set_seed(&context, seed);
-    }
+    let registered = host.enter(call, vllm, seed)?;
     let mut answer = json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh });
     if !by_tokens {
         answer["query"] = "by_hash_only".into();
@@ -340,7 +339,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
 fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let (tenant, instance) = (fields.tenant()?, fields.instance()?);
     let known = host.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
-    if !known && host.unregister_master(&instance, &tenant) {
+    if !known && host.unregister_master(&instance, &tenant)? {
         return Ok(json!({ "status": "unregistered successfully", "instance_id": instance }));
     }
     if !known {
@@ -380,7 +379,7 @@ fn with_store(host: &Host, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) 
 fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u64>) -> Result<Value, Wrong> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
-    let mismatch = host.mismatched(&pool_of(&context));
+    let (mismatch, incomplete) = (host.mismatched(&pool_of(&context)), host.incomplete(&pool_of(&context)));
     let asked = QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd };
     let holders = match host.query(&asked) {
         Ok(found) => with_store(host, found.holders, &asked),
@@ -424,6 +423,9 @@ fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u
     if mismatch {
         answer.insert("hash_mismatch".to_owned(), true.into());
     }
+    if incomplete {
+        answer.insert("degraded".to_owned(), true.into());
+    }
     Ok(Value::Object(answer))
 }
 
@@ -433,6 +435,8 @@ fn external(tenant: &str) -> &str {
 
 fn global_view(host: &Host) -> Value {
     let contexts = host.table().models.into_iter().map(|model| {
+        let pool =
+            PoolKey { tenant: model.tenant.clone(), model: model.model.clone(), block_tokens: model.block_tokens };
         json!({
             "tenant_id": external(&model.tenant),
             "model_name": model.model,
@@ -441,6 +445,7 @@ fn global_view(host: &Host) -> Value {
             "instances": model.instances,
             "waiting": model.waiting,
             "hash_mismatch": model.mismatch,
+            "degraded": host.incomplete(&pool),
         })
     });
     json!({ "contexts": contexts.collect::<Vec<_>>() })

@@ -61,6 +61,7 @@ impl Host {
                 "reused_tokens": row.hits.reused,
                 "error_permille": row.error_permille,
                 "mismatch": row.mismatch,
+                "degraded": row.incomplete,
             })
         });
         let hot = hot.iter().map(|row| {

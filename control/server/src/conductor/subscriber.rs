@@ -222,7 +222,11 @@ impl Follower {
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
         // What was published before we came, or while we were away. Numbers before it are of another life.
         let mut before = self.next;
-        self.replay(self.next.unwrap_or(0)).await?;
+        let replayed = self.replay(self.next.unwrap_or(0)).await?;
+        if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
+            // It has published nothing yet, so its cache is empty; what comes next is number 0.
+            self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
+        }
         self.is_back();
         let mut models = self.host.fresh.subscribe();
         if let Feed::Master(master) = &self.followed.feed {
@@ -267,22 +271,22 @@ impl Follower {
         self.take(seq, if missing { CacheChange::Lost } else { CacheChange::Goes }, payload)
     }
 
-    /// Takes what the engine still has of its batches from `from` on.
-    async fn replay(&mut self, from: u64) -> Result<(), Ended> {
+    /// Takes what the engine still has of its batches from `from` on. Whether it said that this was all.
+    async fn replay(&mut self, from: u64) -> Result<bool, Ended> {
         if self.followed.source.replay.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         // Without it there is a gap, which is said.
-        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(()) };
+        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(false) };
         let asked = message(&[b"", &from.to_be_bytes()]);
         if !matches!(timeout(DEADLINE, line.stream.write_all(&asked)).await, Ok(Ok(()))) {
-            return Ok(());
+            return Ok(false);
         }
         for _ in 0..REPLAYED {
-            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(()) };
-            let Some((seq, payload)) = numbered(&parts) else { return Ok(()) };
+            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(false) };
+            let Some((seq, payload)) = numbered(&parts) else { return Ok(false) };
             if seq == u64::MAX {
-                return Ok(());
+                return Ok(true);
             }
             let change = match self.next {
                 Some(next) if seq < next => continue,
@@ -293,7 +297,7 @@ impl Follower {
             };
             self.take(seq, change, payload)?;
         }
-        Ok(())
+        Ok(false)
     }
 
     fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), Ended> {

@@ -14,7 +14,7 @@ use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
 use crate::access::Access;
-use crate::conductor::{Host, copies, store_blocks};
+use crate::conductor::{Host, Restored, copies, store_blocks};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -87,24 +87,33 @@ pub(super) enum State {
     Shared(Etcd),
 }
 
-/// The Conductor's host, where one is wanted; its hashes are salted by chance.
-fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
+/// The Conductor's host, where one is wanted, with what these records say; its hashes are salted by chance. For `grace`
+/// no instance's silence counts.
+fn host(config: Option<DeskConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
     config.books.index.seed = random_u64()?;
-    Ok(Some(Arc::new(Host::new(config, random_u64()?))))
+    let restored = Restored::of(records).map_err(StartError::Conductor)?;
+    let host = Host::new(config, random_u64()?, restored, grace).map_err(StartError::Conductor)?;
+    Ok(Some(Arc::new(host)))
 }
 
 impl Rest {
     /// The control plane with this state.
     pub(super) fn control(&self, store: Store, records: Vec<Record>, keep: Keep) -> Result<Arc<Control>, StartError> {
         let tickets = self.tickets.map(|tickets| Tickets::open(&self.cluster.cluster, &tickets, keep)).transpose()?;
+        let grace = Duration::from_nanos(self.cluster.restart_grace_ns);
+        let conductor = host(self.conductor.clone(), &records, grace)?;
         let cluster = Cluster::new(self.cluster.clone(), records, 0).map_err(StartError::Cluster)?;
         let control =
             Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         let control = control.with_tenants(self.strict_tenants, self.objects.clone()).with_tickets(tickets);
         let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         let control = control.with_p2p(P2p::new(random_u64()?, random_u64()?));
-        Ok(Arc::new(control.with_conductor(host(self.conductor.clone())?)))
+        let control = Arc::new(control.with_conductor(conductor));
+        if let Some(host) = &control.conductor {
+            host.keep_in(&control);
+        }
+        Ok(control)
     }
 }
 
@@ -192,7 +201,7 @@ impl Running {
         if let Some(conductor) = control.conductor.clone() {
             parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
             parts.spawn("copies of hot prefixes", copies::make(conductor.clone(), control.clone()));
-            parts.spawn("the Conductor", async move { conductor.run().await });
+            parts.spawn("the Conductor", conductor.run());
         }
         tokio::select! {
             reason = control.run() => reason,

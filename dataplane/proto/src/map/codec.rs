@@ -42,6 +42,16 @@ pub fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
+/// Appends a text that may be longer than 255 bytes: its length in two bytes, then its bytes.
+///
+/// # Panics
+/// When the text is longer than 65,535 bytes: limits are checked before anything is encoded.
+pub fn put_long_text(out: &mut Vec<u8>, text: &str) {
+    let length = u16::try_from(text.len()).expect("a text over its limit reached the encoder");
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
 /// Appends a socket address.
 pub fn put_address(out: &mut Vec<u8>, address: &SocketAddr) {
     match address.ip() {
@@ -140,6 +150,16 @@ impl<'a> Reader<'a> {
     /// When it is cut off or not UTF-8.
     pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         let wanted_bytes = usize::from(self.u8()?);
+        self.text_of(wanted_bytes, what)
+    }
+
+    /// The next text of [`put_long_text`]. Errors as [`Self::text`].
+    pub fn long_text(&mut self, what: &'static str) -> Result<String, DecodeError> {
+        let wanted_bytes = usize::from(self.u16()?);
+        self.text_of(wanted_bytes, what)
+    }
+
+    fn text_of(&mut self, wanted_bytes: usize, what: &'static str) -> Result<String, DecodeError> {
         let left_bytes = self.rest.len();
         let (text, rest) =
             self.rest.split_at_checked(wanted_bytes).ok_or(DecodeError::Truncated { wanted_bytes, left_bytes })?;

@@ -34,7 +34,7 @@ pub(crate) enum Action {
         /// Its name.
         instance: String,
     },
-    /// Say how requests are placed from now on, for every model and until the control plane ends.
+    /// Say how requests are placed from now on, for every model, also after a restart.
     Policy(Policy),
 }
 

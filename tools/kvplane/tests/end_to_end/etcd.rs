@@ -23,6 +23,7 @@ fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
     let (identity, run) = (place.path("plane"), place.runtime());
     let control = Process::start(place.bare(&[
         "control",
+        "--conductor",
         "--cluster",
         &place.cluster,
         "--state",
@@ -252,4 +253,46 @@ fn who_was_taken_over_from_changes_nothing_any_more() {
     let tenants = ctl(&cluster.place, &cluster.addresses[again], "people", &["tenants", "list"]).text();
     assert!(!tenants.contains("1.0 MiB") && !tenants.lines().any(|line| line.starts_with("a ")), "{tenants}");
     cluster.assert_has("first", "1");
+}
+
+/// Instances that registered over HTTP, holds and the policy are state: whoever leads next begins with them, and says
+/// that it does not know yet what the instances hold.
+#[test]
+fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
+    let Some(mut cluster) = Cluster::start("desks", &[]) else { return };
+    assert_eq!(cluster.leader(), 0, "who came first leads");
+    let at = cluster.at();
+    let register = |cluster: &Cluster, plane: usize, name: &str| {
+        let body = format!(
+            r#"{{"type":"vLLM","instance_id":"{name}","modelname":"m","block_size":16,"endpoint":"tcp://127.0.0.1:9"}}"#
+        );
+        http_try(cluster.planes[plane].http(), "POST", "/register", &body).map_or(0, |(status, _)| status)
+    };
+    assert_eq!((register(&cluster, 0, "e0"), register(&cluster, 0, "e1")), (200, 200));
+    ctl(&cluster.place, &at, "people", &["conductor", "hold", "e1@0"]).well();
+    ctl(&cluster.place, &at, "people", &["conductor", "policy", "round-robin"]).well();
+
+    cluster.planes[0].kill();
+    cluster.wait_for_leader(1);
+    let shown = ctl(&cluster.place, &at, "people", &["conductor", "show", "--json"]).text();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["policy"], "round-robin", "{shown}");
+    let states: Vec<_> =
+        shown["instances"].as_array().unwrap().iter().map(|row| (&row["instance"], &row["state"])).collect();
+    assert_eq!(states.len(), 2, "{shown}");
+    assert_eq!(states[1], (&"e1@0".into(), &"held".into()), "{shown}");
+    let http = cluster.planes[1].http();
+    let (_, services) = http_try(http, "GET", "/services", "").unwrap();
+    assert_eq!(services.matches(r#""degraded":true"#).count(), 2, "{services}");
+    let query = r#"{"model":"m","block_size":16,"seq_hashes":[1,2]}"#;
+    let (_, answer) = http_try(http, "POST", "/query_by_hash", query).unwrap();
+    assert!(answer.contains(r#""degraded":true"#), "{answer}");
+
+    // While the state cannot be written nothing is registered; what is answered is durable.
+    cluster.etcd.kill();
+    let refused = || (register(&cluster, 1, "e2") != 200).then_some(());
+    assert!(wait_until(refused).is_some(), "{:?}", cluster.planes[1].said());
+    cluster.etcd.restart();
+    let again = || (register(&cluster, 1, "e3") == 200).then_some(());
+    assert!(wait_until(again).is_some(), "{:?}", cluster.planes[1].said());
 }

@@ -189,8 +189,9 @@ def _table(found: Dict[str, Any]) -> Table:
 class Instance:
     """An instance that has registered, until `close`. Any number of threads may use one.
 
-    An instance whose cache is followed over ZeroMQ (`publisher`) does not report it here. What the Conductor has
-    forgotten, after a restart of its own, raises `NotFound`: then register again.
+    An instance whose cache is followed over ZeroMQ (`publisher`) does not report it here. After a restart of the
+    Conductor it is still registered, and its next `report_cache` is told that a snapshot is wanted. One that was silent
+    for too long is lost, which raises `NotFound`: then register again.
     """
 
     def __init__(self, scheduler: "Scheduler", tenant: str, name: str, life: int, fresh: bool, doubted_after: float):

@@ -1,0 +1,313 @@
+//! What is remembered of the Conductor: registered instances, followed masters, seeds of hashes, and how it places.
+//!
+//! The cluster's own state machine keeps none of this; it only lets the records pass. The Conductor's host makes them
+//! durable before a registration is answered, and begins with them after a restart or a change of leader. The prefix
+//! index is not among them: it comes back from whoever publishes events.
+//!
+//! ```text
+//! instance:  16 u8 | life u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
+//! capacity_tokens u64 | report_ns u64 | flags u8 (1 held, 2 reports its cache, 4 has events, 8 events are vLLM's) |
+//! name, tenant, model, address, and with events publisher, replay, topic: long texts
+//! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
+//! placement: 18 u8 | ttft_ns u64 | tbt_ns u64 | policy text
+//! seed:      19 u8 | block_tokens u32 | tenant, model, seed: long texts
+//! ```
+
+use kvplane_proto::Digest;
+use kvplane_proto::map::codec::{DecodeError, Reader, put_long_text, put_text};
+
+/// The most bytes of each text in these records.
+pub const MAX_CONDUCTOR_TEXT_BYTES: usize = 512;
+/// The most bytes of a policy's name.
+const MAX_POLICY_NAME_BYTES: usize = 64;
+
+/// One durable record of the Conductor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConductorRecord {
+    /// A registered instance.
+    Instance(InstanceRecord),
+    /// A store of another kind whose events are followed.
+    Master(MasterRecord),
+    /// How requests are placed, since an operator set it.
+    Placement(PlacementRecord),
+    /// What hashes of a model begin with.
+    Seed(SeedRecord),
+}
+
+/// The name under which a record of the Conductor is stored.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConductorKey {
+    /// The instance of this name.
+    Instance(String),
+    /// The master of this name.
+    Master(String),
+    /// The placement: there is one.
+    Placement,
+    /// A digest of tenant, model and block size: see [`SeedRecord::digest`].
+    Seed(u128),
+}
+
+/// What an instance does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceDuty {
+    /// Prefills.
+    Prefill,
+    /// Decodes.
+    Decode,
+    /// Both.
+    Mixed,
+}
+
+/// A registered instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceRecord {
+    /// Its name, unique among all.
+    pub name: String,
+    /// Its life.
+    pub life: u64,
+    /// Whose requests it serves; empty for the default tenant's.
+    pub tenant: String,
+    /// The model it serves.
+    pub model: String,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Bytes of KV cache of a token as it registered; 0 for the default.
+    pub token_bytes: u64,
+    /// Bytes of KV cache of a token of its model when it registered.
+    pub pool_token_bytes: u64,
+    /// What it does.
+    pub duty: InstanceDuty,
+    /// Tokens of KV cache that it has room for.
+    pub capacity_tokens: u64,
+    /// How often it reports its load, in nanoseconds; 0 for never.
+    pub report_ns: u64,
+    /// Where routers reach it.
+    pub address: String,
+    /// Whether an operator has taken it out.
+    pub held: bool,
+    /// Whether its cache was ever reported or is followed: then nothing is known of it after a restart.
+    pub reports_cache: bool,
+    /// Where it publishes events, if it does.
+    pub events: Option<EventsRecord>,
+}
+
+/// Where an instance publishes what becomes of its cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventsRecord {
+    /// Address of its publisher.
+    pub publisher: String,
+    /// Address of its replay socket; empty for none.
+    pub replay: String,
+    /// The topic; empty for all.
+    pub topic: String,
+    /// Whether its hashes are compared with vLLM's.
+    pub is_vllm: bool,
+}
+
+/// A followed master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MasterRecord {
+    /// Its name.
+    pub name: String,
+    /// Whose.
+    pub tenant: String,
+    /// The model that it was registered for.
+    pub model: String,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Address of its publisher.
+    pub publisher: String,
+}
+
+/// How requests are placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementRecord {
+    /// The policy's name.
+    pub policy: String,
+    /// The promised time to the first token, in nanoseconds; 0 for none.
+    pub ttft_ns: u64,
+    /// The promised time between tokens, in nanoseconds; 0 for none.
+    pub tbt_ns: u64,
+}
+
+/// What hashes of a model begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeedRecord {
+    /// Whose.
+    pub tenant: String,
+    /// The model.
+    pub model: String,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// The seed.
+    pub seed: String,
+}
+
+impl SeedRecord {
+    /// A digest of tenant, model and block size, under which the seed is stored.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        let name = [self.model.as_bytes(), &self.block_tokens.to_le_bytes()].concat();
+        Digest::of(self.tenant.as_bytes(), &name).0
+    }
+}
+
+impl ConductorKey {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Instance(name) => [&[16], name.as_bytes()].concat(),
+            Self::Master(name) => [&[17], name.as_bytes()].concat(),
+            Self::Placement => vec![18],
+            Self::Seed(digest) => [&[19][..], &digest.to_be_bytes()].concat(),
+        }
+    }
+}
+
+impl ConductorRecord {
+    /// The key under which this record is stored.
+    #[must_use]
+    pub fn key(&self) -> ConductorKey {
+        match self {
+            Self::Instance(instance) => ConductorKey::Instance(instance.name.clone()),
+            Self::Master(master) => ConductorKey::Master(master.name.clone()),
+            Self::Placement(_) => ConductorKey::Placement,
+            Self::Seed(seed) => ConductorKey::Seed(seed.digest()),
+        }
+    }
+
+    /// Appends kind and contents.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Instance(instance) => put_instance(out, instance),
+            Self::Master(master) => {
+                out.push(17);
+                out.extend_from_slice(&master.block_tokens.to_le_bytes());
+                put_all(out, &[&master.name, &master.tenant, &master.model, &master.publisher]);
+            }
+            Self::Placement(placement) => {
+                out.push(18);
+                out.extend_from_slice(&placement.ttft_ns.to_le_bytes());
+                out.extend_from_slice(&placement.tbt_ns.to_le_bytes());
+                put_text(out, &placement.policy);
+            }
+            Self::Seed(seed) => {
+                out.push(19);
+                out.extend_from_slice(&seed.block_tokens.to_le_bytes());
+                put_all(out, &[&seed.tenant, &seed.model, &seed.seed]);
+            }
+        }
+    }
+
+    /// The contents of a record of this kind; nothing where it is none of these kinds.
+    pub(crate) fn read(kind: u8, reader: &mut Reader<'_>) -> Result<Option<Self>, DecodeError> {
+        Ok(Some(match kind {
+            16 => Self::Instance(instance(reader)?),
+            17 => {
+                let block_tokens = reader.u32()?;
+                let (name, tenant, model) = (text(reader)?, text(reader)?, text(reader)?);
+                Self::Master(MasterRecord { name, tenant, model, block_tokens, publisher: text(reader)? })
+            }
+            18 => {
+                let (ttft_ns, tbt_ns) = (reader.u64()?, reader.u64()?);
+                let policy = reader.text("policy")?;
+                check_length("length of a policy's name", policy.len(), MAX_POLICY_NAME_BYTES)?;
+                Self::Placement(PlacementRecord { policy, ttft_ns, tbt_ns })
+            }
+            19 => {
+                let block_tokens = reader.u32()?;
+                let (tenant, model) = (text(reader)?, text(reader)?);
+                Self::Seed(SeedRecord { tenant, model, block_tokens, seed: text(reader)? })
+            }
+            _ => return Ok(None),
+        }))
+    }
+}
+
+const HELD: u8 = 1;
+const REPORTS_CACHE: u8 = 2;
+const HAS_EVENTS: u8 = 4;
+const IS_VLLM: u8 = 8;
+
+fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
+    out.push(16);
+    out.extend_from_slice(&instance.life.to_le_bytes());
+    out.extend_from_slice(&instance.block_tokens.to_le_bytes());
+    out.extend_from_slice(&instance.token_bytes.to_le_bytes());
+    out.extend_from_slice(&instance.pool_token_bytes.to_le_bytes());
+    out.push(match instance.duty {
+        InstanceDuty::Prefill => 0,
+        InstanceDuty::Decode => 1,
+        InstanceDuty::Mixed => 2,
+    });
+    out.extend_from_slice(&instance.capacity_tokens.to_le_bytes());
+    out.extend_from_slice(&instance.report_ns.to_le_bytes());
+    let flag = |is: bool, bit: u8| if is { bit } else { 0 };
+    let events = instance.events.as_ref();
+    out.push(
+        flag(instance.held, HELD)
+            | flag(instance.reports_cache, REPORTS_CACHE)
+            | flag(events.is_some(), HAS_EVENTS)
+            | flag(events.is_some_and(|events| events.is_vllm), IS_VLLM),
+    );
+    put_all(out, &[&instance.name, &instance.tenant, &instance.model, &instance.address]);
+    if let Some(events) = events {
+        put_all(out, &[&events.publisher, &events.replay, &events.topic]);
+    }
+}
+
+fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
+    let (life, block_tokens) = (reader.u64()?, reader.u32()?);
+    let (token_bytes, pool_token_bytes) = (reader.u64()?, reader.u64()?);
+    let duty = match reader.u8()? {
+        0 => InstanceDuty::Prefill,
+        1 => InstanceDuty::Decode,
+        2 => InstanceDuty::Mixed,
+        found => return Err(DecodeError::Field { what: "what an instance does", found: found.into() }),
+    };
+    let (capacity_tokens, report_ns) = (reader.u64()?, reader.u64()?);
+    let flags = reader.u8()?;
+    let is = |bit: u8| flags & bit != 0;
+    if flags > 15 || (is(IS_VLLM) && !is(HAS_EVENTS)) {
+        return Err(DecodeError::Field { what: "flags of an instance", found: flags.into() });
+    }
+    let (name, tenant, model, address) = (text(reader)?, text(reader)?, text(reader)?, text(reader)?);
+    let events = if is(HAS_EVENTS) {
+        let (publisher, replay, topic) = (text(reader)?, text(reader)?, text(reader)?);
+        Some(EventsRecord { publisher, replay, topic, is_vllm: is(IS_VLLM) })
+    } else {
+        None
+    };
+    Ok(InstanceRecord {
+        name,
+        life,
+        tenant,
+        model,
+        block_tokens,
+        token_bytes,
+        pool_token_bytes,
+        duty,
+        capacity_tokens,
+        report_ns,
+        address,
+        held: is(HELD),
+        reports_cache: is(REPORTS_CACHE),
+        events,
+    })
+}
+
+fn put_all(out: &mut Vec<u8>, texts: &[&str]) {
+    for text in texts {
+        assert!(text.len() <= MAX_CONDUCTOR_TEXT_BYTES, "a text of {} bytes reached the encoder", text.len());
+        put_long_text(out, text);
+    }
+}
+
+fn text(reader: &mut Reader<'_>) -> Result<String, DecodeError> {
+    let text = reader.long_text("text of the Conductor")?;
+    check_length("length of a text of the Conductor", text.len(), MAX_CONDUCTOR_TEXT_BYTES)?;
+    Ok(text)
+}
+
+fn check_length(what: &'static str, bytes: usize, limit_bytes: usize) -> Result<(), DecodeError> {
+    if bytes > limit_bytes { Err(DecodeError::Field { what, found: bytes as u64 }) } else { Ok(()) }
+}

@@ -1,0 +1,284 @@
+//! What the host remembers over a restart and a change of leader: records of instances, masters, seeds, the placement.
+//!
+//! Whatever changes one of them is refused while the state cannot be written, and is durable before it is answered. An
+//! instance that is lost while the state cannot be written stays remembered until it can; should the process end before
+//! that, the instance comes back and is lost again.
+
+use std::sync::{Arc, Weak};
+
+use kvplane_cluster::{
+    Change, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord, PlacementRecord,
+    Record, RecordKey, SeedRecord,
+};
+use kvplane_conductor::desk::{Desk, DeskConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher};
+use kvplane_conductor::policy::{Named, Slo};
+use kvplane_rpc::Refusal;
+use kvplane_rpc::conductor::EventSource;
+
+use super::master::MasterSpec;
+use super::placement::{promise_in, promise_out};
+use super::subscriber::{Feed, Followed};
+use super::{Core, Host};
+use crate::control::Control;
+
+/// What the records of the Conductor say.
+#[derive(Default)]
+pub(crate) struct Restored {
+    instances: Vec<DurableInstance>,
+    pub(super) masters: Vec<MasterSpec>,
+    pub(super) seeds: Vec<(PoolKey, String)>,
+    placement: Option<(Named, Slo)>,
+}
+
+impl Restored {
+    /// Sorts them out of all records.
+    ///
+    /// # Errors
+    /// When a policy is unknown, as one of a later version is.
+    pub(crate) fn of(records: &[Record]) -> Result<Self, String> {
+        let mut restored = Self::default();
+        let ours = records.iter().filter_map(|record| match record {
+            Record::Conductor(record) => Some(record.clone()),
+            _ => None,
+        });
+        for record in ours {
+            match record {
+                ConductorRecord::Instance(record) => restored.instances.push(instance_in(record)),
+                ConductorRecord::Master(MasterRecord { name, tenant, model, block_tokens, publisher }) => {
+                    restored.masters.push(MasterSpec { name, tenant, model, block_tokens, publisher });
+                }
+                ConductorRecord::Seed(SeedRecord { tenant, model, block_tokens, seed }) => {
+                    restored.seeds.push((PoolKey { tenant, model, block_tokens }, seed));
+                }
+                ConductorRecord::Placement(PlacementRecord { policy, ttft_ns, tbt_ns }) => {
+                    let Some(policy) = Named::labelled(&policy) else {
+                        return Err(format!(
+                            "the stored policy {policy:?} is not known to this version: use the version that stored it"
+                        ));
+                    };
+                    let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns) };
+                    restored.placement = Some((policy, slo));
+                }
+            }
+        }
+        Ok(restored)
+    }
+
+    /// A desk that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of the
+    /// placement counts instead of the settings.
+    ///
+    /// # Errors
+    /// When the limits do not allow all of them.
+    pub(super) fn desk(&mut self, mut config: DeskConfig, first: u64, graced_ns: u64) -> Result<Desk, String> {
+        if let Some((policy, slo)) = self.placement {
+            if (policy, slo) != (config.policy, config.books.slo) {
+                tracing::info!(
+                    policy = policy.label(),
+                    "requests are placed as an operator set it last, not as the settings say"
+                );
+            }
+            (config.policy, config.refuses, config.books.slo) = (policy, slo != Slo::NONE, slo);
+        }
+        let mut desk = Desk::new(config, first);
+        for instance in self.instances.drain(..) {
+            let name = instance.spec.name.clone();
+            desk.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
+        }
+        Ok(desk)
+    }
+}
+
+/// When a change is made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Before the call is answered, or the call fails.
+    Now,
+    /// Now if that can be, and else with a later call: nobody is told of the change as of something that lasts.
+    Soon,
+}
+
+impl Host {
+    /// Where its state is made durable, from now on.
+    pub(crate) fn keep_in(&self, control: &Arc<Control>) {
+        // It is said once, when both are there.
+        let _ = self.keeper.set(Arc::downgrade(control));
+    }
+
+    fn keeper(&self) -> Option<Arc<Control>> {
+        self.keeper.get().and_then(Weak::upgrade)
+    }
+
+    /// Refuses a change of what is remembered while it could not be made durable.
+    pub(super) fn check_durable(&self) -> Result<(), Refusal> {
+        self.keeper().map_or(Ok(()), |control| control.check_durable())
+    }
+
+    /// Makes durable what has changed.
+    pub(super) fn keep(&self, core: &mut Core, keep: Keep) -> Result<(), Refusal> {
+        if core.changes.is_empty() && !core.desk.has_durable() {
+            return Ok(());
+        }
+        let Some(control) = self.keeper() else { return Ok(()) };
+        if keep == Keep::Soon && control.check_durable().is_err() {
+            return Ok(());
+        }
+        let mut changes = std::mem::take(&mut core.changes);
+        changes.extend(core.desk.take_durable().into_iter().map(change));
+        control.keep(&changes)
+    }
+
+    /// Follows those that were registered before this process began, unless somebody does already.
+    pub(super) fn follow_restored(self: &Arc<Self>) {
+        let (followed, masters) = {
+            let mut core = self.core();
+            let followed: Vec<Followed> = core.desk.specs().filter_map(followed).collect();
+            (followed, std::mem::take(&mut core.restored_masters))
+        };
+        followed.into_iter().for_each(|followed| self.follow(followed, false));
+        masters.into_iter().for_each(|master| self.follow_master(master, true));
+    }
+}
+
+/// What is to be followed of an instance, if it publishes events.
+pub(super) fn followed(spec: &InstanceSpec) -> Option<Followed> {
+    let events = spec.events.as_ref()?;
+    let source =
+        EventSource { publisher: events.publisher.clone(), replay: events.replay.clone(), topic: events.topic.clone() };
+    let hashes = events.is_vllm.then(|| spec.pool());
+    let (instance, life, block_tokens) = (spec.name.clone(), spec.life, spec.block_tokens);
+    Some(Followed { source, feed: Feed::Engine { instance, life, block_tokens, hashes } })
+}
+
+/// The change of a master that came.
+pub(super) fn master_change(spec: &MasterSpec) -> Change {
+    let MasterSpec { name, tenant, model, block_tokens, publisher } = spec.clone();
+    let record = MasterRecord { name, tenant, model, block_tokens, publisher };
+    Change::Put(Record::Conductor(ConductorRecord::Master(record)))
+}
+
+/// The change of a master that went.
+pub(super) fn master_gone(name: &str) -> Change {
+    Change::Remove(RecordKey::Conductor(ConductorKey::Master(name.to_owned())))
+}
+
+/// The changes of a seed that was set, and of the one that made room for it.
+pub(super) fn seed_changes(pool: &PoolKey, seed: &str, forgotten: Option<(PoolKey, String)>) -> Vec<Change> {
+    let record = |pool: &PoolKey, seed: &str| {
+        let PoolKey { tenant, model, block_tokens } = pool.clone();
+        SeedRecord { tenant, model, block_tokens, seed: seed.to_owned() }
+    };
+    let put = Change::Put(Record::Conductor(ConductorRecord::Seed(record(pool, seed))));
+    let gone = forgotten
+        .map(|(pool, seed)| Change::Remove(RecordKey::Conductor(ConductorKey::Seed(record(&pool, &seed).digest()))));
+    gone.into_iter().chain([put]).collect()
+}
+
+fn change(durable: Durable) -> Change {
+    let put = |record| Change::Put(Record::Conductor(record));
+    match durable {
+        Durable::Gone(name) => Change::Remove(RecordKey::Conductor(ConductorKey::Instance(name.to_string()))),
+        Durable::Instance(instance) => put(ConductorRecord::Instance(instance_out(*instance))),
+        Durable::Placement(policy, slo) => put(ConductorRecord::Placement(PlacementRecord {
+            policy: policy.label().to_owned(),
+            ttft_ns: promise_out(slo.ttft_ns),
+            tbt_ns: promise_out(slo.tbt_ns),
+        })),
+    }
+}
+
+fn instance_out(instance: DurableInstance) -> InstanceRecord {
+    let DurableInstance { spec, pool_token_bytes, held, reports_cache } = instance;
+    let events = |events: Publisher| {
+        let Publisher { publisher, replay, topic, is_vllm } = events;
+        EventsRecord { publisher, replay, topic, is_vllm }
+    };
+    InstanceRecord {
+        name: spec.name,
+        life: spec.life,
+        tenant: spec.tenant,
+        model: spec.model,
+        block_tokens: spec.block_tokens,
+        token_bytes: spec.token_bytes,
+        pool_token_bytes,
+        duty: match spec.part {
+            Part::Prefill => InstanceDuty::Prefill,
+            Part::Decode => InstanceDuty::Decode,
+            Part::Mixed => InstanceDuty::Mixed,
+        },
+        capacity_tokens: spec.capacity_tokens,
+        report_ns: spec.report_ns,
+        address: spec.address,
+        held,
+        reports_cache,
+        events: spec.events.map(events),
+    }
+}
+
+fn instance_in(record: InstanceRecord) -> DurableInstance {
+    let events = |events: EventsRecord| {
+        let EventsRecord { publisher, replay, topic, is_vllm } = events;
+        Publisher { publisher, replay, topic, is_vllm }
+    };
+    let spec = InstanceSpec {
+        name: record.name,
+        life: record.life,
+        tenant: record.tenant,
+        model: record.model,
+        block_tokens: record.block_tokens,
+        token_bytes: record.token_bytes,
+        part: match record.duty {
+            InstanceDuty::Prefill => Part::Prefill,
+            InstanceDuty::Decode => Part::Decode,
+            InstanceDuty::Mixed => Part::Mixed,
+        },
+        capacity_tokens: record.capacity_tokens,
+        report_ns: record.report_ns,
+        address: record.address,
+        events: record.events.map(events),
+    };
+    let (pool_token_bytes, held, reports_cache) = (record.pool_token_bytes, record.held, record.reports_cache);
+    DurableInstance { spec, pool_token_bytes, held, reports_cache }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_comes_back_as_it_was() {
+        let spec = |events| InstanceSpec {
+            name: "e".to_owned(),
+            life: 7,
+            tenant: "t".to_owned(),
+            model: "m".to_owned(),
+            block_tokens: 16,
+            token_bytes: 0,
+            part: Part::Prefill,
+            capacity_tokens: 5,
+            report_ns: 1_000_000_000,
+            address: "h:1".to_owned(),
+            events,
+        };
+        let publisher = Publisher {
+            publisher: "tcp://h:2".to_owned(),
+            replay: "tcp://h:3".to_owned(),
+            topic: "kv".to_owned(),
+            is_vllm: true,
+        };
+        for (part, held, events) in
+            [(Part::Prefill, true, None), (Part::Decode, false, Some(publisher.clone())), (Part::Mixed, true, None)]
+        {
+            let spec = InstanceSpec { part, ..spec(events) };
+            let instance = DurableInstance { spec, pool_token_bytes: 9, held, reports_cache: !held };
+            assert_eq!(instance_in(instance_out(instance.clone())), instance);
+        }
+        for policy in Named::ALL {
+            let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
+            let Change::Put(record) = change(Durable::Placement(policy, slo)) else { panic!("a record") };
+            assert_eq!(Restored::of(&[record]).expect("known").placement, Some((policy, slo)));
+        }
+        let later = PlacementRecord { policy: "later".to_owned(), ttft_ns: 0, tbt_ns: 0 };
+        let later = Record::Conductor(ConductorRecord::Placement(later));
+        assert!(Restored::of(&[later]).is_err_and(|error| error.contains("later")));
+    }
+}

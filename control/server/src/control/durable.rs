@@ -1,0 +1,32 @@
+//! How changes are made durable: those of the cluster's records, and those of the Conductor's.
+
+use kvplane_cluster::Change;
+use kvplane_rpc::{Refusal, RefusalCode};
+
+use super::{Control, Core};
+
+impl Control {
+    /// Makes changes durable, all or none. When that fails, nothing may be changed any more and the control plane
+    /// stops.
+    pub(super) fn persist(&self, core: &mut Core, changes: &[Change]) -> Result<(), Refusal> {
+        let Err(error) = core.store.commit(changes) else { return Ok(()) };
+        let reason = error.to_string();
+        tracing::error!("the state cannot be written: {reason}");
+        core.failure = Some(reason.clone());
+        self.failed.send_replace(Some(reason.clone()));
+        Err(Refusal::new(RefusalCode::Storage, reason))
+    }
+
+    /// Makes changes of the Conductor's records durable.
+    pub(crate) fn keep(&self, changes: &[Change]) -> Result<(), Refusal> {
+        self.persist(&mut *self.core()?, changes)
+    }
+
+    /// Refuses when nothing can be made durable at present.
+    pub(crate) fn check_durable(&self) -> Result<(), Refusal> {
+        match self.core()?.store.doubt() {
+            Some(reason) => Err(Refusal::new(RefusalCode::Storage, reason)),
+            None => Ok(()),
+        }
+    }
+}
