@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass
-//! what follows them on untouched, so their flags are checked by whoever gets them. For the others an unknown word is
-//! an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python`
+//! and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the others an
+//! unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;

@@ -1,8 +1,8 @@
-//! `cargo x mutations`: bugs that are planted in the product, one at a time, each of which the simulated world must find.
+//! `cargo x mutations`: bugs planted in the product, one at a time, each of which the simulated world must find.
 //!
-//! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself stays
-//! as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices is a hole
-//! in the checkers of the world, and fails the command. A build and up to two thousand seeds for each mutation take
+//! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself
+//! stays as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices
+//! is a hole in the checkers of the world, and fails the command. A build and up to two thousand seeds for each mutation take
 //! hours: a nightly command. That every mutation still fits its file is a test of every run.
 
 mod list;
@@ -38,7 +38,6 @@ impl Host {
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
-            Self::Losses => ("replicas", "losses", "KVPLANE_LOSS_SEEDS"),
         }
     }
 }
@@ -124,7 +123,8 @@ fn try_one(workspace: &Workspace, mutation: &Mutation, copy: &Path, target: &Pat
     Ok(outcome)
 }
 
-/// Copies what git tracks, as it is in the work tree; what did not change keeps its time, so that it is not built again.
+/// Copies the files that git tracks, as they are in the work tree. Unchanged files keep their time, so that they are
+/// not built again.
 fn copy_sources(root: &Path, copy: &Path) -> Result<(), Failure> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let listed = listed.map_err(|error| Failure::new(format!("git ls-files: {error}")))?;

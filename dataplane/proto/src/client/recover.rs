@@ -79,8 +79,8 @@ impl Client {
         }
     }
 
-    /// Whether another owner may take over what a request asks for, if the one that was asked is gone. Nobody takes over
-    /// a segment, nor what a former owner is asked for.
+    /// Whether another owner may take over the object of a request, if the one that was asked is gone. Nobody takes
+    /// over a segment, nor what a former owner is asked for.
     const fn has_successors(&self, request: &Request) -> bool {
         request.peer().is_none() && self.sources.is_none() && !self.config.fetches
     }

@@ -111,7 +111,6 @@ pub struct Service {
     /// Of the frame that was polled last: when its request came, and whether it waited for the SSD.
     taken: (u64, bool),
     bytes: Vec<u8>,
-    /// Tails to be written before anything else happens.
     tails: tail::TailWrites,
     /// Places of payloads that lie in several.
     places: Vec<Place>,

@@ -2,7 +2,7 @@
 
 /// Which simulation must notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Host {
+pub(super) enum Host {
     /// Shards with memory.
     World,
     /// Shards with faulty disks.
@@ -11,29 +11,27 @@ pub enum Host {
     Replicas,
     /// The same, few objects that are replaced often and read by all.
     HotObjects,
-    /// The same, nodes that die at rest.
-    Losses,
 }
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
-pub struct Mutation {
+pub(super) struct Mutation {
     /// What it is called on the command line.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// What is broken.
-    pub invariant: &'static str,
+    pub(super) invariant: &'static str,
     /// The file, from the root of the tree.
-    pub file: &'static str,
+    pub(super) file: &'static str,
     /// Text that the file has once.
-    pub find: &'static str,
+    pub(super) find: &'static str,
     /// The text in its place.
-    pub replace: &'static str,
+    pub(super) replace: &'static str,
     /// Which simulation must notice.
-    pub host: Host,
+    pub(super) host: Host,
 }
 
 /// All of them.
-pub const MUTATIONS: &[Mutation] = &[
+pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stale-reservation-is-held",
         invariant: "a descriptor carries a generation, so a late writer cannot reach reused memory",
