@@ -2,8 +2,8 @@
 //!
 //! A mutation replaces a piece of a source file, in a copy of the tree under `target/mutations`; the tree itself
 //! stays as it is. The copy is built, and its simulation runs up to [`SEEDS`] seeds. A mutation that no seed notices
-//! is a hole in the checkers of the world, and fails the command. A build and up to two thousand seeds for each mutation take
-//! hours: a nightly command. That every mutation still fits its file is a test of every run.
+//! is a hole in the checkers of the world, and fails the command. A build and up to two thousand seeds for each
+//! mutation take hours: a nightly command. That every mutation still fits its file is a test of every run.
 
 mod list;
 
