@@ -363,11 +363,9 @@ fn put_part(rig: &mut Rig, peer: PeerKey, key: u8, part: Part) -> u64 {
     let options = PutOptions { part, replace: true, ..PutOptions::default() };
     let body = body_of([PutItem::plain(digest(key), 40).with_options(&options)]);
     rig.offer(peer, Operation::Put, &body, 40);
+    rig.tails();
     rig.done(peer);
-    // Beside the answer there may be bytes for the end of its place.
-    let answer =
-        rig.drain().into_iter().find_map(|said| if let Said::Answer(answer) = said { Some(answer) } else { None });
-    let answer = answer.expect("an answer");
+    let answer = rig.answer();
     assert_eq!(answer.status(), Status::Ok);
     answer.header.argument
 }
