@@ -123,7 +123,6 @@ impl Host {
             progress = true;
             self.write_tails();
             self.ask_former(token, source, want, now_ns);
-            self.write_tails();
         }
         progress
     }
