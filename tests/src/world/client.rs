@@ -87,6 +87,9 @@ impl ClientHost {
     }
 }
 
+/// Frames that gave something back which a connection remembers, so that one is repeated when others hold its places.
+const GIVEN_BACK: usize = 32;
+
 impl World {
     /// Does what the client asks for, until it has no more or its thread is busy with a copy.
     pub(crate) fn drain_client(&mut self, index: usize) {
@@ -181,17 +184,27 @@ impl World {
         self.repeat_frame(connection, &header, body);
     }
 
-    /// A client with a bug gives back a second time, over shared memory, what it held. The shard ends its connection,
-    /// and whoever holds the same place of a table by then is not harmed.
+    /// A client with a bug gives back a second time, over shared memory, what it held some frames ago. The shard ends its
+    /// connection, and whoever holds the same place of a table by then is not harmed.
     fn repeat_frame(&mut self, index: u32, header: &Header, body: &[u8]) {
         let gives_back =
             matches!(header.kind, Kind::Request(Operation::Release | Operation::Abort | Operation::Commit));
         let Some(connection) = self.connections.get_mut(&index).filter(|_| gives_back && !self.trouble.calm) else {
             return;
         };
-        if connection.path == Path::Shared && self.streams.network.chance(self.scenario.chances.repeat_frame) {
+        let chance = self.scenario.chances.repeat_frame;
+        if connection.path != Path::Shared || chance == 0.0 {
+            return;
+        }
+        if connection.given_back.len() == GIVEN_BACK {
+            connection.given_back.pop_front();
+        }
+        connection.given_back.push_back((*header, body.to_vec()));
+        if self.streams.network.chance(chance) {
+            let at = self.streams.network.below(connection.given_back.len() as u64) as usize;
+            let (header, body) = connection.given_back[at].clone();
             connection.repeats = true;
-            self.send(index, Way::ToServer, Outgoing::new(header, body, None));
+            self.send(index, Way::ToServer, Outgoing::new(&header, &body, None));
         }
     }
 

@@ -5,7 +5,10 @@
 //! rings: without corruption, loss or partitions, and its end is seen only when a process has died or has unmapped the
 //! pool.
 
+use std::collections::VecDeque;
+
 use kvplane_proto::client::{LaneId, Path, PeerAddress};
+use kvplane_proto::frame::Header;
 use kvplane_store::service::PeerKey;
 
 use super::World;
@@ -51,6 +54,8 @@ pub(crate) struct Connection {
     pub(crate) held: Held,
     /// Its client has given something back twice, for which the shard ends it.
     pub(crate) repeats: bool,
+    /// The latest frames over shared memory that gave something back.
+    pub(crate) given_back: VecDeque<(Header, Vec<u8>)>,
 }
 
 impl Connection {
@@ -90,6 +95,7 @@ impl World {
             to_client: Pipe::default(),
             held: Held::default(),
             repeats: false,
+            given_back: VecDeque::new(),
         };
         self.connections.insert(index, connection);
         self.clients[client].lanes.insert(lane, index);
