@@ -1,4 +1,4 @@
-//! What is remembered of the Conductor: registered instances, followed masters, seeds of hashes, and how it places.
+//! Durable records of the Conductor: registered instances, followed masters, hash seeds, placement policy.
 //!
 //! The cluster's own state machine keeps none of this; it only lets the records pass. The Conductor's host makes them
 //! durable before a registration is answered, and begins with them after a restart or a change of leader. The prefix
@@ -30,7 +30,7 @@ pub enum ConductorRecord {
     Master(MasterRecord),
     /// How requests are placed, since an operator set it.
     Placement(PlacementRecord),
-    /// What hashes of a model begin with.
+    /// The hash seed of a model.
     Seed(SeedRecord),
 }
 
@@ -47,7 +47,7 @@ pub enum ConductorKey {
     Seed(u128),
 }
 
-/// What an instance does.
+/// The phases of a request that an instance runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceDuty {
     /// Prefills.
@@ -65,7 +65,7 @@ pub struct InstanceRecord {
     pub name: String,
     /// Its life.
     pub life: u64,
-    /// Whose requests it serves; empty for the default tenant's.
+    /// The tenant that it serves; empty for the default tenant.
     pub tenant: String,
     /// The model it serves.
     pub model: String,
@@ -75,7 +75,7 @@ pub struct InstanceRecord {
     pub token_bytes: u64,
     /// Bytes of KV cache of a token of its model when it registered.
     pub pool_token_bytes: u64,
-    /// What it does.
+    /// The phases that it runs.
     pub duty: InstanceDuty,
     /// Tokens of KV cache that it has room for.
     pub capacity_tokens: u64,
@@ -83,9 +83,9 @@ pub struct InstanceRecord {
     pub report_ns: u64,
     /// Where routers reach it.
     pub address: String,
-    /// Whether an operator has taken it out.
+    /// True while an operator holds it: it gets no new requests.
     pub held: bool,
-    /// Whether its cache was ever reported or is followed: then nothing is known of it after a restart.
+    /// True once its cache was reported or followed: after a restart the index has to learn it again.
     pub reports_cache: bool,
     /// Where it publishes events, if it does.
     pub events: Option<EventsRecord>,
@@ -100,7 +100,7 @@ pub struct EventsRecord {
     pub replay: String,
     /// The topic; empty for all.
     pub topic: String,
-    /// Whether its hashes are compared with vLLM's.
+    /// True where its hashes are compared with vLLM's.
     pub is_vllm: bool,
 }
 
@@ -130,7 +130,7 @@ pub struct PlacementRecord {
     pub tbt_ns: u64,
 }
 
-/// What hashes of a model begin with.
+/// The hash seed of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedRecord {
     /// Whose.

@@ -163,14 +163,14 @@ impl Cluster {
         Ok(Reply::Ticked)
     }
 
-    /// Whether a member has been silent for two heartbeat intervals.
+    /// True for a member that has been silent for two heartbeat intervals.
     fn silent_for_two(&self, node: NodeId) -> bool {
         let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
         self.silent_for(late_ns, self.now_ns).any(|member| member.node == node)
     }
 
-    /// Whether most of the members beside this one are silent too: then it is more likely that this control plane hears
-    /// nobody than that all of them died together.
+    /// True while most other members are silent too: a control plane that is cut off is then more likely than their
+    /// deaths at the same time.
     fn is_cut_off(&self, node: NodeId) -> bool {
         let others = self.rows.values().filter(|row| row.state.in_map() && row.member.node != node).count();
         let silent = self.silent(self.now_ns).filter(|member| member.node != node).count();

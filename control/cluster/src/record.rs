@@ -90,7 +90,7 @@ pub enum Record {
     Tenant(Tenant),
     /// What a node's lives said of their devices.
     Devices(Devices),
-    /// What is remembered of the Conductor.
+    /// A record of the Conductor.
     Conductor(ConductorRecord),
 }
 

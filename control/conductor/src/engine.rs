@@ -137,8 +137,8 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
     }
 }
 
-/// Whether the last of this many blocks holds fewer tokens than a block has, by the number of tokens in the event. An
-/// event may leave the tokens out.
+/// True where the last of this many blocks is not full, by the number of tokens in the event. Events may leave the
+/// tokens out.
 fn ends_in_part(blocks: usize, tokens: usize, block_tokens: u32) -> bool {
     let block_tokens = block_tokens as usize;
     let full = blocks.saturating_mul(block_tokens);

@@ -27,7 +27,7 @@ impl Kept {
         Self { desk: Desk::new(config(), 0), disk: BTreeMap::new(), placement: None }
     }
 
-    /// What a host does after each call.
+    /// Stores the changes, as a host does after each call.
     fn keep(&mut self) {
         for change in self.desk.take_durable() {
             match change {
@@ -216,7 +216,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What was remembered of each instance, by a desk that never ends.
+/// The durable state of each instance, by a desk that never ends.
 fn remembered(desk: &mut Desk, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
     let rows = desk.table(now_ns).instances;
     let specs: BTreeMap<String, InstanceSpec> = desk.specs().map(|spec| (spec.name.clone(), spec.clone())).collect();
@@ -224,8 +224,8 @@ fn remembered(desk: &mut Desk, now_ns: u64) -> Vec<(String, u64, bool, InstanceS
 }
 
 proptest! {
-    /// Whatever happens, and wherever the process is killed: the same instances are there afterwards, and one is not
-    /// degraded only if all is known of what it holds.
+    /// A kill after any step keeps the same instances, and an instance is not degraded only if the index knows all
+    /// that it holds.
     #[test]
     fn nothing_that_was_answered_is_forgotten(acts in prop::collection::vec(act(), 1..80)) {
         let mut kept = Kept::new();

@@ -152,7 +152,7 @@ impl Host {
         self.call(Keep::Soon, |core, now_ns| call(&mut core.desk, now_ns))
     }
 
-    /// The same for a call that changes what is remembered: refused while that cannot be made durable, and durable when
+    /// The same for a call that changes durable state: refused while the state cannot be written, and durable when
     /// this returns.
     fn change<T>(&self, call: impl FnOnce(&mut Core, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
         self.check_durable()?;
@@ -202,7 +202,7 @@ impl Host {
         table_out(&self.core().desk.table(now_ns))
     }
 
-    /// Whether something of what instances of a model or stores hold is not known: answers may say too little.
+    /// True while the index may lack blocks of instances of a model, or of stores: answers are lower bounds.
     fn incomplete(&self, pool: &PoolKey) -> bool {
         let core = self.core();
         core.desk.incomplete(pool)

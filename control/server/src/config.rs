@@ -95,7 +95,7 @@ pub enum StartError {
     Store(StoreError),
     /// The settings contradict each other or the stored state.
     Cluster(ClusterError),
-    /// What is stored of the Conductor does not fit this version or its limits.
+    /// A stored record of the Conductor does not fit this version or its limits.
     Conductor(String),
     /// The state in etcd cannot be used.
     Etcd(EtcdConfigError),

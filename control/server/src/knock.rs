@@ -1,6 +1,6 @@
-//! Whether members that fall silent are still there. The ports of a process that is dead refuse connections; those of
-//! one that is stopped, or of a machine that is gone, do not answer. Either way nobody needs to wait until heartbeats
-//! are missed for long, and the second owners take over within little more than a second.
+//! Probes of members that fall silent. The ports of a process that is dead refuse connections; those of one that is
+//! stopped, or of a machine that is gone, do not answer. Either way second owners take over within little more than a
+//! second, long before the deadline of heartbeats.
 //!
 //! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
 //! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
@@ -51,7 +51,7 @@ enum Found {
     Parts,
 }
 
-/// What a port says to a greeting.
+/// The answer of a port to a greeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Answer {
     Given,
@@ -149,7 +149,7 @@ fn greeting(cluster: &str, (node, incarnation): Life, shard: ShardId) -> Vec<u8>
     [&header.encode()[..], &body].concat()
 }
 
-/// Whether whoever listens at a port says anything to a greeting. That it ends the connection is an answer too.
+/// The answer of the process behind a port to a greeting. A closed connection is an answer too.
 async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
     let answer = async {
         let mut stream = match TcpStream::connect(port).await {

@@ -70,7 +70,7 @@ fn spawn(state: &Path) -> Plane {
     Plane { child, local: LocalCluster::new(name, address, authority.trust().clone(), identities), http }
 }
 
-/// What was answered with 200; nothing where it was refused, or the server was killed before the answer was whole.
+/// The answer with status 200; none where the call was refused, or the server was killed before the answer was whole.
 fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
     let body = body.to_string();
     let mut stream = std::net::TcpStream::connect(http).ok()?;
@@ -129,7 +129,7 @@ fn stored(hashes: &[u64]) -> Vec<u8> {
     pack(&json!([0.5, [["BlockStored", hashes, null, [], 4, null]]]))
 }
 
-/// What is known of an engine's blocks 1, 2, 3 and so on, in blocks, and whether the answer says that it is degraded.
+/// The number of an engine's blocks 1, 2, 3 and so on that are indexed, and whether the answer says `degraded`.
 fn held(http: SocketAddr, model: &str, name: &str) -> (u64, bool) {
     let body = json!({ "model": model, "block_size": 4, "seq_hashes": [1, 2, 3, 4, 5, 6, 7, 8] });
     let found = post(http, "/query_by_hash", &body).expect("answered");

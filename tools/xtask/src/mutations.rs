@@ -19,7 +19,7 @@ use list::{Host, MUTATIONS, Mutation};
 /// Seeds that a mutation must not survive.
 const SEEDS: &str = "2000";
 
-/// What became of a mutation.
+/// The outcome of a mutation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
     /// A seed broke a rule.

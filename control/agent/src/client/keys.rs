@@ -157,7 +157,7 @@ impl Client {
         Ok(ListPage { keys: page.keys().map(|view| KeyInfo::of(&view)).collect(), next })
     }
 
-    /// Whether it is certain that there is no such object: its owner has found all that it has, and not this.
+    /// Returns true only where the owner has recovered everything that it holds and has no such object.
     pub(super) fn is_gone(&mut self, digest: Digest) -> Result<bool, Error> {
         let from = ListFrom { walk: 0, from: 0, names: false, one: true };
         let (status, body) = self.ask_list(digest, from)?;

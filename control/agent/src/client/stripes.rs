@@ -221,7 +221,7 @@ impl Client {
         Ok(None)
     }
 
-    /// Whether a head is the one that it was: then what it names is not there, or not yet.
+    /// Returns true while the head has this version, so that a missing stripe is lost, or not recovered yet.
     fn is_still(&mut self, digest: Digest, version: Version) -> Result<bool, Error> {
         Ok(self.heads_of(&[digest])?.pop().flatten().is_none_or(|(_, now)| now == version))
     }
@@ -273,7 +273,7 @@ impl Client {
         Ok(())
     }
 
-    /// What heads say of which all stripes are there, as far as can be known without getting them.
+    /// The heads of objects whose stripes all exist, without reading them; none for objects that lack one.
     fn whole_heads(&mut self, digests: &[Digest]) -> Result<Vec<Option<Head>>, Error> {
         let heads = self.heads_of(digests)?;
         let mut heads: Vec<Option<Head>> = heads.into_iter().map(|head| Some(head?.0)).collect();

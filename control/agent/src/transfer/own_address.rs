@@ -74,7 +74,7 @@ fn any_of(ip: Option<IpAddr>) -> IpAddr {
     if ip.is_some_and(|ip| ip.is_ipv6()) { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
 }
 
-/// Whether an interface of this machine has the address. A link-local one that needs a scope counts as another's.
+/// An interface of this machine has the address. Link-local addresses that need a scope count as remote.
 fn has_interface(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }

@@ -206,7 +206,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Whether an instance's cache is followed, or was ever reported.
+    /// True once an instance's cache was reported or followed.
     #[must_use]
     pub fn reports_cache(&self, name: &str) -> bool {
         self.instances.get(name).is_some_and(|known| known.reports_cache)
@@ -232,7 +232,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Whether something of what instances of this model hold is not known: answers may say too little.
+    /// True while the index may lack blocks that instances of this model hold: answers are lower bounds.
     #[must_use]
     pub fn incomplete(&self, key: &PoolKey) -> bool {
         self.pool_of(key).is_some_and(|number| self.unknown_in(number).next().is_some())

@@ -1,4 +1,4 @@
-//! What of the desk outlives its process: registered instances, those that are held, and how requests are placed.
+//! Durable state of the desk: registered instances, those that are held, and the placement policy.
 //!
 //! After every call the host takes [`Desk::take_durable`], makes it durable, and only then answers. A new desk begins
 //! with [`Desk::restore`]. Bookings, loads and caches are not kept: schedulers ask again, instances report again, and
@@ -20,16 +20,16 @@ pub enum Durable {
     Placement(Named, Slo),
 }
 
-/// What is remembered of an instance.
+/// The durable state of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurableInstance {
     /// As it registered.
     pub spec: InstanceSpec,
     /// Bytes of KV cache of a token of its model; it may have registered with the default, 0.
     pub pool_token_bytes: u64,
-    /// Whether an operator has taken it out.
+    /// True while an operator holds it: it gets no new requests.
     pub held: bool,
-    /// Whether its cache was reported, or is followed. A new desk does not know what such an instance holds.
+    /// True once its cache was reported or followed. A new desk does not know what such an instance holds.
     pub reports_cache: bool,
 }
 
@@ -50,7 +50,7 @@ impl Desk {
         durable
     }
 
-    /// Whether [`Self::take_durable`] would give anything.
+    /// True while [`Self::take_durable`] has changes to return.
     #[must_use]
     pub fn has_durable(&self) -> bool {
         self.placement_changed || !self.changed.is_empty()

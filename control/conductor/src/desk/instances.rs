@@ -59,7 +59,7 @@ pub struct Publisher {
     pub replay: String,
     /// The topic of its events; empty for all.
     pub topic: String,
-    /// Whether it hashes as vLLM does, which its first blocks prove or disprove.
+    /// True where it hashes as vLLM does, which its first blocks prove or disprove.
     pub is_vllm: bool,
 }
 
@@ -68,7 +68,7 @@ pub struct Publisher {
 pub struct Registered {
     /// Whether nothing is known of its cache: it sends a snapshot.
     pub fresh: bool,
-    /// Whether it was registered already, in the same life.
+    /// True for an instance that was registered already, in the same life.
     pub again: bool,
     /// After how long without a report it is not chosen any more; 0 for never.
     pub doubted_after_ns: u64,
@@ -106,7 +106,7 @@ pub(super) struct Instance {
     pub events: Option<u64>,
     /// Whether something of its cache is not known.
     pub degraded: bool,
-    /// Whether its cache is followed, or was ever reported.
+    /// True once its cache was reported or followed.
     pub reports_cache: bool,
     /// Whether nobody reaches what it publishes.
     pub away: bool,

@@ -93,7 +93,7 @@ pub struct PoolRow {
     pub error_permille: u32,
     /// Whether hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
-    /// Whether something of what its instances hold is not known.
+    /// True while the index may lack blocks that its instances hold.
     pub incomplete: bool,
 }
 

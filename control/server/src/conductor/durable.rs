@@ -1,6 +1,6 @@
-//! What the host remembers over a restart and a change of leader: records of instances, masters, seeds, the placement.
+//! The Conductor over restarts and changes of leader: records of instances, masters, seeds and the placement policy.
 //!
-//! Whatever changes one of them is refused while the state cannot be written, and is durable before it is answered. An
+//! A call that changes one of them is refused while the state cannot be written, and durable before its answer. An
 //! instance that is lost while the state cannot be written stays remembered until it can; should the process end before
 //! that, the instance comes back and is lost again.
 
@@ -21,7 +21,7 @@ use super::subscriber::{Feed, Followed};
 use super::{Core, Host};
 use crate::control::Control;
 
-/// What the records of the Conductor say.
+/// The decoded records of the Conductor.
 #[derive(Default)]
 pub(crate) struct Restored {
     instances: Vec<DurableInstance>,
@@ -139,7 +139,7 @@ impl Host {
     }
 }
 
-/// What is to be followed of an instance, if it publishes events.
+/// The publisher of an instance to follow, if it publishes events.
 pub(super) fn followed(spec: &InstanceSpec) -> Option<Followed> {
     let events = spec.events.as_ref()?;
     let source =

@@ -57,7 +57,7 @@ pub(crate) struct MasterSpec {
 }
 
 impl MasterRow {
-    /// Whether something of its store may be missing.
+    /// True while the index may lack objects of its store.
     pub(super) fn degraded(&self) -> bool {
         self.degraded.load(Ordering::Relaxed)
     }

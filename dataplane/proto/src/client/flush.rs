@@ -251,7 +251,7 @@ impl Client {
         self.send(id, header, body, count, &[]);
     }
 
-    /// What a question about objects says in the place of its payload's checksum, as it has none.
+    /// The value in the place of the payload's checksum, which requests without payload do not have.
     fn says_beside(&self, operation: Operation, request: &Request) -> u64 {
         match (operation, request) {
             (Operation::Exists, _) => KNOWS_HEADS,

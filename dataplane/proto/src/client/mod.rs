@@ -162,7 +162,7 @@ struct Peer {
     near: Near,
     retries: RetryBudget,
     fences: Fences,
-    /// What the slowest hundredth of its gets takes, as an estimate; 0 before the first.
+    /// Estimated 99th percentile of the time of its gets; 0 before the first.
     tail_ns: u64,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
     pinned: bool,

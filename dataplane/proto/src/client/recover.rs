@@ -79,8 +79,8 @@ impl Client {
         }
     }
 
-    /// Whether another owner may take over the object of a request, if the one that was asked is gone. Nobody takes
-    /// over a segment, nor what a former owner is asked for.
+    /// True where another owner may take over the object of a request. Nobody takes over a segment, nor a request to a
+    /// former owner.
     const fn has_successors(&self, request: &Request) -> bool {
         request.peer().is_none() && self.sources.is_none() && !self.config.fetches
     }

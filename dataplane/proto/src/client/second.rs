@@ -30,7 +30,7 @@ const ALIKE: f64 = 2.0;
 
 /// Gets that may turn out to have left an owner too early, before others have earned more of them; in thousandths.
 const EARLY_MOST_MILLI: i64 = 64_000;
-/// What each get earns of that: 2 in 100.
+/// Budget that each get earns: 2 in 100.
 const EARLY_EARNED_MILLI: i64 = 20;
 /// A get that is slower than the estimate of the slowest hundredth raises it by 99 of these parts of itself, and one
 /// that is not lowers it by one: it settles where one in a hundred is slower.
@@ -68,7 +68,7 @@ const fn readable(request: &Request) -> Option<Digest> {
 }
 
 impl Slice {
-    /// Whether it is a get that the first owner was asked for, and nobody else.
+    /// True for a get that went to the first owner alone.
     pub(super) const fn is_get_of_first(&self) -> bool {
         matches!(self.second, Second::No) && readable(&self.request).is_some()
     }

@@ -26,7 +26,7 @@ pub(super) enum Replies {
     Lookups(Vec<LookupReply>),
     /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
-    /// What is there, and of that what names stripes, where the asker knows of those and there are any.
+    /// Bits of objects that exist, and of those that are heads; the latter are empty for old clients or without heads.
     Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
 }

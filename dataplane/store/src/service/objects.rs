@@ -229,7 +229,7 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    /// Whether an object is of the version that a removal names, if it names one.
+    /// True where a removal names no version, or the version of the object.
     fn is_meant(&self, header: &Header, digest: Digest) -> bool {
         let version = || Some(self.store.as_ref()?.peek(digest)?.version.0);
         header.flags & FLAG_ALL == 0 || header.payload_checksum == 0 || version() == Some(header.payload_checksum)

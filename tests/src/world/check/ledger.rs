@@ -66,7 +66,7 @@ impl Ledger {
         if self.loans.iter().any(covers) { Ok(()) } else { Err(not_lent(connection, usage, offset, bytes)) }
     }
 
-    /// Whether nobody reads or writes a range, as is to be where the shard itself writes.
+    /// Checks that nobody reads or writes a range in which the shard itself writes.
     pub(crate) fn is_free(&self, offset: u64, bytes: u64) -> Checked {
         let end = offset + bytes;
         match self.loans.iter().find(|loan| loan.offset < end && offset < loan.offset + loan.bytes) {

@@ -146,7 +146,7 @@ fn what_never_fits_takes_nobodys_place() {
     assert!(client.get(b"fits").unwrap() == Some(fits));
 }
 
-/// What exists, size and a list say of the object under this key.
+/// The answers of exists, size and a list about the object under this key.
 fn asked(client: &mut Client, key: &str) -> Vec<bool> {
     let (mut cursor, mut listed) = (None, false);
     loop {

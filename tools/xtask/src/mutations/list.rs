@@ -16,9 +16,9 @@ pub(super) enum Host {
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mutation {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub(super) name: &'static str,
-    /// What is broken.
+    /// The invariant that it breaks.
     pub(super) invariant: &'static str,
     /// The file, from the root of the tree.
     pub(super) file: &'static str,

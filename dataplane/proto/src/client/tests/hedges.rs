@@ -24,7 +24,7 @@ fn submit(rig: &mut Rig) -> BatchId {
     rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))])
 }
 
-/// Whether a get that its first owner does not answer is one that the second was asked for, after so long.
+/// True where a get without an answer from its first owner was hedged to the second within this time.
 fn asked_second(rig: &mut Rig, after_ns: u64) -> bool {
     let batch = submit(rig);
     let silent = rig.frames();
