@@ -184,8 +184,8 @@ impl World {
         self.repeat_frame(connection, &header, body);
     }
 
-    /// A client with a bug gives back a second time, over shared memory, what it held some frames ago. The shard ends its
-    /// connection, and whoever holds the same place of a table by then is not harmed.
+    /// A client with a bug gives back a second time, over shared memory, a pin or a reservation of some frames ago. The
+    /// shard ends its connection, and the holder of the same place of a table by then is not harmed.
     fn repeat_frame(&mut self, index: u32, header: &Header, body: &[u8]) {
         let gives_back =
             matches!(header.kind, Kind::Request(Operation::Release | Operation::Abort | Operation::Commit));
