@@ -60,6 +60,8 @@ fn seeds_that_failed_once() {
     for seed in [1022, 1090, 1157, 1159, 1165, 1168, 1178, 1196, 1226, 1076] {
         run(Scenario::of_replicas(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
+    // A copy that was wished for while an older version was on its way.
+    run(Scenario::of_wishes(69)).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.

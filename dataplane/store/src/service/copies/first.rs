@@ -58,7 +58,7 @@ pub(super) struct Owed {
 #[derive(Debug)]
 pub(super) struct Push {
     second: ShardKey,
-    version: Version,
+    pub(super) version: Version,
     pin: PinId,
     bytes: u64,
     /// Owners have changed meanwhile.

@@ -36,8 +36,8 @@ impl Service {
         if !owns(&self.owned, digest) || self.is_hidden(digest) {
             return Wished::Elsewhere;
         }
-        let here = self.store.as_ref().and_then(|store| store.peek(digest)).map(|object| object.extent.bytes);
-        let Some(bytes) = here else {
+        let object = self.store.as_ref().and_then(|store| store.peek(digest));
+        let Some((bytes, version)) = object.map(|object| (object.extent.bytes, object.version)) else {
             let Some(view) = self.on_ssd(digest) else {
                 let coming = self.is_coming(digest) || self.may_be_elsewhere(digest);
                 return if coming { Wished::Coming } else { Wished::Missing };
@@ -48,7 +48,8 @@ impl Service {
         if !self.copies.seconds.contains_key(&digest.slot()) {
             return Wished::Alone;
         }
-        let sending = self.copies.pushes.contains_key(&digest);
+        // A push of an older version, still in flight, makes no copy of this one and looks for none when it ends.
+        let sending = self.copies.pushes.get(&digest).is_some_and(|push| push.version == version);
         let Some(store) = self.store.as_mut().filter(|store| !store.is_copy(digest)) else { return Wished::Elsewhere };
         if store.is_copied(digest) && !sending {
             return Wished::There(bytes);

@@ -7,7 +7,7 @@ use kvplane_proto::message::{GetItem, Kind, Operation, PutItem, PutOptions};
 use kvplane_proto::{Limits, Status};
 
 use super::rig::{CHECKSUM, Rig, body_of, digest, digests, identity};
-use crate::service::{Fetch, FetchDone, Path, PeerKey, Want};
+use crate::service::{Fetch, FetchDone, Path, PeerKey, Want, Wished};
 
 const PUTS: u8 = 60;
 /// The pause after one failure, with what a clock of rounds adds.
@@ -180,4 +180,31 @@ fn nothing_is_waited_for_that_nobody_was_told() {
     rig.service.follow(1, &owners_of(7, 3));
     rig.ask(peer, Operation::Remove, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [true]);
+}
+
+#[test]
+fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_was_asked_for() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.service.follow(1, &owners(6));
+    let ours = |owners: &SlotOwners, key: u8| owners.owner(digest(key).slot()).map(|owner| (owner.node, owner.shard));
+    let key = (0..=255).find(|key| ours(&owners(6), *key) == Some((identity().node, identity().shard)));
+    let key = key.expect("a slot of this shard");
+    let put = |rig: &mut Rig, options: PutOptions| {
+        rig.offer(peer, Operation::Put, &body_of([PutItem::plain(digest(key), 64).with_options(&options)]), 64);
+        rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
+    };
+    put(&mut rig, PutOptions { replicas: 2, ..PutOptions::default() });
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let [Fetch { token: first, .. }] = copies(&mut rig)[..] else { panic!("one object is to be copied") };
+    put(&mut rig, PutOptions { replace: true, ..PutOptions::default() });
+    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), Wished::Coming);
+    rig.service.fetched(first, FetchDone::Copied, rig.now_ns);
+    let Some(Fetch { token, want: Want::DropCopies(_), .. }) = rig.service.poll_fetch(rig.now_ns) else {
+        panic!("the copy of what was replaced is to go")
+    };
+    rig.service.fetched(token, FetchDone::CopiesDropped(vec![true]), rig.now_ns);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    rig.pass(PAUSE_NS);
+    assert_eq!(copies(&mut rig).len(), 1, "the replacement gets the copy that it was promised");
 }
