@@ -54,6 +54,7 @@ use ownership::Notes;
 use read::Read;
 use reclaim::Reclaim;
 use recover::Recovery;
+use remove::Struck;
 use seal::Seal;
 use start::Phase;
 use untracked::Untracked;
@@ -98,6 +99,8 @@ pub struct Tier {
     events: VecDeque<Event>,
     /// Acknowledgements that are outstanding or not taken.
     waiters: u32,
+    /// What removals under way are to strike out for a replacement; at most one for each waiter.
+    struck: BTreeMap<Token, Struck>,
     /// Segments of lesser generations hold nothing that counts,
     oldest_live: u64,
     /// and so much of that is durable,
@@ -160,6 +163,7 @@ impl Tier {
             recovery: Recovery::new(&config),
             events: VecDeque::with_capacity(events),
             waiters: 0,
+            struck: BTreeMap::new(),
             oldest_live: 0,
             durable_oldest_live: 0,
             prepared_oldest_live: 0,

@@ -56,12 +56,12 @@ fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command
     let scope = if arguments.iter().any(names_package) { None } else { Some("--workspace") };
     match runner {
         Runner::Nextest => {
-            let mut command = workspace.cargo(&["nextest", "run", "--success-output", "final"]);
+            let mut command = workspace.cargo(&["nextest", "run", "--no-fail-fast", "--success-output", "final"]);
             command.args(scope).args(arguments);
             command
         }
         Runner::Cargo => {
-            let mut command = workspace.cargo(&["test", "--lib", "--bins", "--tests"]);
+            let mut command = workspace.cargo(&["test", "--no-fail-fast", "--lib", "--bins", "--tests"]);
             // What follows `--` is for the test binaries, and ours has to be there too.
             let split = arguments.iter().position(|word| word == "--");
             let (cargo, binaries) = arguments.split_at(split.unwrap_or(arguments.len()));
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn arguments_reach_the_runner_and_the_test_binaries() {
         let nextest = shown(Runner::Nextest, &["slot", "--no-capture"]);
-        assert!(nextest.ends_with("--success-output final --workspace slot --no-capture"), "{nextest}");
+        assert!(nextest.ends_with("--no-fail-fast --success-output final --workspace slot --no-capture"), "{nextest}");
         let cargo = shown(Runner::Cargo, &["slot", "--", "--exact"]);
         assert!(cargo.ends_with("--tests --workspace slot -- --exact --show-output"), "{cargo}");
         assert!(shown(Runner::Cargo, &[]).ends_with("--workspace -- --show-output"));

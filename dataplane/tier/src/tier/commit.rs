@@ -146,6 +146,9 @@ impl Tier {
     }
 
     fn tell(&mut self, waiter: Waiter, result: Result<(), Fault>) {
+        if let Waiter::Remove { token, .. } = waiter {
+            self.strike_ended(token, result.is_ok());
+        }
         self.events.push_back(match (waiter, result) {
             (Waiter::Put { token, ack, .. }, Ok(())) => Event::Stored { token, ack },
             (Waiter::Put { token, .. }, Err(fault)) => Event::StoreFailed { token, fault },

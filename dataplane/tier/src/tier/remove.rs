@@ -10,9 +10,57 @@ use crate::errors::RemoveError;
 use crate::format::Kind;
 use crate::index::Entry;
 use crate::memory::Memory;
+use crate::segments::SegmentState;
 use crate::types::{Ack, Removal, Token};
 
+/// The entry of an object until the tombstone is written by which another version replaces it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Struck {
+    entry: Entry,
+    /// Of the segment that has its record.
+    generation: u64,
+}
+
 impl Tier {
+    /// Removes an object in favour of a version that is to replace it: as [`Self::remove`], but where the tombstone
+    /// cannot be written the object is in the tier again, as its replacement does not happen either.
+    ///
+    /// # Errors
+    /// See [`RemoveError`]; after [`RemoveError::Unavailable`] the object is as it was.
+    pub fn strike(
+        &mut self,
+        now_ns: u64,
+        digest: Digest,
+        ack: Ack,
+        token: Token,
+        memory: &mut dyn Memory,
+    ) -> Result<Removal, RemoveError> {
+        if let Some(reason) = self.unavailable().filter(|_| self.may_have(digest)) {
+            return Err(RemoveError::Unavailable(reason));
+        }
+        let known = self.index.find(digest).filter(|entry| !entry.is_removed()).copied();
+        let removal = self.remove(now_ns, digest, ack, token, memory)?;
+        if let (Removal::Pending, Some(entry)) = (removal, known.filter(|_| self.is_running())) {
+            let generation = self.segments[self.segment_of(entry.offset())].generation;
+            self.struck.insert(token, Struck { entry, generation });
+        }
+        Ok(removal)
+    }
+
+    /// A removal has ended. One that failed leaves in the tier what it was to strike out, unless that was put again
+    /// or given up meanwhile.
+    pub(super) fn strike_ended(&mut self, token: Token, good: bool) {
+        let Some(Struck { entry, generation }) = self.struck.remove(&token) else { return };
+        let segment = &self.segments[self.segment_of(entry.offset())];
+        // Reclaim may have passed the record over already, as nothing named it.
+        let is_there = segment.generation == generation
+            && segment.state.has_records()
+            && segment.state != SegmentState::Reclaiming;
+        if !good && is_there && self.index.find(entry.digest()).is_none() {
+            self.place(entry);
+        }
+    }
+
     /// Removes an object: it is hidden at once, and never comes back once [`crate::Event::Removed`] has said so.
     ///
     /// # Errors

@@ -21,6 +21,17 @@ const MUTED_NS: u64 = 1_000_000_000;
 const RETRY_NS: u64 = 100_000_000;
 const RETRY_MOST_NS: u64 = 5_000_000_000;
 
+/// How the way of an object from its former owner ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// It is here, or there is nothing to bring.
+    Settled,
+    /// Its source did not give it. The walk is to find it once more.
+    Failed,
+    /// There was no room for it for the moment, here or in its source's memory. The walk is to find it once more.
+    Busy,
+}
+
 impl Source {
     fn failed(&mut self, now_ns: u64) {
         self.failures += 1;
@@ -151,6 +162,11 @@ impl Service {
                 self.drop_there(source, digest);
                 continue;
             }
+            if self.may_put(listed.item.bytes, None) == Err(Status::Busy) {
+                // The SSD has enough to write: the object waits where it is, and the walk with it.
+                self.moves.imports.sources.get_mut(&source)?.queue.push_front(listed);
+                return None;
+            }
             let imports = &mut self.moves.imports;
             imports.sources.get_mut(&source)?.open += 1;
             let object = Object { source, place: None, waiters: Vec::new(), void: false, demanded: false };
@@ -187,6 +203,8 @@ impl Service {
             let store = self.store.as_mut().ok_or(Status::NotFound)?;
             store.reserve_for(&wanted).map_err(reserve_status)
         });
+        // Objects that wait for the SSD are in the way for a while only: this one is not to be dropped for that.
+        let room = room.map_err(|why| self.no_room(why));
         let (reservation, extent) = match room {
             Ok(room) => room,
             Err(status) => {
@@ -195,7 +213,7 @@ impl Service {
                 if status != Status::Busy {
                     self.drop_there(source, digest);
                 }
-                self.object_ended(digest, status == Status::Busy);
+                self.object_ended(digest, if status == Status::Busy { End::Busy } else { End::Settled });
                 return None;
             }
         };
@@ -210,7 +228,7 @@ impl Service {
         imports.allowance_bytes = imports.allowance_bytes.saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
         let source = object.source;
         let Some(key) = imports.sources.get(&source).map(|source| source.key) else {
-            self.object_ended(digest, false);
+            self.object_ended(digest, End::Settled);
             return None;
         };
         let place = Place { memory: Memory::Pool, offset: extent.offset, bytes };
@@ -229,19 +247,20 @@ impl Service {
             }
             (Call::Describe(digest), FetchDone::Page(page)) => self.described(digest, &page),
             (Call::Describe(digest), FetchDone::Failed(Status::Stale | Status::NotFound)) => {
-                self.object_ended(digest, false);
+                self.object_ended(digest, End::Settled);
             }
             (Call::Describe(digest), _) => {
                 if let Some(source) = self.moves.imports.objects.get(&digest).map(|object| object.source) {
                     self.mute(source);
                 }
-                self.object_ended(digest, true);
+                self.object_ended(digest, End::Failed);
             }
             (Call::Object(digest), FetchDone::Object(bytes, checksum)) => self.object_came(digest, bytes, checksum),
             (Call::Object(digest), FetchDone::Failed(Status::Stale | Status::NotFound)) => {
-                self.object_ended(digest, false);
+                self.object_ended(digest, End::Settled);
             }
-            (Call::Object(digest), _) => self.object_ended(digest, true),
+            (Call::Object(digest), FetchDone::Failed(Status::Busy)) => self.object_ended(digest, End::Busy),
+            (Call::Object(digest), _) => self.object_ended(digest, End::Failed),
             (Call::List(source), FetchDone::Page(page)) => self.listed(source, &page),
             (Call::List(source), _) => self.not_listed(source),
             (Call::Drop { source, digests }, FetchDone::Dropped) => self.dropped_there(source, &digests, true),
@@ -264,7 +283,7 @@ impl Service {
         let key = page.as_ref().and_then(|page| page.keys().find(|key| key.item.digest == digest));
         let void = self.moves.imports.objects.get(&digest).is_none_or(|object| object.void);
         let Some(key) = key.filter(|_| !void) else {
-            self.object_ended(digest, false);
+            self.object_ended(digest, End::Settled);
             return;
         };
         let listed = Listed { item: key.item, tenant: key.name.tenant.to_vec(), key: key.name.key.to_vec() };
@@ -281,7 +300,7 @@ impl Service {
         let imports = &self.moves.imports;
         let current = !object.void && imports.source_of(digest) == source && !imports.masks.contains(&digest);
         if !current || bytes != room || !owns(&self.owned, digest) || self.on_ssd(digest).is_some() {
-            self.object_ended(digest, current && bytes != room);
+            self.object_ended(digest, if current && bytes != room { End::Failed } else { End::Settled });
             return;
         }
         let Some(store) = &mut self.store else { return };
@@ -305,13 +324,14 @@ impl Service {
             // It was put here meanwhile.
             Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
         }
-        self.object_ended(digest, false);
+        self.object_ended(digest, End::Settled);
     }
 
-    /// An object is not on its way any more: those who wait for it get what there is. `again`: the walk is to find it
-    /// once more.
-    fn object_ended(&mut self, digest: Digest, again: bool) {
+    /// An object is not on its way any more: those who wait for it get what there is, or are to come again where there
+    /// was no room for it.
+    fn object_ended(&mut self, digest: Digest, end: End) {
         let now_ns = self.now_ns;
+        let again = end != End::Settled;
         let imports = &mut self.moves.imports;
         let Some(Object { source, place, waiters, void, .. }) = imports.objects.remove(&digest) else { return };
         if let Some((reservation, bytes)) = place {
@@ -332,7 +352,12 @@ impl Service {
         }
         for (waiter, timing) in waiters {
             self.outputs.late(timing);
-            self.serve(digest, waiter);
+            let here = self.store.as_ref().is_some_and(|store| store.exists(digest));
+            if end == End::Busy && !here {
+                self.turn_away(waiter, Status::Busy);
+            } else {
+                self.serve(digest, waiter);
+            }
         }
         self.check_source(source);
     }

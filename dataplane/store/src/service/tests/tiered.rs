@@ -2,8 +2,10 @@
 //! slots that come and go, and a device that fails.
 
 mod again;
+mod backlog;
 mod memory;
 mod recovering;
+mod refused;
 mod seals;
 mod world;
 
@@ -16,13 +18,14 @@ use super::rig::digest;
 use crate::service::{Path, PeerKey, PutAck, TierPolicy, Voided, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, PEER, World, bytes_of};
 
-fn policies() -> [TierPolicy; 4] {
+fn policies() -> [TierPolicy; 5] {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..TierPolicy::default() };
     [
         buffered,
         TierPolicy { ack: PutAck::Durable, promote_times: 3, ..buffered },
         TierPolicy { write: WritePolicy::Back { within_ns: 50_000_000 }, ack: PutAck::Memory, ..buffered },
         TierPolicy { backlog_percent: 60, promote_times: 15, prefetch_percent: 40, ..buffered },
+        TierPolicy::default(),
     ]
 }
 

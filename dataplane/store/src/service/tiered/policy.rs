@@ -31,8 +31,9 @@ pub struct TierPolicy {
     /// How often an object must have been asked for lately to stay in memory after it was read from the SSD: 1 keeps
     /// everything.
     pub promote_times: u8,
-    /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts that must be
-    /// written are refused as busy; others are not written.
+    /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts of objects that
+    /// must be written are refused as busy, and their clients retry them: backpressure. Only the selective policy leaves
+    /// objects unwritten instead, as it promises no object to the SSD.
     pub backlog_percent: u8,
     /// How much of the pool may be filled by objects that are read ahead, in percent. 0: nothing is read ahead.
     pub prefetch_percent: u8,
@@ -66,9 +67,11 @@ impl TierPolicy {
         asked.unwrap_or(self.ack)
     }
 
-    /// Whether an object whose put asked for this must be written: then it waits for room rather than going unwritten.
+    /// Whether an object whose put asked for this must be written: then its put waits for room in the backlog, whatever
+    /// its answer waits for. An object that was acknowledged from memory and then not queued for the SSD would be lost
+    /// with the next one that needs its room.
     pub(super) fn must_write(&self, asked: Option<PutAck>) -> bool {
-        self.ack_of(asked) != PutAck::Memory || matches!(self.write, WritePolicy::Back { .. })
+        self.ack_of(asked) != PutAck::Memory || !matches!(self.write, WritePolicy::Selective { .. })
     }
 }
 

@@ -105,7 +105,8 @@ impl Service {
         peer.filter(|peer| self.session(*peer).is_some())
     }
 
-    fn turn_away(&mut self, waiter: Waiter, status: Status) {
+    /// Answers whoever waits for an object with a status instead of the object.
+    pub(in crate::service) fn turn_away(&mut self, waiter: Waiter, status: Status) {
         match waiter {
             Waiter::Stream(asker) if self.session(asker.peer).is_some() => {
                 self.refuse(asker.peer, asker.wanted.operation(), asker.request, status);

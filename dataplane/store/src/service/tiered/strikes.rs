@@ -6,14 +6,19 @@ use super::super::objects::Made;
 use super::{REMOVALS_MOST, Service};
 
 impl Service {
-    /// Whether there is room for what a put, `replacing` or not, may have the SSD strike out.
+    /// Whether the SSD can strike out what a put, `replacing` or not, may have to have struck out.
     pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
         let Some(tiered) = &self.tiered else { return Ok(()) };
         let strikes = replacing || tiered.tier.may_find(digest);
         let is_full = strikes && tiered.removals.len() >= REMOVALS_MOST;
+        let takes_none = tiered.tier.degraded().is_some();
         // What it takes no tombstone for has to be known first.
-        let is_late = !replacing && tiered.tier.degraded().is_some() && tiered.tier.is_recovering();
-        if is_full || is_late { Err(Status::Busy) } else { Ok(()) }
+        let is_late = !replacing && takes_none && tiered.tier.is_recovering();
+        if is_full || is_late {
+            return Err(Status::Busy);
+        }
+        // What is there can be neither struck out nor replaced: the put is refused before memory gives up what it has.
+        if replacing && takes_none && tiered.tier.may_have(digest) { Err(Status::NoSpace) } else { Ok(()) }
     }
 
     /// Whether the SSD may have, or bring back later, what an object replaces: perhaps without that anybody knew, as

@@ -157,7 +157,9 @@ impl Service {
             WritePolicy::Back { .. } => tiered.counters.writes_failed > 0 && tiered.tier.degraded().is_none(),
         };
         let wanted = wanted && !tiered.is_writing(digest) && tiered.locate(digest).is_none();
-        if wanted && self.admitted(digest) {
+        // A get must not fill the backlog that puts wait for; a later get finds room.
+        let bytes = self.store.as_ref().and_then(|store| store.peek(digest)).map_or(0, |object| object.extent.bytes);
+        if wanted && tiered.has_room(bytes) && self.admitted(digest) {
             self.hold_for_write(digest, None, None);
         }
     }
@@ -395,7 +397,10 @@ impl Service {
             let Some((digest, strike)) = tiered.removals.front().copied() else { return progress };
             let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
-            let taken = tiered.tier.remove(self.now_ns, digest, ack, token, memory);
+            let taken = match strike {
+                Strike::Replaced { .. } => tiered.tier.strike(self.now_ns, digest, ack, token, memory),
+                Strike::Asked(_) | Strike::Swept => tiered.tier.remove(self.now_ns, digest, ack, token, memory),
+            };
             if taken == Err(RemoveError::Busy) {
                 return progress;
             }
@@ -435,8 +440,9 @@ impl Service {
             Strike::Replaced { told: Some(slot), .. } if good => self.settle(slot, |_, _| {}),
             Strike::Replaced { digest, version, told } => {
                 if !good {
-                    // What it replaced may come back, so it has not.
+                    // The former version is on the SSD still, so this one does not take its place.
                     self.drop_version(digest, version);
+                    self.tell_of_ssd(digest);
                 }
                 told.into_iter().for_each(|slot| self.refuse_put(slot, Status::NoSpace));
             }

@@ -66,7 +66,7 @@ impl Answered {
 pub(super) struct World {
     pub(super) rng: Rng,
     pub(super) service: Service,
-    memory: HostMemory,
+    pub(super) memory: HostMemory,
     device: Vec<u8>,
     ops: Vec<BlockOp>,
     policy: TierPolicy,
@@ -427,7 +427,8 @@ impl World {
                 }
             }
             Asked::Get { key, mut seen, all } => {
-                let unwritten = self.volatile.contains(&key) && !matches!(self.policy.write, WritePolicy::Back { .. });
+                let selective = matches!(self.policy.write, WritePolicy::Selective { .. });
+                let unwritten = self.volatile.contains(&key) && selective;
                 if self.faults > 0 || self.forgets || unwritten {
                     seen.insert(None);
                 }

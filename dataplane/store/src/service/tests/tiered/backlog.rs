@@ -1,0 +1,183 @@
+//! What is acknowledged from memory is queued for the SSD, or its put waits; so it is with objects that migrate here.
+
+use kvplane_proto::Status;
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Version};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, SlotOwners};
+use kvplane_proto::message::{Item, KeyItem, ListReply, PutAck, PutOptions};
+
+use super::super::rig::{digest, identity};
+use super::world::{May, World, bytes_of};
+use crate::service::{Fetch, FetchDone, TierPolicy, Want, WritePolicy};
+
+/// Puts with the device at a standstill until one is refused; the keys of those that were acknowledged.
+fn put_until_busy(world: &mut World, keys: impl Iterator<Item = u8>) -> Vec<u8> {
+    let mut acknowledged = Vec::new();
+    for key in keys {
+        world.may.entry(key).or_insert_with(|| May::from([None]));
+        // By itself the head of a longer object would wait for the device.
+        world.put_with(key, &PutOptions { ack: Some(PutAck::Memory), ..PutOptions::default() });
+        world.settle();
+        match world.last_put {
+            Status::Ok => acknowledged.push(key),
+            status => {
+                assert_eq!(status, Status::Busy, "backpressure");
+                return acknowledged;
+            }
+        }
+    }
+    panic!("{} puts were acknowledged while nothing was written", acknowledged.len());
+}
+
+fn skipped(world: &World) -> u64 {
+    world.service.tier_snapshot().expect("a tier").counters.writes_skipped
+}
+
+#[test]
+fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() {
+    for (write, backlog_percent) in [
+        (WritePolicy::Through, 10),
+        (WritePolicy::Through, 25),
+        (WritePolicy::Through, 100),
+        (WritePolicy::Back { within_ns: 1 }, 25),
+    ] {
+        let policy = TierPolicy { write, ack: PutAck::Memory, backlog_percent, ..TierPolicy::default() };
+        let mut world = World::new(1300, policy);
+        for _ in 0..3 {
+            world.stopped = true;
+            let keys = put_until_busy(&mut world, 0..12);
+            assert!(!keys.is_empty());
+            world.stopped = false;
+            world.settle();
+            for key in keys {
+                assert!(world.service.on_ssd(digest(key)).is_some(), "key {key} under {policy:?}");
+                world.remove(key);
+            }
+            world.settle();
+        }
+        assert_eq!(skipped(&world), 0);
+        world.end();
+    }
+}
+
+const OTHER: NodeId = NodeId(8);
+
+fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
+    Member {
+        node,
+        incarnation,
+        weight,
+        failure_domain: String::new(),
+        host: String::new(),
+        shards: vec![ShardAddress { tcp: ([127, 0, 0, 1], 7000 + node.0 as u16).into(), shm: None }; 3],
+    }
+}
+
+/// All slots of this shard's are to come from another node; keys that are in them.
+fn with_a_former_owner(world: &mut World) -> Vec<u8> {
+    let us = identity();
+    let members = |ours, others| {
+        vec![member(us.node, us.incarnation, ours), member(OTHER, Incarnation(1), others)]
+    };
+    let before = ClusterMap { epoch: Epoch(world.epoch + 1), replicas: 1, members: members(0, 1), former: None };
+    let before = SlotOwners::of(&before);
+    world.service.follow(world.state, &before);
+    world.settle();
+    let claims = vec![Claim { node: OTHER, incarnation: Incarnation(1), weight: 1, shards: 3 }];
+    let since = Epoch(world.epoch + 2);
+    let began = vec![(us.node, us.incarnation)];
+    let former = Former { since, from: before.since, claims, began, restarts: None };
+    let now = ClusterMap { epoch: since, replicas: 1, members: members(1, 0), former: Some(former) };
+    let now = SlotOwners::of(&now);
+    world.service.follow(world.state, &now);
+    world.settle();
+    let ours = |key: &u8| {
+        now.owner(digest(*key).slot()).is_some_and(|owner| (owner.node, owner.shard) == (us.node, us.shard))
+    };
+    (0..=255).filter(ours).collect()
+}
+
+fn page_of(key: u8, bytes: u64) -> FetchDone {
+    let mut page = Vec::new();
+    ListReply { walk: 0, next: 0, items: 1 }.encode(&mut page);
+    let item = KeyItem {
+        digest: digest(key),
+        version: Version(1),
+        bytes,
+        group: 0,
+        tenant: 0,
+        soft_pin_ms: 0,
+        key_bytes: 0,
+        tenant_bytes: 0,
+        data_type: 0,
+        flags: KeyItem::IN_MEMORY,
+    };
+    item.encode(&mut page);
+    FetchDone::Page(page)
+}
+
+fn fetches(world: &mut World) -> Vec<Fetch> {
+    std::iter::from_fn(|| world.service.poll_fetch(world.now_ns)).collect()
+}
+
+/// Once the backlog is what is full, and once it is the pool, with objects that wait for the SSD.
+#[test]
+fn an_object_that_migrates_here_waits_at_its_source_until_the_ssd_keeps_up() {
+    for backlog_percent in [25, 100] {
+        let policy = TierPolicy { backlog_percent, ..TierPolicy::default() };
+        let mut world = World::new(1310, policy);
+        let keys = with_a_former_owner(&mut world);
+        let bytes = bytes_of(3);
+        world.stopped = true;
+        let acknowledged = put_until_busy(&mut world, keys[1..].iter().copied());
+        // They replace what their former owner may have had, which drops that.
+        let mut listed = false;
+        for Fetch { token, want, .. } in fetches(&mut world) {
+            let done = match want {
+                Want::List(..) => {
+                    listed = true;
+                    page_of(keys[0], bytes.len() as u64)
+                }
+                Want::Drop(digests) => {
+                    assert!(!digests.contains(&digest(keys[0])));
+                    FetchDone::Dropped
+                }
+                other => panic!("{other:?} was not due"),
+            };
+            world.service.fetched(token, done, world.now_ns);
+        }
+        assert!(listed);
+        assert_eq!(fetches(&mut world), [], "it stays where it is, and is not dropped there");
+        world.stopped = false;
+        let mut came = None;
+        for _ in 0..100 {
+            world.settle();
+            world.now_ns += 100_000_000;
+            for Fetch { token, want, .. } in fetches(&mut world) {
+                match want {
+                    Want::Object(digest, place) => {
+                        let to = &mut world.memory.pool[place.offset as usize..][..bytes.len()];
+                        to.copy_from_slice(&bytes);
+                        came = Some(digest);
+                        let sum = payload_checksum(&bytes);
+                        world.service.fetched(token, FetchDone::Object(bytes.len() as u64, sum), world.now_ns);
+                    }
+                    Want::List(..) => {
+                        world.service.fetched(token, page_of(keys[0], bytes.len() as u64), world.now_ns);
+                    }
+                    Want::Drop(digests) => {
+                        assert!(came.is_some() || !digests.contains(&digest(keys[0])));
+                        world.service.fetched(token, FetchDone::Dropped, world.now_ns);
+                    }
+                    other => panic!("{other:?} was not due"),
+                }
+            }
+        }
+        assert_eq!(came, Some(digest(keys[0])), "with {backlog_percent} % of backlog");
+        for key in acknowledged.iter().chain(&keys[..1]) {
+            assert!(world.service.on_ssd(digest(*key)).is_some(), "key {key}");
+        }
+        assert_eq!(skipped(&world), 0);
+        world.end();
+    }
+}

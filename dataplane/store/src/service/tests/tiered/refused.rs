@@ -1,0 +1,51 @@
+//! A replacement that the SSD cannot record leaves the former object as it was.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::FLAG_ALL;
+use kvplane_proto::message::{GetItem, Operation, PutAck, PutOptions};
+
+use super::super::rig::digest;
+use super::world::{PEER, World, bytes_of};
+use crate::service::{TierPolicy, WritePolicy};
+
+fn get(world: &mut World, key: u8) -> (Status, Option<Vec<u8>>) {
+    let item = |request| GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
+    let answer = world.answer((PEER, Operation::Get, FLAG_ALL), item);
+    (answer.status, answer.bytes)
+}
+
+/// From the first write that fails on, when the device was thought well until then.
+#[test]
+fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_stays() {
+    for (write, ack) in [
+        (WritePolicy::Through, PutAck::Memory),
+        (WritePolicy::Through, PutAck::Buffered),
+        (WritePolicy::Through, PutAck::Durable),
+        (WritePolicy::Selective { times: 1 }, PutAck::Memory),
+        (WritePolicy::Back { within_ns: 1 }, PutAck::Memory),
+    ] {
+        let policy = TierPolicy { write, ack, ..TierPolicy::default() };
+        let mut world = World::new(1400, policy);
+        // The numbers of the puts are those of the keys and one more.
+        for key in 0..4 {
+            world.put_with(key, &PutOptions::default());
+            world.settle();
+            assert!(world.service.on_ssd(digest(key)).is_some(), "{policy:?}");
+        }
+        world.read_only = true;
+        for round in 0..40 {
+            let key = round % 4;
+            world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+            world.settle();
+            assert_eq!(world.last_put, Status::NoSpace, "round {round} with {policy:?}");
+            let former = bytes_of(u64::from(key) + 1);
+            assert_eq!(get(&mut world, key), (Status::Ok, Some(former)), "round {round} with {policy:?}");
+        }
+        world.read_only = false;
+        world.restart();
+        for key in 0..4 {
+            assert_eq!(get(&mut world, key), (Status::Ok, Some(bytes_of(u64::from(key) + 1))), "key {key}");
+        }
+        world.end();
+    }
+}
