@@ -67,6 +67,8 @@ pub enum ReserveError {
         pinned_bytes: u64,
         /// What may be.
         limit_bytes: u64,
+        /// Whether both are the tenant's, whose lease the limit is a share of, and not those of the whole pool.
+        of_tenant: bool,
     },
     /// Every reservation is in use. Transient.
     TooManyReservations {
@@ -98,11 +100,18 @@ impl fmt::Display for ReserveError {
                 "{bytes} bytes are too much for the tenant, which may take {lease_bytes} of this shard and holds \
                  {held_bytes} that cannot go: retry later or raise its quota"
             ),
-            Self::PinLimit { pinned_bytes, limit_bytes } => write!(
-                f,
-                "{pinned_bytes} bytes are pinned for good, and {limit_bytes} may be: put it without a pin, remove some \
-                 that have one, or raise the node's share for them"
-            ),
+            Self::PinLimit { pinned_bytes, limit_bytes, of_tenant } => {
+                let (whose, what) = if *of_tenant {
+                    (" of the tenant", "the tenant's quota")
+                } else {
+                    ("", "the node's share for them")
+                };
+                write!(
+                    f,
+                    "{pinned_bytes} bytes{whose} are pinned for good, and {limit_bytes} may be: put it without a pin, \
+                     remove some that have one, or raise {what}"
+                )
+            }
             Self::TooManyReservations { limit } => {
                 write!(f, "all {limit} reservations of the shard are in use: retry later")
             }

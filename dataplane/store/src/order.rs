@@ -36,6 +36,15 @@ pub(crate) enum Reach {
     Soft,
 }
 
+/// What there is not enough of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scarce {
+    /// Room in the pool.
+    Room,
+    /// Entries, of which there are so many in all.
+    Entries(u32),
+}
+
 /// One tenant's account.
 #[derive(Debug)]
 struct Account<P> {
@@ -46,6 +55,9 @@ struct Account<P> {
     weight: u32,
     used_granules: u64,
     stuck_granules: u64,
+    hard_granules: u64,
+    /// Entries that are not vacant.
+    entries: u64,
     share_granules: u64,
     /// The round of asking in which it had nothing to give.
     asked: u64,
@@ -64,6 +76,8 @@ impl<P> Account<P> {
             weight: 1,
             used_granules: 0,
             stuck_granules: 0,
+            hard_granules: 0,
+            entries: 0,
             share_granules: 0,
             asked: 0,
             evicted_bytes: 0,
@@ -180,11 +194,15 @@ impl<P: EvictionPolicy> Order<P> {
             }
             account.used_granules += granules;
             account.stuck_granules += stuck;
+            account.hard_granules += hard;
+            account.entries += 1;
             self.stuck_granules += stuck;
             self.hard_granules += hard;
         } else {
             account.used_granules -= granules;
             account.stuck_granules -= stuck;
+            account.hard_granules -= hard;
+            account.entries -= 1;
             self.stuck_granules -= stuck;
             self.hard_granules -= hard;
             if account.used_granules == 0 {
@@ -324,25 +342,25 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// The object that goes next to make room for anybody.
-    pub(crate) fn victim(&mut self, entries: &mut Entries, reach: Reach) -> Option<EntryId> {
+    /// The object that goes next for anybody who needs what is scarce.
+    pub(crate) fn victim(&mut self, entries: &mut Entries, reach: Reach, scarce: Scarce) -> Option<EntryId> {
         self.know_shares();
         self.rounds += 1;
-        while let Some(at) = self.furthest(true) {
+        while let Some(at) = self.furthest(true, scarce) {
             let found = self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at));
             if found.is_some() {
                 return found;
             }
         }
         self.rounds += 1;
-        while let Some(at) = self.furthest(false) {
+        while let Some(at) = self.furthest(false, scarce) {
             let found = self.plain_victim(entries, at);
             if found.is_some() {
                 return found;
             }
         }
         self.rounds += 1;
-        while let Some(at) = (reach == Reach::Soft).then(|| self.furthest(false)).flatten() {
+        while let Some(at) = (reach == Reach::Soft).then(|| self.furthest(false, scarce)).flatten() {
             let found = self.soft_victim(entries, at);
             if found.is_some() {
                 return found;
@@ -407,21 +425,24 @@ impl<P: EvictionPolicy> Order<P> {
     /// Asserts lists and accounts; how many entries are in the eviction orders or hard pinned.
     pub(crate) fn check(&self, entries: &Entries) -> usize {
         let (mut used, mut stuck) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
-        let (mut hard, mut hard_live) = (0, 0);
+        let (mut hard, mut held) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
+        let mut hard_live = 0;
         for (_, entry) in entries.iter() {
             used[entry.account()] += entry.granules();
             stuck[entry.account()] += if entry.is_stuck() { entry.granules() } else { 0 };
-            hard += if entry.is(Mark::Hard) { entry.granules() } else { 0 };
+            hard[entry.account()] += if entry.is(Mark::Hard) { entry.granules() } else { 0 };
+            held[entry.account()] += 1;
             hard_live += usize::from(entry.is(Mark::Hard) && entry.state() == crate::entry::State::Live);
         }
         let mut in_order = 0;
         for (at, account) in self.accounts.iter().enumerate() {
             assert_eq!((account.used_granules, account.stuck_granules), (used[at], stuck[at]), "account {at}");
+            assert_eq!((account.hard_granules, account.entries), (hard[at], held[at]), "account {at}");
             assert_eq!(self.active.contains(&(at as u16)), used[at] > 0, "account {at} is active");
             in_order += account.policy.check(entries) + account.soft.check(entries, true);
         }
         assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "what no eviction frees");
-        assert_eq!(self.hard_granules, hard, "what is hard pinned");
+        assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "what is hard pinned");
         for (until, entry) in &self.until {
             assert!(entries[EntryId(*entry)].is(Mark::Soft), "a soft pin until {until:?} of {entry}");
         }

@@ -43,14 +43,14 @@ struct Pair<F, T> {
 }
 
 /// Segmented LRU and its twin.
-fn segmented(protected_limit_granules: u64) -> Pair<SegmentedLru, ReferenceSegmentedLru> {
-    let twin = ReferenceSegmentedLru::new(protected_limit_granules);
-    Pair::new(SegmentedLru::new(protected_limit_granules), twin)
+fn segmented(pool_granules: u64, percent: u8) -> Pair<SegmentedLru, ReferenceSegmentedLru> {
+    let twin = ReferenceSegmentedLru::new(pool_granules, percent.into());
+    Pair::new(SegmentedLru::new(pool_granules, percent), twin)
 }
 
 /// S3-FIFO and its twin.
-fn s3_fifo(pool_granules: u64) -> Pair<S3Fifo, ReferenceS3Fifo> {
-    Pair::new(S3Fifo::new(pool_granules, 300), ReferenceS3Fifo::new(pool_granules))
+fn s3_fifo() -> Pair<S3Fifo, ReferenceS3Fifo> {
+    Pair::new(S3Fifo::new(300), ReferenceS3Fifo::new())
 }
 
 impl<F: EvictionPolicy, T: EvictionPolicy> Pair<F, T> {
@@ -152,25 +152,26 @@ proptest! {
     #[test]
     fn segmented_lru_equals_its_twin(
         ops in prop::collection::vec(op(), 1..250),
-        protected_limit_granules in 0..40u64,
+        pool_granules in 0..200u64,
+        percent in 1..=100u8,
     ) {
-        segmented(protected_limit_granules).run(&ops);
+        segmented(pool_granules, percent).run(&ops);
     }
 
     #[test]
     fn segmented_lru_with_nothing_protected_is_lru(ops in prop::collection::vec(op(), 1..250)) {
-        Pair::new(SegmentedLru::new(0), ReferenceLru::default()).run(&ops);
+        Pair::new(SegmentedLru::new(100, 0), ReferenceLru::default()).run(&ops);
     }
 
     #[test]
-    fn s3_fifo_equals_its_twin(ops in prop::collection::vec(op(), 1..250), pool_granules in 0..200u64) {
-        s3_fifo(pool_granules).run(&ops);
+    fn s3_fifo_equals_its_twin(ops in prop::collection::vec(op(), 1..250)) {
+        s3_fifo().run(&ops);
     }
 }
 
 #[test]
 fn what_was_asked_for_twice_outlives_a_scan() {
-    let mut pair = segmented(4);
+    let mut pair = segmented(20, 20);
     let hot = pair.insert(2, 0);
     pair.access(hot);
     let scan: Vec<_> = (0..50).map(|_| pair.insert(1, 1)).collect();
@@ -183,7 +184,7 @@ fn what_was_asked_for_twice_outlives_a_scan() {
 
 #[test]
 fn objects_passed_over_while_pinned_return_in_the_order_of_their_accesses() {
-    let mut pair = segmented(0);
+    let mut pair = segmented(100, 0);
     let ids: Vec<_> = (0..4).map(|_| pair.insert(1, 1)).collect();
     for &id in &ids[..3] {
         pair.pin(id);
@@ -201,7 +202,7 @@ fn objects_passed_over_while_pinned_return_in_the_order_of_their_accesses() {
 
 #[test]
 fn a_ghost_that_comes_back_soon_enters_the_main_queue() {
-    let mut pair = s3_fifo(40);
+    let mut pair = s3_fifo();
     // One object in the main queue, so that a ghost lasts for one eviction.
     let hot = pair.insert(4, 0);
     (0..2).for_each(|_| pair.access(hot));

@@ -67,8 +67,8 @@ proptest! {
         let fast = run(Store::new(config(eviction), Version(100)).unwrap(), &ops);
         let granules = 20 * KIB / 256;
         let twin = match eviction {
-            Eviction::SegmentedLru => over(eviction, ReferenceSegmentedLru::new(granules * 40 / 100), &ops),
-            Eviction::S3Fifo => over(eviction, ReferenceS3Fifo::new(granules), &ops),
+            Eviction::SegmentedLru => over(eviction, ReferenceSegmentedLru::new(granules, 40), &ops),
+            Eviction::S3Fifo => over(eviction, ReferenceS3Fifo::new(), &ops),
             Eviction::Lru => over(eviction, ReferenceLru::default(), &ops),
         };
         prop_assert_eq!(fast, twin);

@@ -83,9 +83,11 @@ impl Model {
         (live + self.doomed.iter().filter(|doomed| doomed.0 == tenant && doomed.1 > 0).count()) as u64
     }
 
-    fn hard(&self) -> u64 {
-        let live = self.objects.values().filter(|object| object.hard).count();
-        (live + self.doomed.iter().filter(|doomed| doomed.1 > 0 && doomed.2).count()) as u64
+    /// Hard pinned objects, of one tenant or of all.
+    fn hard(&self, tenant: Option<usize>) -> u64 {
+        let of = |of: usize| tenant.is_none_or(|tenant| tenant == of);
+        let live = self.objects.values().filter(|object| object.hard && of(object.tenant)).count();
+        (live + self.doomed.iter().filter(|doomed| doomed.1 > 0 && doomed.2 && of(doomed.0)).count()) as u64
     }
 
     /// Tenants that use anything, furthest above their shares first, with what they are above.
@@ -212,7 +214,8 @@ impl Model {
 
     /// Makes room for an object; whether there is any.
     fn make_room(&mut self, tenant: usize, hard: bool) -> Result<(), &'static str> {
-        if hard && self.hard() + 1 > HARD_MOST {
+        let tenants_most = self.leases[tenant].map_or(HARD_MOST, |lease| lease / 4);
+        if hard && (self.hard(None) + 1 > HARD_MOST || self.hard(Some(tenant)) + 1 > tenants_most) {
             return Err("pin limit");
         }
         self.expire();

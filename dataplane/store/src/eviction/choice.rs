@@ -64,11 +64,10 @@ impl ChosenPolicy {
     #[must_use]
     pub fn new(config: &StoreConfig) -> Self {
         let pool_granules = config.pool_bytes / GRANULE_BYTES;
-        let protected = config.pool_bytes * u64::from(config.protected_percent) / 100 / GRANULE_BYTES;
         match config.eviction {
-            Eviction::SegmentedLru => Self::SegmentedLru(SegmentedLru::new(protected)),
-            Eviction::Lru => Self::SegmentedLru(SegmentedLru::new(0)),
-            Eviction::S3Fifo => Self::S3Fifo(S3Fifo::new(pool_granules, config.max_objects)),
+            Eviction::SegmentedLru => Self::SegmentedLru(SegmentedLru::new(pool_granules, config.protected_percent)),
+            Eviction::Lru => Self::SegmentedLru(SegmentedLru::new(pool_granules, 0)),
+            Eviction::S3Fifo => Self::S3Fifo(S3Fifo::new(config.max_objects)),
         }
     }
 }

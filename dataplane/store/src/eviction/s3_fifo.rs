@@ -4,7 +4,8 @@
 //! enter the *small* queue, a tenth of the pool. At its old end those that were asked for more than once go to the
 //! *main* queue, the others are evicted and remembered as *ghosts*: who comes back soon enough enters the main queue at
 //! once. At the old end of the main queue those that were asked for since go round again, with one less to their
-//! credit. Victims are taken from the small queue while that fills its share, else from the main queue.
+//! credit. Victims are taken from the small queue while that fills its share, else from the main queue. A tenth of the pool
+//! would be all that a tenant with a small quota has: nothing would ever leave its main queue.
 //!
 //! Each turn of the main queue is paid for by an access, and each object leaves the small queue once. Pinned objects
 //! are passed over as `segment` says. The entry's stamp has the order above two bits of frequency.
@@ -16,7 +17,7 @@ use super::EvictionPolicy;
 use super::segment::Segment;
 use crate::entry::{Entries, EntryId, Place};
 
-/// The small queue's share of the pool, as a divisor.
+/// The small queue's share of what the policy holds, as a divisor.
 const SMALL_DIVISOR: u64 = 10;
 /// Bits of the stamp that count accesses.
 const FREQUENCY_BITS: u32 = 2;
@@ -29,7 +30,6 @@ const FREQUENCY_TO_MAIN: u64 = 2;
 pub struct S3Fifo {
     small: Segment,
     main: Segment,
-    small_limit_granules: u64,
     ghosts: Ghosts,
     clock: u64,
 }
@@ -45,14 +45,12 @@ enum Step {
 }
 
 impl S3Fifo {
-    /// A policy for a pool of `pool_granules` with up to `max_objects`. Takes 8 bytes of memory for each of those, for
-    /// the ghosts.
+    /// A policy for up to `max_objects`. Takes 8 bytes of memory for each of those, for the ghosts.
     #[must_use]
-    pub fn new(pool_granules: u64, max_objects: u32) -> Self {
+    pub fn new(max_objects: u32) -> Self {
         Self {
             small: Segment::new(Place::Probation, Place::ProbationParked),
             main: Segment::new(Place::Protected, Place::ProtectedParked),
-            small_limit_granules: pool_granules / SMALL_DIVISOR,
             ghosts: Ghosts::new(max_objects),
             clock: 0,
         }
@@ -101,7 +99,6 @@ impl EvictionPolicy for S3Fifo {
         Self {
             small: Segment::new(Place::Probation, Place::ProbationParked),
             main: Segment::new(Place::Protected, Place::ProtectedParked),
-            small_limit_granules: self.small_limit_granules,
             ghosts: Ghosts::of((self.ghosts.buckets.len() / 16).max(LEAST_BUCKETS)),
             clock: 0,
         }
@@ -139,8 +136,9 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
+        let small_share = (self.small.granules() + self.main.granules()) / SMALL_DIVISOR;
         loop {
-            let small_first = self.small.granules() >= self.small_limit_granules;
+            let small_first = self.small.granules() >= small_share;
             let first = if small_first { self.step_small(entries) } else { self.step_main(entries) };
             let step = match first {
                 Step::Nobody if small_first => self.step_main(entries),

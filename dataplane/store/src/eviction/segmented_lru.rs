@@ -2,8 +2,13 @@
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE Computer, 1994). New
 //! objects enter *probation* at its recent end. An access moves an object to the recent end of *protected*. When
-//! protected outgrows its share of the pool, its least recent objects go back to the recent end of probation. Victims
-//! are taken from the old end of probation, then of protected.
+//! protected outgrows its share, its least recent objects go back to the recent end of probation. Victims are taken from
+//! the old end of probation, then of protected.
+//!
+//! The share is of what the policy holds when somebody has to go, and never more than that of the pool. Who may fill
+//! only a part of the pool (a tenant with a quota, one of several, a store of few objects) would otherwise protect all
+//! that it has, and the only candidate left would be what came last. Going back changes nothing in the order in which
+//! those go that are there; it only puts them before what comes later.
 //!
 //! With nothing protected it is plain LRU: an access then moves an object to the recent end of probation.
 //!
@@ -13,25 +18,45 @@ use super::EvictionPolicy;
 use super::segment::Segment;
 use crate::entry::{Entries, EntryId, Place};
 
+/// How many objects a request for a victim sends back to probation at most: more than go, so that a share that shrank
+/// is kept again after a while, and few enough that no put pays for all of them.
+const DEMOTED_AT_ONCE: usize = 16;
+
 /// The policy. One clock tick per move to a recent end orders everything.
 #[derive(Debug)]
 pub struct SegmentedLru {
     probation: Segment,
     protected: Segment,
-    protected_limit_granules: u64,
+    pool_granules: u64,
+    protected_percent: u8,
     clock: u64,
 }
 
 impl SegmentedLru {
-    /// A policy whose protected segment holds up to `protected_limit_granules`.
+    /// A policy for a pool of `pool_granules`, of which, and of whatever it holds itself, the protected segment has at
+    /// most `protected_percent`.
     #[must_use]
-    pub const fn new(protected_limit_granules: u64) -> Self {
+    pub const fn new(pool_granules: u64, protected_percent: u8) -> Self {
         Self {
             probation: Segment::new(Place::Probation, Place::ProbationParked),
             protected: Segment::new(Place::Protected, Place::ProtectedParked),
-            protected_limit_granules,
+            pool_granules,
+            protected_percent,
             clock: 0,
         }
+    }
+
+    /// What protected may hold of so many granules.
+    fn share_of(&self, granules: u64) -> u64 {
+        (u128::from(granules) * u128::from(self.protected_percent) / 100) as u64
+    }
+
+    /// Sends the least recent protected object back to probation; false where there is none.
+    fn demote(&mut self, entries: &mut Entries) -> bool {
+        let Some(oldest) = self.protected.oldest(entries) else { return false };
+        self.unlink(entries, oldest);
+        self.insert(entries, oldest);
+        true
     }
 
     fn stamp(&mut self, entries: &mut Entries, id: EntryId) {
@@ -54,7 +79,7 @@ impl SegmentedLru {
 
 impl EvictionPolicy for SegmentedLru {
     fn anew(&self) -> Self {
-        Self::new(self.protected_limit_granules)
+        Self::new(self.pool_granules, self.protected_percent)
     }
 
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
@@ -66,11 +91,7 @@ impl EvictionPolicy for SegmentedLru {
         self.unlink(entries, id);
         self.stamp(entries, id);
         self.protected.push(entries, id);
-        while self.protected.granules() > self.protected_limit_granules {
-            let Some(oldest) = self.protected.oldest(entries) else { break };
-            self.unlink(entries, oldest);
-            self.insert(entries, oldest);
-        }
+        while self.protected.granules() > self.share_of(self.pool_granules) && self.demote(entries) {}
     }
 
     fn remove(&mut self, entries: &mut Entries, id: EntryId) {
@@ -82,12 +103,18 @@ impl EvictionPolicy for SegmentedLru {
     }
 
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
+        let held = self.probation.granules() + self.protected.granules();
+        for _ in 0..DEMOTED_AT_ONCE {
+            if self.protected.granules() <= self.share_of(held) || !self.demote(entries) {
+                break;
+            }
+        }
         let probation = self.probation.oldest_unpinned(entries);
         probation.or_else(|| self.protected.oldest_unpinned(entries))
     }
 
     fn check(&self, entries: &Entries) -> usize {
-        assert!(self.protected.granules() <= self.protected_limit_granules, "protected outgrew its share");
+        assert!(self.protected.granules() <= self.share_of(self.pool_granules), "protected outgrew the pool's share");
         self.probation.check(entries, true) + self.protected.check(entries, true)
     }
 }

@@ -1,6 +1,6 @@
 //! How tenants share a pool: leases, weights, and who is furthest above its share.
 
-use super::{Account, Order};
+use super::{Account, Order, Scarce};
 use crate::allocator::GRANULE_BYTES;
 use crate::entry::{ACCOUNTS, Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
@@ -95,6 +95,12 @@ impl<P: EvictionPolicy> Order<P> {
         (account.used_granules + granules > lease).then_some((lease, account.stuck_granules))
     }
 
+    /// What a tenant has that is hard pinned, and its lease if it has one.
+    pub(crate) fn hard_pins_of(&self, account: u16) -> (u64, Option<u64>) {
+        let account = &self.accounts[usize::from(account)];
+        (account.hard_granules, account.lease_granules)
+    }
+
     /// A put was refused for want of lease.
     pub(crate) fn count_refusal(&mut self, account: u16) {
         self.accounts[usize::from(account)].refused += 1;
@@ -164,13 +170,20 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// The active account that is furthest above its share, of those not asked in this round; it is asked now. `above`:
-    /// only one that is above it.
-    pub(super) fn furthest(&mut self, above: bool) -> Option<usize> {
+    /// The active account that is furthest above its share of what is scarce, of those not asked in this round; it is
+    /// asked now. `above`: only one that is above it.
+    pub(super) fn furthest(&mut self, above: bool, scarce: Scarce) -> Option<usize> {
         let mut found: Option<(i128, usize)> = None;
         for at in self.active.iter().map(|at| usize::from(*at)) {
             let account = &self.accounts[at];
-            let excess = i128::from(account.used_granules) - i128::from(account.share_granules);
+            let excess = match scarce {
+                Scarce::Room => i128::from(account.used_granules) - i128::from(account.share_granules),
+                // The same part of all entries as of all memory: many tiny objects are nobody else's burden.
+                Scarce::Entries(all) => {
+                    let share = i128::from(all) * i128::from(account.share_granules) / i128::from(self.pool_granules);
+                    i128::from(account.entries) - share
+                }
+            };
             let wanted = account.asked != self.rounds && (!above || excess > 0);
             if wanted && found.is_none_or(|(most, _)| excess > most) {
                 found = Some((excess, at));

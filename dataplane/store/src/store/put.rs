@@ -51,7 +51,7 @@ impl<P: EvictionPolicy> Store<P> {
             return Err(ReserveError::TooManyReservations { limit });
         }
         let together = bytes + u64::from(tail_bytes);
-        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together);
+        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together, keep.account);
         let wanted = &Reserve { keep, ..*wanted };
         let room = self.within_lease(together, &keep).and_then(|()| self.room_with_tail(wanted));
         let room = room.inspect_err(|_| self.counters.reserve_refusals += 1)?;
@@ -134,8 +134,7 @@ impl<P: EvictionPolicy> Store<P> {
         if is_other && self.within_lease(bytes, &Keep { hard_pin: false, ..*keep }).is_err() {
             return false;
         }
-        let limit = self.hard_pin_granules();
-        let hard = keep.hard_pin && self.order.hard_granules() + self.entries[id].granules() <= limit;
+        let hard = keep.hard_pin && self.pin_limit(self.entries[id].granules(), keep.account).is_none();
         self.order.keep_as(&mut self.entries, id, &Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep });
         true
     }

@@ -15,7 +15,7 @@ use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 use crate::entry::{EntryId, Keep, Mark, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::Reach;
+use crate::order::{Reach, Scarce};
 
 /// How much is evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -38,7 +38,7 @@ impl<P: EvictionPolicy> Store<P> {
         }
         if self.entries.is_full() {
             let limit = self.config.max_objects;
-            let victim = self.order.victim(&mut self.entries, Reach::Soft);
+            let victim = self.order.victim(&mut self.entries, Reach::Soft, Scarce::Entries(limit));
             self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
         }
         if let Some(block) = self.allocator.allocate(bytes) {
@@ -69,7 +69,7 @@ impl<P: EvictionPolicy> Store<P> {
                 self.draining = false;
                 return;
             }
-            let Some(victim) = self.order.victim(&mut self.entries, Reach::Plain) else { return };
+            let Some(victim) = self.order.victim(&mut self.entries, Reach::Plain, Scarce::Room) else { return };
             self.evict(victim);
         }
     }
@@ -88,7 +88,7 @@ impl<P: EvictionPolicy> Store<P> {
     fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
         let mut evicted = 0;
         while evicted < SCATTERED * granules {
-            let victim = self.order.victim(&mut self.entries, reach)?;
+            let victim = self.order.victim(&mut self.entries, reach, Scarce::Room)?;
             evicted += self.entries[victim].granules();
             let free = self.evict(victim);
             if self.allocator.granules(free) >= granules {
@@ -104,10 +104,14 @@ impl<P: EvictionPolicy> Store<P> {
     /// `Quota` or `PinLimit`: nothing is evicted then.
     pub(super) fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
-        if keep.hard_pin && !self.may_pin(bytes) {
-            let (hard, limit) = (self.order.hard_granules(), self.hard_pin_granules());
+        if keep.hard_pin
+            && let Some((hard, limit, of_tenant)) = self.pin_limit(granules, keep.account)
+        {
+            if of_tenant {
+                self.order.count_refusal(keep.account);
+            }
             let [pinned_bytes, limit_bytes] = [hard, limit].map(|granules| granules * GRANULE_BYTES);
-            return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes });
+            return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
         self.order.expire(&mut self.entries);
         while let Some((lease, stuck)) = self.order.over_lease(keep.account, granules) {
@@ -123,15 +127,25 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// Whether so many bytes more may be hard pinned.
-    pub(super) fn may_pin(&self, bytes: u64) -> bool {
+    /// Whether a tenant may have so many bytes more hard pinned.
+    pub(super) fn may_pin(&self, bytes: u64, account: u16) -> bool {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
-        self.order.hard_granules() + granules <= self.hard_pin_granules()
+        self.pin_limit(granules, account).is_none()
     }
 
-    /// What hard pinned objects may take together.
-    pub(super) const fn hard_pin_granules(&self) -> u64 {
-        self.allocator.pool_granules() * self.config.hard_pin_percent as u64 / 100
+    /// Where so many granules more are not to be hard pinned: what is, what may be, and whether that is the tenant's
+    /// limit. All hard pinned objects together may take a share of the pool, those of a tenant with a lease the same
+    /// share of that: it could fill its lease with them else, and nothing that it puts would ever have room again.
+    pub(super) fn pin_limit(&self, granules: u64, account: u16) -> Option<(u64, u64, bool)> {
+        let share_of = |granules: u64| granules * u64::from(self.config.hard_pin_percent) / 100;
+        let (of_tenant, lease) = self.order.hard_pins_of(account);
+        if let Some(lease) = lease
+            && of_tenant + granules > share_of(lease)
+        {
+            return Some((of_tenant, share_of(lease), true));
+        }
+        let (all, limit) = (self.order.hard_granules(), share_of(self.allocator.pool_granules()));
+        (all + granules > limit).then_some((all, limit, false))
     }
 
     /// Granules of objects that readers hold or that are hard pinned.
@@ -142,7 +156,7 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Evicts neighbours until a free block of `granules` appears; evicts nothing when there are none that would do.
     fn clear_a_run(&mut self, granules: u64, reach: Reach) -> Option<Block> {
-        let victim = self.order.victim(&mut self.entries, reach);
+        let victim = self.order.victim(&mut self.entries, reach, Scarce::Room);
         let may_go = |owner| self.may_go(owner, reach);
         let block_of = |victim: EntryId| self.entries[victim].block();
         let around = victim.and_then(|victim| self.allocator.run_around(block_of(victim), granules, may_go));

@@ -10,18 +10,23 @@ use kvplane_store::eviction::EvictionPolicy;
 pub(crate) struct ReferenceSegmentedLru {
     probation: Vec<EntryId>,
     protected: Vec<EntryId>,
-    protected_limit_granules: u64,
+    pool_granules: u64,
+    percent: u64,
 }
 
 impl ReferenceSegmentedLru {
-    pub(crate) fn new(protected_limit_granules: u64) -> Self {
-        Self { probation: Vec::new(), protected: Vec::new(), protected_limit_granules }
+    pub(crate) fn new(pool_granules: u64, percent: u64) -> Self {
+        Self { probation: Vec::new(), protected: Vec::new(), pool_granules, percent }
     }
+}
+
+fn granules(entries: &Entries, ids: &[EntryId]) -> u64 {
+    ids.iter().map(|id| entries[*id].granules()).sum()
 }
 
 impl EvictionPolicy for ReferenceSegmentedLru {
     fn anew(&self) -> Self {
-        Self::new(self.protected_limit_granules)
+        Self::new(self.pool_granules, self.percent)
     }
 
     fn insert(&mut self, _: &mut Entries, id: EntryId) {
@@ -31,8 +36,7 @@ impl EvictionPolicy for ReferenceSegmentedLru {
     fn access(&mut self, entries: &mut Entries, id: EntryId) {
         self.remove(entries, id);
         self.protected.push(id);
-        let granules = |ids: &[EntryId]| ids.iter().map(|id| entries[*id].granules()).sum::<u64>();
-        while granules(&self.protected) > self.protected_limit_granules {
+        while granules(entries, &self.protected) > self.pool_granules * self.percent / 100 {
             self.probation.push(self.protected.remove(0));
         }
     }
@@ -45,6 +49,12 @@ impl EvictionPolicy for ReferenceSegmentedLru {
     fn unpinned(&mut self, _: &mut Entries, _: EntryId) {}
 
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
+        let held = granules(entries, &self.probation) + granules(entries, &self.protected);
+        let mut demoted = 0;
+        while demoted < 16 && granules(entries, &self.protected) > held * self.percent / 100 {
+            self.probation.push(self.protected.remove(0));
+            demoted += 1;
+        }
         let mut in_order = self.probation.iter().chain(&self.protected).copied();
         in_order.find(|id| entries[*id].pins() == 0)
     }
@@ -95,18 +105,16 @@ pub(crate) struct ReferenceS3Fifo {
     frequencies: HashMap<u32, u32>,
     ghosts: Vec<(Digest, usize)>,
     small_evictions: usize,
-    small_limit_granules: u64,
 }
 
 impl ReferenceS3Fifo {
-    pub(crate) fn new(pool_granules: u64) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             small: Vec::new(),
             main: Vec::new(),
             frequencies: HashMap::new(),
             ghosts: Vec::new(),
             small_evictions: 0,
-            small_limit_granules: pool_granules / 10,
         }
     }
 
@@ -139,7 +147,7 @@ impl ReferenceS3Fifo {
 
 impl EvictionPolicy for ReferenceS3Fifo {
     fn anew(&self) -> Self {
-        Self::new(self.small_limit_granules * 10)
+        Self::new()
     }
 
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
@@ -175,8 +183,8 @@ impl EvictionPolicy for ReferenceS3Fifo {
 
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
         loop {
-            let small: u64 = self.small.iter().map(|id| entries[*id].granules()).sum();
-            let step = if small >= self.small_limit_granules {
+            let (small, main) = (granules(entries, &self.small), granules(entries, &self.main));
+            let step = if small >= (small + main) / 10 {
                 self.step_small(entries).or_else(|| self.step_main(entries))
             } else {
                 self.step_main(entries).or_else(|| self.step_small(entries))
