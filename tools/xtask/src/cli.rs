@@ -14,8 +14,8 @@ pub const USAGE_STATUS: u8 = 2;
 pub const USAGE: &str = "\
 usage: cargo x COMMAND [...]
 
-  setup [GROUP...]     find and install missing system packages; groups: build (default), bench,
-                       rig, python
+  setup [GROUP...]     find and install missing system packages; groups: build (default), test,
+                       bench, rig, python
   demo [--trace FILE] [...]
                        build release, replay a trace against a live node, leave a report in target/demo/;
                        arguments are passed to `kvplane demo`

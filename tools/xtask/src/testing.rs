@@ -20,7 +20,7 @@ use skips::{Filter, Runner};
 ///
 /// With `--rig` among them, runs those that need hardware in virtual machines instead: [`suite::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
-    setup::run(&[Group::Build])?;
+    setup::run(&[Group::Build, Group::Test])?;
     if let Some(request) = suite::Request::of(arguments)? {
         return suite::run(workspace, &request);
     }

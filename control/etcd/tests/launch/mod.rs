@@ -41,7 +41,7 @@ impl Etcd {
     pub(crate) fn start_with(directory: &Path, more: &[&str], certificates: Option<PathBuf>) -> Option<Self> {
         let known = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if known.is_err() {
-            println!("skipped: etcd is not installed (cargo x setup)");
+            println!("skipped: etcd is not installed (cargo x setup test)");
             return None;
         }
         let (client, peer) = (free_address(), free_address());

@@ -10,8 +10,10 @@ use crate::process;
 /// Packages that are needed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// The default build and every test.
+    /// The default build.
     Build,
+    /// The tests, beside the build: programs of others that they start.
+    Test,
     /// The benchmarks, which measure against other programs in the same run.
     Bench,
     /// What prepares and describes the virtual machine of `cargo x rig`; QEMU itself is unpacked aside.
@@ -22,13 +24,14 @@ pub enum Group {
 
 impl Group {
     /// Every group.
-    pub const ALL: [Self; 4] = [Self::Build, Self::Bench, Self::Rig, Self::Python];
+    pub const ALL: [Self; 5] = [Self::Build, Self::Test, Self::Bench, Self::Rig, Self::Python];
 
     /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Build => "build",
+            Self::Test => "test",
             Self::Bench => "bench",
             Self::Rig => "rig",
             Self::Python => "python",
@@ -91,7 +94,7 @@ pub const ALL: [Package; 14] = [
         fedora: "etcd",
         arch: "etcd",
         purpose: "a real etcd, over which tests run several control planes",
-        group: Group::Build,
+        group: Group::Test,
         probe: Probe::Program("etcd"),
     },
     Package {
@@ -233,6 +236,14 @@ mod tests {
         assert!(is_installed(answer, "libc6-dev"));
         assert!(!is_installed(answer, "old"));
         assert!(!is_installed(answer, "libc6"));
+    }
+
+    #[test]
+    fn what_only_tests_start_is_not_installed_for_a_build_or_the_demo() {
+        let built: Vec<&str> =
+            ALL.iter().filter(|package| package.group == Group::Build).map(|package| package.debian).collect();
+        assert_eq!(built, ["gcc", "libc6-dev"]);
+        assert!(ALL.iter().any(|package| package.debian == "etcd-server" && package.group == Group::Test));
     }
 
     #[test]
