@@ -18,7 +18,7 @@ use kvplane::{
 use kvplane_tools::pattern;
 
 use super::tebench::engine::{Backend, allocate};
-use super::tebench::values::{self, Transport};
+use super::tebench::values::{self, Reached, Transport};
 use super::tebench::{PacingChoice, TARGET_SEED};
 use super::{Failure, size, stop};
 
@@ -131,8 +131,9 @@ pub(crate) struct TransferEngineBench {
     /// GPU: 0 or -1, as there is no driver of GPU memory.
     #[arg(long = "gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
     _gpu_id: i32,
-    /// Lets --local_server_name be another address than a loopback one. Whoever reaches it may read and write all of
-    /// the registered memory: there is no authentication.
+    /// Lets a target's --local_server_name be another address than a loopback one. Whoever reaches it may read and write
+    /// all of the registered memory: there is no authentication. An initiator gives nobody its memory, and needs no
+    /// such word.
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
@@ -159,17 +160,21 @@ impl TransferEngineBench {
         let (text, way) = (self.local_server_name.as_str(), self.protocol);
         let peer_to_peer = self.metadata_server == "P2PHANDSHAKE";
         let address = text.parse::<SocketAddr>().or_else(|_| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0)));
-        let listen = match address {
+        let address = match address {
             Ok(address) => address,
             Err(_) if text.is_empty() || text == "localhost" || !peer_to_peer => ([127, 0, 0, 1], 0).into(),
             Err(_) => return Err(format!("--local_server_name {text:?} is no address IP[:PORT]").into()),
         };
+        let target = self.mode == Mode::Target;
+        let Reached { listen, announce } =
+            values::reached("--local_server_name", address, target, self.open_to_network)?;
         let stock = self.backend == Backend::Mooncake;
         if stock && !matches!(way, Transport::Any | Transport::Tcp) {
             return Err(format!("--backend mooncake is over tcp: not with --protocol {}", way.name()).into());
         }
         Ok(TransferEngine::start(TransferEngineConfig {
             listen,
+            announce,
             name: (!peer_to_peer && !text.is_empty()).then(|| text.to_owned()),
             metadata: self.metadata_server.clone(),
             environment: Environment::of_process()?,

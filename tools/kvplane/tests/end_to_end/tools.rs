@@ -132,6 +132,10 @@ fn the_binary_is_the_tool_whose_name_it_has() {
         assert!(number.split_once('.').unwrap().1.len() == 4 && number.parse::<f64>().unwrap() > 0.0, "{last}");
     }
     run(&["-threads=2", "-block_size=1M"]).failed(1, &["2 threads with 8 blocks of 1048576 bytes", "4194304"]);
+    // Who gives its memory away beyond this machine is to say so; who only asks is known by an address and opens none.
+    let open = ["-mode=target", "-buffer_size=1M", "-local_server_name=192.0.2.7:0"];
+    finish(named(&place, "transfer_engine_bench", &open), &[]).failed(1, &["192.0.2.7", "--open_to_network"]);
+    run(&["-threads=1", "-local_server_name=192.0.2.7"]).well();
     run(&["-use_vram"]).failed(1, &["--use_vram", "GPU memory"]);
     run(&["-protocol=efa"]).failed(2, &["efa is not available"]);
     run(&["-report_unit=TB"]).failed(2, &["\"TB\" is none of GB"]);

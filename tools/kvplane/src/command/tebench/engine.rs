@@ -10,7 +10,7 @@ use kvplane::{
     TransferEngineConfig, ZeroCopyOptions,
 };
 
-use super::values::{self, Transport};
+use super::values::{self, Reached, Transport};
 use super::{Failure, PacingChoice, ZeroCopyChoice};
 use crate::command::{metrics, size};
 
@@ -66,8 +66,8 @@ pub(super) struct EngineFlags {
     /// Port to listen on; 0 picks one.
     #[arg(long = "rpc_server_port", default_value_t = 0)]
     rpc_server_port: u16,
-    /// Lets --seg_name be another address than a loopback one. Whoever reaches it may read and write all of the
-    /// registered memory: there is no authentication.
+    /// Lets a target's --seg_name be another address than a loopback one. Whoever reaches it may read and write all of
+    /// the registered memory: there is no authentication. An initiator gives nobody its memory, and needs no such word.
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
@@ -136,20 +136,23 @@ impl EngineFlags {
         self.backend == Backend::Mooncake
     }
 
-    /// Starts the engine, with this many sets of connections that threads share.
-    pub(super) fn start(&self, initiators: usize) -> Result<Arc<TransferEngine>, Failure> {
+    /// Starts the engine, with this many sets of connections that threads share; whether peers may reach its memory.
+    pub(super) fn start(&self, initiators: usize, gives_memory: bool) -> Result<Arc<TransferEngine>, Failure> {
         let way = self.transport()?;
-        let mut listen: SocketAddr = ([127, 0, 0, 1], self.rpc_server_port).into();
+        let mut address: SocketAddr = ([127, 0, 0, 1], self.rpc_server_port).into();
         let mut name = None;
         match self.seg_name.as_str() {
             "" => {}
             text if self.metadata_type == "p2p" => {
-                listen = text.parse().map_err(|_| format!("--seg_name {text:?} is no address IP:PORT"))?;
+                address = text.parse().map_err(|_| format!("--seg_name {text:?} is no address IP:PORT"))?;
             }
             text => name = Some(text.to_owned()),
         }
+        let Reached { listen, announce } =
+            values::reached("--seg_name", address, gives_memory, self.open_to_network)?;
         Ok(Arc::new(TransferEngine::start(TransferEngineConfig {
             listen,
+            announce,
             name,
             metadata: values::metadata(&self.metadata_type, &self.metadata_url_list)?,
             environment: Environment::of_process()?,

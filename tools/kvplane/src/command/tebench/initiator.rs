@@ -45,7 +45,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     }
     let sessions = sessions(options, &targets)?;
     check_any(&work)?;
-    let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
+    let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()), false)?;
     let server = options.engine.serve_metrics(&engine)?;
     if let Some(server) = &server {
         // Standard output is for the table.

@@ -139,7 +139,7 @@ impl Tebench {
 
     fn target(&self) -> Result<(), Failure> {
         self.load.work(self.engine.total_buffer_size)?;
-        let engine = self.engine.start(1)?;
+        let engine = self.engine.start(1, true)?;
         let server = self.engine.serve_metrics(&engine)?;
         let regions = self.engine.serve(&engine)?;
         // Readers that verify find the pattern there without a writer having been first.

@@ -1,6 +1,37 @@
 //! Values of flags: taken where this build can do what they say, refused by name where it cannot.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use kvplane::{RdmaConfig, RdmaUse};
+
+/// Where an engine listens, and what its peers are told instead, if they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reached {
+    pub(crate) listen: SocketAddr,
+    pub(crate) announce: Option<IpAddr>,
+}
+
+/// Where an engine listens that is to be known as `address`, which `flag` said. A side that gives its memory to others
+/// needs `--open_to_network` for an address that is not this machine's alone. One that only asks connects by itself and
+/// is asked by nobody: its address is announced, and without that flag it listens on loopback.
+///
+/// # Errors
+/// When the flag is missing.
+pub(crate) fn reached(flag: &str, address: SocketAddr, gives_memory: bool, open: bool) -> Result<Reached, String> {
+    if open || address.ip().is_loopback() {
+        return Ok(Reached { listen: address, announce: None });
+    }
+    if gives_memory {
+        return Err(format!(
+            "{flag} {address}: whoever reaches it may read and write all of the registered memory, as there is no \
+             authentication: say --open_to_network if that is wanted, or give a loopback address"
+        ));
+    }
+    let loopback: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let announce = (!address.ip().is_unspecified()).then(|| address.ip());
+    Ok(Reached { listen: SocketAddr::new(loopback, address.port()), announce })
+}
 
 /// A transport, or whichever is best of those that both sides have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,6 +199,20 @@ pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_gives_memory_beyond_loopback_says_so_and_who_asks_opens_nothing() {
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err();
+        assert!(error.contains("--seg_name 192.0.2.7:5") && error.contains("--open_to_network"), "{error}");
+        let plain = |listen| Ok(Reached { listen, announce: None });
+        assert_eq!(reached("--seg_name", at("192.0.2.7:5"), true, true), plain(at("192.0.2.7:5")));
+        assert_eq!(reached("--seg_name", at("[::1]:5"), true, false), plain(at("[::1]:5")));
+        let known = |listen, as_ip: &str| Ok(Reached { listen, announce: as_ip.parse().ok() });
+        assert_eq!(reached("--seg_name", at("192.0.2.7:5"), false, false), known(at("127.0.0.1:5"), "192.0.2.7"));
+        assert_eq!(reached("--seg_name", at("[2001:db8::7]:0"), false, false), known(at("[::1]:0"), "2001:db8::7"));
+        assert_eq!(reached("--seg_name", at("0.0.0.0:0"), false, false), plain(at("127.0.0.1:0")));
+    }
 
     #[test]
     fn what_is_not_there_is_refused_by_name() {
