@@ -47,6 +47,10 @@ pub const KNOWS_COPIES: u64 = 1;
 /// In the place of the payload's checksum of an `Exists`: the asker wants to know which of the objects that are there
 /// name stripes, as these may be gone. A node that does not know it does not look there, and does not say.
 pub const KNOWS_HEADS: u64 = 1;
+
+/// In the argument of a greeting over a plain connection: whoever greets begins with TLS once it is told that it must. A
+/// node that is older does not look at it.
+pub const OFFERS_TLS: u64 = 1;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.

@@ -315,6 +315,7 @@ impl Tcp {
     /// is then reported as sent.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
         let mut kept = self.spare_bodies.pop().unwrap_or_default();
+        let mode = self.tls.mode();
         let Some(connection) = self.get(id) else {
             if let Some(hold) = payload.and_then(|payload| payload.hold) {
                 self.events.push_back(Event::Sent(hold));
@@ -322,7 +323,8 @@ impl Tcp {
             return false;
         };
         kept.extend_from_slice(body);
-        let frame = Frame { header: *header, body: kept, payload };
+        let header = if connection.asks { connection.greeting(header, mode) } else { *header };
+        let frame = Frame { header, body: kept, payload };
         connection.extra_pieces += frame.extra_pieces();
         connection.frames.push_back(frame);
         let (asks, writable) = (connection.asks, connection.writable);

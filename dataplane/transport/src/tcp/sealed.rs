@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_proto::Limits;
-use kvplane_proto::frame::Header;
-use kvplane_proto::message::Kind;
+use kvplane_proto::frame::{Header, OFFERS_TLS};
+use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::status::Status;
 use kvplane_sys::{Gather, Scatter, net};
 use kvplane_tls::{DataTls, FIRST_BYTE, HANDSHAKE_BYTES, Handshake, Keychain, Opened, RECORD_BYTES, Session, Step};
@@ -162,7 +162,7 @@ impl Tls {
         Self { keychain: None, arrived, wanted_by, begun, steps_left: STEPS_PER_ROUND, plain: Vec::new() }
     }
 
-    fn mode(&self) -> DataTls {
+    pub(super) fn mode(&self) -> DataTls {
         self.keychain.as_ref().map_or(DataTls::Off, |keychain| keychain.mode())
     }
 
@@ -435,6 +435,11 @@ impl Tcp {
                 let reply = Header::reply(Kind::Reply(operation), header.request, Status::WantsTls);
                 self.send(id, &reply, b"", None);
             }
+            // It comes again with TLS, as whoever is not told to require it does: nobody has to do anything.
+            if matches!(header.kind, Kind::Request(Operation::Hello)) && header.argument & OFFERS_TLS != 0 {
+                self.close_after_sending(id, Gone::Closed);
+                return true;
+            }
             let text = "a peer connected without TLS, which --data-tls require wants; start it with --data-tls offer \
                         or require";
             self.close_after_sending(id, Gone::Tls(text.to_owned()));
@@ -455,6 +460,13 @@ impl Tcp {
 }
 
 impl Connection {
+    /// A header of ours; a plain greeting says besides that we would begin with TLS where we are told to.
+    pub(super) fn greeting(&self, header: &Header, mode: DataTls) -> Header {
+        let greets = matches!(header.kind, Kind::Request(Operation::Hello));
+        let offers = greets && mode == DataTls::Offer && matches!(self.wire, Wire::Plain);
+        Header { argument: header.argument | if offers { OFFERS_TLS } else { 0 }, ..*header }
+    }
+
     /// Whether it is known how bytes are on the wire, and keys are there where they are sealed.
     pub(super) const fn is_agreed(&self) -> bool {
         match &self.wire {

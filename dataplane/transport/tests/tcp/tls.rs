@@ -101,6 +101,8 @@ fn one_that_offers_seals_what_it_is_told_to() {
     assert!(sender.tcp.send(sender.connections[0], &hello(), b"", None));
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert!(sender.frames.is_empty(), "the host has nothing to do with it");
+    // Nor has an operator: it comes again, sealed.
+    assert_eq!(receiver.gone.as_slice(), [Gone::Closed].as_slice());
     sender.connections.clear();
     receiver.connections.clear();
     join(&mut sender, &mut receiver, address, 1);
