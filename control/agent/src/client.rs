@@ -323,9 +323,13 @@ impl Client {
     }
 
     fn problem(&self, what: String, status: Status) -> Error {
-        let cause = matches!(status, Status::Unreachable | Status::DeadlineExceeded | Status::Incompatible)
-            .then(|| self.initiator.last_problem().map(str::to_owned))
-            .flatten();
+        let cause = match status {
+            Status::Unreachable | Status::DeadlineExceeded | Status::Incompatible => {
+                self.initiator.last_problem().map(str::to_owned)
+            }
+            Status::TicketEnded => self.link.holder().why_ended(),
+            _ => None,
+        };
         Error::Status { what, status, cause }
     }
 

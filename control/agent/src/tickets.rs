@@ -34,6 +34,10 @@ struct State {
     wanted: Option<GetTicket>,
     credential: Option<Arc<Credential>>,
     renew_at: Option<Instant>,
+    /// When the credential came, and how long it is good from then on.
+    had: Option<(Instant, Duration)>,
+    /// Why no newer one could be had when that was tried last.
+    trouble: Option<String>,
     /// Whether it was found out that this cluster has none.
     none: bool,
 }
@@ -57,7 +61,8 @@ impl Holder {
         let credential = credential_of(reply)?;
         state.wanted = Some(call);
         state.credential = Some(Arc::new(credential));
-        state.renew_at = Some(Instant::now() + Duration::from_nanos(reply.valid_ns) / RENEW_AFTER);
+        let (now, valid) = (Instant::now(), Duration::from_nanos(reply.valid_ns));
+        (state.renew_at, state.had, state.trouble) = (Some(now + valid / RENEW_AFTER), Some((now, valid)), None);
         drop(state);
         self.generation.fetch_add(1, Ordering::Release);
         self.changed.notify_one();
@@ -79,12 +84,29 @@ impl Holder {
         state.wanted.clone()
     }
 
-    /// Asks for a newer ticket.
+    /// Asks for a newer ticket. What fails, or makes no sense, is asked for again.
     pub(crate) async fn renew(&self, client: Client, call: GetTicket) {
-        if let Ok(reply) = client.call(&call).await {
-            // One that makes no sense is asked for again.
-            let _ = self.take(call, &reply);
+        let outcome = match client.call(&call).await {
+            Ok(reply) => self.take(call, &reply).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(trouble) = outcome {
+            self.state().trouble = Some(trouble);
         }
+    }
+
+    /// Why a shard may count the ticket as ended: it could not be renewed, or else the shard's time is another.
+    pub(crate) fn why_ended(&self) -> Option<String> {
+        let state = self.state();
+        let (had, valid) = state.had?;
+        let (age_s, valid_s) = (had.elapsed().as_secs(), valid.as_secs());
+        Some(match &state.trouble {
+            Some(trouble) => format!("a ticket of {valid_s} s is {age_s} s old and was not renewed: {trouble}"),
+            None => format!(
+                "a ticket of {valid_s} s is {age_s} s old: the shard's node was told another ticket time, by a control \
+                 plane without the state of ours"
+            ),
+        })
     }
 }
 

@@ -48,7 +48,7 @@ pub struct GetTicketKeys {
 /// What a node needs.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TicketKeys {
-    /// Seconds since 1970 by the control plane's clock.
+    /// The control plane's ticket time, in seconds.
     pub seconds: u64,
     /// The keys: at most [`KEYS_PER_REPLY`].
     pub keys: Vec<KeyOfTickets>,
@@ -66,7 +66,7 @@ pub struct KeyOfTickets {
     pub id: u64,
     /// The key.
     pub secret: [u8; 32],
-    /// When the last ticket under it ends, in seconds since 1970 by the control plane's clock.
+    /// When the last ticket under it ends, in seconds of the control plane's ticket time.
     pub until: u64,
 }
 

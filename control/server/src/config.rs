@@ -91,6 +91,8 @@ pub enum StartError {
     Identity(IdentityError),
     /// The file of the keys for tickets is not what was written there.
     TicketKeys(PathBuf),
+    /// The file of the ticket time is not what was written there.
+    TicketTime(PathBuf),
     /// The state cannot be opened or read.
     Store(StoreError),
     /// The settings contradict each other or the stored state.
@@ -137,6 +139,12 @@ impl fmt::Display for StartError {
             Self::TicketKeys(path) => {
                 write!(f, "{} is damaged: remove it, and holders of tickets get new ones by themselves", path.display())
             }
+            Self::TicketTime(path) => write!(
+                f,
+                "{} is damaged, which holds the ticket time in seconds: restore a copy, or remove it, and the ticket \
+                 time begins anew with this host's clock",
+                path.display()
+            ),
             Self::Identity(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Etcd(error) => error.fmt(f),

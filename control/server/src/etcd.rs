@@ -8,6 +8,7 @@
 //! | `fence` | the number of the turn and how many changes it made: every change names the value before it |
 //! | `state` | format and identity of the state |
 //! | `tickets` | the keys that tickets are made with |
+//! | `ticket-time` | the ticket time in seconds: none beyond it was told |
 //! | `records/KEY` | the records of the cluster |
 //! | `batch`, `batch/N` | a change too large for one transaction, until it is carried out |
 //!
@@ -81,6 +82,8 @@ pub(crate) struct Led {
     pub(crate) state_id: u64,
     pub(crate) records: Vec<Record>,
     pub(crate) tickets: Option<String>,
+    /// The ticket time, in seconds.
+    pub(crate) ticket_time_s: Option<u64>,
 }
 
 /// What the thread is asked for.
@@ -173,6 +176,11 @@ impl Turn {
     /// Keeps the keys that tickets are made with.
     pub(crate) fn keep_tickets(&self, text: &str) -> Result<(), String> {
         self.send(vec![records::tickets_change(text)])
+    }
+
+    /// Keeps the ticket time, in seconds.
+    pub(crate) fn keep_ticket_time(&self, seconds: u64) -> Result<(), String> {
+        self.send(vec![records::ticket_time_change(seconds)])
     }
 
     fn send(&self, changes: Vec<records::KeyChange>) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Tasks, hosted: first owners are asked for copies by orders, and callers told how far that is.
 //!
-//! In memory only. A number of a task says when the control plane that made it began to lead, so that none is taken for
-//! another's after a restart.
+//! In memory only. Numbers of tasks count on from one that is drawn when a control plane begins to lead, so that none is
+//! taken for another's after a restart, whatever the host's clock says.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ const SLEEP: Duration = Duration::from_millis(250);
 pub(crate) struct Hosted {
     tasks: Mutex<Tasks>,
     made: Notify,
-    /// When it began, in milliseconds since 1970.
+    /// When it began, in milliseconds since 1970: for people.
     began_ms: u64,
 }
 
@@ -36,9 +36,11 @@ impl Default for Hosted {
     fn default() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
-        // A million tasks a second would have to be made for the numbers of two lives to meet.
-        let began_us = u64::try_from(since.as_micros()).unwrap_or(0);
-        Self { tasks: Mutex::new(Tasks::new(limits, began_us)), made: Notify::new(), began_ms: began_us / 1000 }
+        let began_ms = u64::try_from(since.as_millis()).unwrap_or(0);
+        // Of 52 bits, so that other languages' numbers hold them: two lives do not meet but by a rare chance. Without
+        // randomness no control plane starts: it has keys to draw.
+        let first = kvplane_rpc::random_u64().unwrap_or(began_ms << 10) >> 12;
+        Self { tasks: Mutex::new(Tasks::new(limits, first)), made: Notify::new(), began_ms }
     }
 }
 

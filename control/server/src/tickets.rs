@@ -1,18 +1,19 @@
 //! Data tickets: the control plane makes them, and gives nodes the keys to check them with.
 //!
-//! With a state directory the keys outlive the process, in a file of their own that only the user can read, and with
-//! the state in etcd they are there: so a restart changes nothing for who holds a ticket.
+//! With a state directory the keys and the ticket time outlive the process, in files of their own that only the user can
+//! read, and with the state in etcd they are there: so a restart changes nothing for who holds a ticket, whatever the
+//! host's clock says by then ([`TicketTime`]).
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::files::{read_private, write_private};
 use kvplane_rpc::message::{Done, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
-use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey};
+use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
 
 use crate::config::StartError;
 use crate::control::Control;
@@ -20,7 +21,9 @@ use crate::etcd::Turn;
 
 /// File of the keys within the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";
-/// Most bytes of that file.
+/// File of the ticket time within the state directory.
+pub(crate) const TIME_FILE: &str = "ticket-time";
+/// Most bytes of one of these files.
 const FILE_BYTES: u64 = 64 << 10;
 
 /// How tickets are made.
@@ -38,47 +41,132 @@ impl Default for TicketConfig {
     }
 }
 
-/// What makes tickets, and where its keys are kept.
+/// What makes tickets, and where its keys and its time are kept.
 pub(crate) struct Tickets {
     mint: Mint,
     keep: Keep,
+    time: TicketTime,
+    /// The beginning of the monotonic clock that the time goes on with.
+    started: Instant,
+    /// Whether the time could not be made durable when that was tried last.
+    stands: bool,
 }
 
-/// Where the keys are kept.
+/// Where the keys and the time are kept.
 pub(crate) enum Keep {
     /// Nowhere: they are as old as the process.
     Nowhere,
     /// In a directory.
     Directory(PathBuf),
-    /// In etcd, where these are.
-    Etcd(Turn, Option<String>),
+    /// In etcd.
+    Etcd {
+        /// The turn in which they may be changed.
+        turn: Turn,
+        /// The keys that are there.
+        keys: Option<String>,
+        /// The ticket time that is there, in seconds.
+        time_s: Option<u64>,
+    },
 }
 
-fn unix_seconds() -> u64 {
+/// Seconds of the host's wall clock. Only the first ticket time of all is taken from it.
+fn host_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-impl Tickets {
-    /// With the keys that are kept, or new ones.
-    pub(crate) fn open(cluster: &str, config: &TicketConfig, keep: Keep) -> Result<Self, StartError> {
-        let (now, times) = (unix_seconds(), (config.lifetime_s, config.key_term_s));
-        let mut mint = Mint::new(cluster, times, now, random_bytes).map_err(StartError::Identity)?;
-        let (kept, place) = match &keep {
-            Keep::Nowhere => (None, PathBuf::new()),
-            Keep::Etcd(_, kept) => (kept.clone(), PathBuf::from("the key \"tickets\" in etcd")),
-            Keep::Directory(directory) => {
-                let path = directory.join(KEYS_FILE);
-                let read = |path: &Path| read_private(path, FILE_BYTES).map_err(|error| error.into());
-                let text = path.exists().then(|| read(&path)).transpose().map_err(StartError::Identity)?;
-                (text, path)
-            }
-        };
-        if let Some(text) = kept {
-            mint.resume(parse(&text).ok_or(StartError::TicketKeys(place))?, now);
+impl Keep {
+    fn keys(&self) -> Result<Option<String>, StartError> {
+        match self {
+            Self::Nowhere => Ok(None),
+            Self::Etcd { keys, .. } => Ok(keys.clone()),
+            Self::Directory(directory) => read(&directory.join(KEYS_FILE)),
         }
-        let tickets = Self { mint, keep };
+    }
+
+    /// Where the keys are, in words.
+    fn place_of_keys(&self) -> PathBuf {
+        match self {
+            Self::Nowhere => PathBuf::new(),
+            Self::Etcd { .. } => PathBuf::from("the key \"tickets\" in etcd"),
+            Self::Directory(directory) => directory.join(KEYS_FILE),
+        }
+    }
+
+    /// The ticket time that is durable, in seconds.
+    fn time_s(&self) -> Result<Option<u64>, StartError> {
+        match self {
+            Self::Nowhere => Ok(None),
+            Self::Etcd { time_s, .. } => Ok(*time_s),
+            Self::Directory(directory) => {
+                let path = directory.join(TIME_FILE);
+                let Some(text) = read(&path)? else { return Ok(None) };
+                text.trim_end().parse().map(Some).map_err(|_| StartError::TicketTime(path))
+            }
+        }
+    }
+
+    fn keep_time(&self, seconds: u64) -> Result<(), String> {
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::Etcd { turn, .. } => turn.keep_ticket_time(seconds),
+            Self::Directory(directory) => {
+                let text = format!("{seconds}\n");
+                write_private(&directory.join(TIME_FILE), text.as_bytes()).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, StartError> {
+    let text = path.exists().then(|| read_private(path, FILE_BYTES)).transpose();
+    text.map_err(|error| StartError::Identity(error.into()))
+}
+
+impl Tickets {
+    /// With the keys and the time that are kept, or new ones.
+    pub(crate) fn open(cluster: &str, config: &TicketConfig, keep: Keep) -> Result<Self, StartError> {
+        Self::open_at(cluster, config, keep, host_seconds())
+    }
+
+    /// The same on a host whose wall clock shows so many seconds.
+    fn open_at(cluster: &str, config: &TicketConfig, keep: Keep, host_s: u64) -> Result<Self, StartError> {
+        let started = Instant::now();
+        let time = match keep {
+            Keep::Nowhere => TicketTime::passing(host_s, 0),
+            Keep::Directory(_) | Keep::Etcd { .. } => TicketTime::begin(keep.time_s()?, host_s, config.lifetime_s, 0),
+        };
+        let now = time.now(0);
+        let times = (config.lifetime_s, config.key_term_s);
+        let mut mint = Mint::new(cluster, times, now, random_bytes).map_err(StartError::Identity)?;
+        if let Some(text) = keep.keys()? {
+            mint.resume(parse(&text).ok_or_else(|| StartError::TicketKeys(keep.place_of_keys()))?, now);
+        }
+        let mut tickets = Self { mint, keep, time, started, stands: false };
+        tickets.reserve(0).map_err(StartError::FirstChange)?;
         tickets.save().map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         Ok(tickets)
+    }
+
+    /// Makes more of the time durable, if it is wanted.
+    fn reserve(&mut self, now_ns: u64) -> Result<(), String> {
+        let Some(reserved_s) = self.time.wanted(now_ns) else { return Ok(()) };
+        self.keep.keep_time(reserved_s)?;
+        self.time.reserve(reserved_s);
+        Ok(())
+    }
+
+    /// The ticket time in seconds. Where no more of it can be made durable, it stands still: tickets last longer then,
+    /// and none is refused.
+    fn now(&mut self) -> u64 {
+        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let outcome = self.reserve(now_ns);
+        let stood = core::mem::replace(&mut self.stands, outcome.is_err());
+        match outcome {
+            Err(reason) if !stood => tracing::error!("the ticket time cannot be kept, and stands still: {reason}"),
+            Ok(()) if stood => tracing::info!("the ticket time goes on"),
+            _ => {}
+        }
+        self.time.now(now_ns)
     }
 
     fn save(&self) -> Result<(), Refusal> {
@@ -89,7 +177,7 @@ impl Tickets {
                 let path = directory.join(KEYS_FILE);
                 write_private(&path, shown(&self.mint).as_bytes()).map_err(|error| storage(error.to_string()))
             }
-            Keep::Etcd(turn, _) => turn.keep_tickets(&shown(&self.mint)).map_err(storage),
+            Keep::Etcd { turn, .. } => turn.keep_tickets(&shown(&self.mint)).map_err(storage),
         }
     }
 
@@ -222,7 +310,9 @@ impl Control {
     }
 
     fn with_mint<T>(&self, make: impl FnOnce(Option<&mut Tickets>, u64) -> Result<T, Refusal>) -> Result<T, Refusal> {
-        make(self.core()?.tickets.as_mut(), unix_seconds())
+        let mut core = self.core()?;
+        let now = core.tickets.as_mut().map_or(0, Tickets::now);
+        make(core.tickets.as_mut(), now)
     }
 }
 
@@ -241,5 +331,53 @@ mod tests {
         for torn in ["", "x", &text[..text.len() - 2], &text.replace(' ', "  "), &short.unwrap_or_default()] {
             assert_eq!(parse(torn), None, "{torn}");
         }
+    }
+
+    /// A directory of this test.
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("kvplane-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("a directory");
+        directory
+    }
+
+    fn open(directory: &Path, host_s: u64) -> Tickets {
+        Tickets::open_at("a", &TicketConfig::default(), Keep::Directory(directory.to_owned()), host_s)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn a_clock_that_jumped_between_two_starts_moves_no_ticket_time() {
+        let directory = directory("ticket-time");
+        let mut last = open(&directory, 1_000_000).now();
+        assert!((1_000_000..1_000_010).contains(&last), "the first of all is the host's");
+        // The host's clock is two hours ahead, right again, and of 1970: by restarts, or with another host's.
+        for host_s in [1_007_200, 1_000_001, 0, u64::MAX] {
+            let mut tickets = open(&directory, host_s);
+            let now = tickets.now();
+            assert!(now >= last && now < last + 70, "{now} after {last} with a clock of {host_s}");
+            last = now;
+        }
+        let damaged = directory.join(TIME_FILE);
+        std::fs::write(&damaged, "soon").expect("written");
+        let keep = Keep::Directory(directory.clone());
+        let opened = Tickets::open_at("a", &TicketConfig::default(), keep, 5).map(drop);
+        assert!(matches!(opened, Err(StartError::TicketTime(path)) if path == damaged));
+        std::fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_kept_stands_still_and_goes_on_after_it() {
+        let directory = directory("ticket-time-stands");
+        let mut tickets = open(&directory, 500);
+        let before = tickets.now();
+        std::fs::remove_dir_all(&directory).expect("removed");
+        let second_ns = 1_000_000_000;
+        assert!(tickets.reserve(120 * second_ns).is_err());
+        assert_eq!(tickets.time.now(120 * second_ns), before + 60, "what is durable");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        tickets.reserve(120 * second_ns).expect("kept");
+        assert_eq!(tickets.time.now(120 * second_ns), before + 120);
+        std::fs::remove_dir_all(&directory).expect("removed");
     }
 }

@@ -92,8 +92,9 @@ statuses! {
     /// The ticket was made with a key that the shard was not given.
     NoKey = 26, "the shard was not given the key of this ticket yet; if that lasts, its node does not reach the \
                  control plane";
-    /// The ticket is not good any more, or not yet.
-    TicketEnded = 27, "the ticket has ended and was not renewed; the client does not reach the control plane";
+    /// The ticket is not good any more by the ticket time that the shard's node was told.
+    TicketEnded = 27, "the shard counts the ticket as ended and was shown no newer one; if that lasts, the client does \
+                       not reach the control plane, or the shard's node follows another one";
     /// A put is to be acknowledged when an SSD has it, and the object's owner has none.
     NoSsd = 28, "the node of this key has no SSD to acknowledge the put from; leave that to the node, or give it --ssd";
     /// The shard takes sealed connections only.

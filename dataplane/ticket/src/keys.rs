@@ -5,6 +5,7 @@ use core::fmt;
 use crate::mac::{Purpose, SECRET_BYTES, sum};
 use crate::proof::{Checked, Proof, Said};
 use crate::ticket::{Ticket, TicketError};
+use crate::time::TimeLine;
 
 /// Keys that are known at the same time: the present one, those before it whose tickets may still be good, and those
 /// of a control plane that has taken over.
@@ -17,7 +18,7 @@ pub struct TicketKey {
     pub id: u64,
     /// The key.
     pub secret: [u8; SECRET_BYTES],
-    /// When the last ticket under it ends, in seconds since 1970 by the control plane's clock.
+    /// When the last ticket under it ends, in seconds of the control plane's ticket time.
     pub until: u64,
 }
 
@@ -55,20 +56,28 @@ pub enum Disbelief {
 /// The keys that a shard was given.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
-    keys: Vec<TicketKey>,
+    keys: Vec<(TicketKey, TimeLine)>,
 }
 
 impl Keys {
-    /// Takes what the control plane says are its keys. Others that were known stay as long as tickets under them may be
-    /// good, for a control plane that took over has keys of its own. Of too many the ones that end first go.
-    pub fn learn(&mut self, keys: impl IntoIterator<Item = TicketKey>, now: u64) {
+    /// Takes what the control plane says are its keys, and the line of its time. Others that were known stay, on their
+    /// own lines, as long as tickets under them may be good, for a control plane that took over has keys of its own. Of
+    /// too many the ones that end first go. `now` is the time of who checks, in seconds.
+    pub fn learn(&mut self, keys: impl IntoIterator<Item = TicketKey>, line: TimeLine, now: u64) {
         for key in keys {
-            self.keys.retain(|known| known.id != key.id);
-            self.keys.push(key);
+            self.keys.retain(|(known, _)| known.id != key.id);
+            self.keys.push((key, line));
         }
-        self.keys.retain(|key| key.until >= now);
-        self.keys.sort_by_key(|key| core::cmp::Reverse(key.until));
+        self.keys.retain(|(key, line)| line.local(key.until) >= now);
+        self.keys.sort_by_key(|(key, line)| core::cmp::Reverse(line.local(key.until)));
         self.keys.truncate(MOST_KEYS);
+    }
+
+    /// The line of the first of these keys that is known, if any.
+    #[must_use]
+    pub fn line_of(&self, keys: &[TicketKey]) -> Option<TimeLine> {
+        let line = |told: &TicketKey| self.keys.iter().find(|(known, _)| known.id == told.id).map(|(_, line)| *line);
+        keys.iter().find_map(line)
     }
 
     /// How many are known.
@@ -89,11 +98,12 @@ impl Keys {
     /// Why it is not believed.
     pub fn check(&self, cluster: &str, said: &Said<'_>, proof: &Proof) -> Result<Checked, Disbelief> {
         let ticket = Ticket::decode(&proof.ticket).map_err(Disbelief::Torn)?;
-        let key = self.keys.iter().find(|key| key.id == ticket.key).ok_or(Disbelief::NoKey(ticket.key))?;
+        let known = self.keys.iter().find(|(key, _)| key.id == ticket.key);
+        let (key, line) = known.ok_or(Disbelief::NoKey(ticket.key))?;
         let secret = key.secret_of(cluster, &proof.ticket);
         if !proof.is_of(&secret, said) {
             return Err(Disbelief::Wrong);
         }
-        Ok(Checked::new(ticket, secret))
+        Ok(Checked::new(ticket, line.local(ticket.valid.1), secret))
     }
 }

@@ -18,6 +18,7 @@ mod mac;
 mod mint;
 mod proof;
 mod ticket;
+mod time;
 
 pub use credential::Credential;
 pub use keys::{Disbelief, Keys, MOST_KEYS, TicketKey};
@@ -25,3 +26,4 @@ pub use mac::{CHALLENGE_BYTES, Challenges, PROOF_BYTES, SECRET_BYTES};
 pub use mint::{Mint, Terms};
 pub use proof::{Challenge, Checked, Proof, Said};
 pub use ticket::{Rights, Role, TICKET_BYTES, Ticket, TicketError};
+pub use time::{GRACE_S, HeardTime, TicketTime, TimeLine, UNHEARD_NS};

@@ -41,7 +41,7 @@ pub struct Mint {
 }
 
 impl Mint {
-    /// A mint with keys of its own. `draw` gives random bytes. Times are in seconds, `now` since 1970.
+    /// A mint with keys of its own. `draw` gives random bytes. Times are in seconds, `now` by the ticket time.
     ///
     /// # Errors
     /// Whatever `draw` fails with.

@@ -55,12 +55,14 @@ impl Proof {
 pub struct Checked {
     /// What it says.
     pub ticket: Ticket,
+    /// When it ends, in seconds by the time of who checks: not that of the ticket where it is of another time line.
+    pub end: u64,
     secret: [u8; SECRET_BYTES],
 }
 
 impl Checked {
-    pub(crate) const fn new(ticket: Ticket, secret: [u8; SECRET_BYTES]) -> Self {
-        Self { ticket, secret }
+    pub(crate) const fn new(ticket: Ticket, end: u64, secret: [u8; SECRET_BYTES]) -> Self {
+        Self { ticket, end, secret }
     }
 
     /// Proves to the holder that a shard answers which knows the secret.

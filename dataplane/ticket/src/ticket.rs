@@ -101,7 +101,7 @@ pub struct Ticket {
     pub incarnation: u64,
     /// The epochs of the cluster map for which it is good, the first and the last.
     pub epochs: (u64, u64),
-    /// From when to when it is good, in seconds since 1970 by the control plane's clock.
+    /// From when to when it is good, in seconds of the control plane's ticket time.
     pub valid: (u64, u64),
 }
 

@@ -2,7 +2,7 @@
 
 use kvplane_ticket::{
     CHALLENGE_BYTES, Challenges, Credential, Disbelief, Keys, MOST_KEYS, Mint, Proof, Rights, Role, Said, TICKET_BYTES,
-    Terms, Ticket, TicketError, TicketKey,
+    Terms, Ticket, TicketError, TicketKey, TimeLine,
 };
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn terms() -> Terms {
 
 fn keys_of(mint: &Mint) -> Keys {
     let mut keys = Keys::default();
-    keys.learn(mint.keys().cloned(), NOW);
+    keys.learn(mint.keys().cloned(), TimeLine::default(), NOW);
     keys
 }
 
@@ -139,11 +139,11 @@ fn keys_are_known_before_their_first_ticket_and_until_their_last() {
     // A shard that has heard nothing since knows the key that is in use now, for it was told of it as the next one.
     let late = mint.issue(&terms(), then).prove(OWN, &said);
     assert!(keys.check("a", &said, &late).is_ok() && keys.check("a", &said, &early).is_ok());
-    keys.learn(mint.keys().cloned(), then);
+    keys.learn(mint.keys().cloned(), TimeLine::default(), then);
     assert!(keys.check("a", &said, &early).is_ok(), "its tickets may still be good");
     let after = then + LIFETIME + 1;
     assert_eq!(mint.rotate(after, false, &mut draw), Ok(false));
-    keys.learn(mint.keys().cloned(), after);
+    keys.learn(mint.keys().cloned(), TimeLine::default(), after);
     assert!(matches!(keys.check("a", &said, &early).err(), Some(Disbelief::NoKey(_))), "no ticket of it is good");
     assert!(keys.check("a", &said, &late).is_ok());
     // At once, as after a leak.
@@ -155,12 +155,12 @@ fn keys_are_known_before_their_first_ticket_and_until_their_last() {
 fn keys_do_not_grow_without_limit() {
     let mut keys = Keys::default();
     let key = |id| TicketKey { id, secret: [id as u8; 32], until: NOW + id };
-    keys.learn((0..100).map(key), NOW);
+    keys.learn((0..100).map(key), TimeLine::default(), NOW);
     assert_eq!(keys.len(), MOST_KEYS);
-    keys.learn([], NOW + 98);
+    keys.learn([], TimeLine::default(), NOW + 98);
     assert_eq!(keys.len(), 2, "those that have ended go");
     // Said again, a key is known once, as it was said last.
-    keys.learn([key(99), key(99)], NOW + 98);
+    keys.learn([key(99), key(99)], TimeLine::default(), NOW + 98);
     assert_eq!(keys.len(), 2);
 }
 

@@ -38,6 +38,10 @@ pub(super) fn tickets_change(text: &str) -> KeyChange {
     (b"tickets".to_vec(), Some(text.as_bytes().to_vec()))
 }
 
+pub(super) fn ticket_time_change(seconds: u64) -> KeyChange {
+    (b"ticket-time".to_vec(), Some(seconds.to_string().into_bytes()))
+}
+
 /// Where a cluster's keys are.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
@@ -60,6 +64,7 @@ pub(super) struct Stored {
     pub(super) state_id: Option<u64>,
     pub(super) records: Vec<Record>,
     pub(super) tickets: Option<String>,
+    pub(super) ticket_time_s: Option<u64>,
     /// A change that was written down as a whole and not carried out yet.
     batch: Vec<KeyChange>,
 }
@@ -236,6 +241,10 @@ fn sort(entries: &[Entry], base: usize) -> Result<Stored, String> {
             match name {
                 b"batch" => whole = text.parse().map_err(|_| format!("{text:?} is no number of parts"))?,
                 b"tickets" => stored.tickets = Some(text.into_owned()),
+                b"ticket-time" => {
+                    let damaged = |_| format!("the ticket time {text:?} is no number of seconds");
+                    stored.ticket_time_s = Some(text.parse().map_err(damaged)?);
+                }
                 b"state" => {
                     let (format, id) = text.split_once(' ').unwrap_or((&text, ""));
                     if format != FORMAT {
@@ -394,8 +403,10 @@ mod tests {
             value: value.to_vec(),
             modified: 1,
         };
-        let stored = sort(&[entry("state", b"1 00000000000000ff"), entry("tickets", b"t")], 3).expect("good");
-        assert_eq!((stored.state_id, stored.tickets.as_deref()), (Some(255), Some("t")));
+        let found = [entry("state", b"1 00000000000000ff"), entry("ticket-time", b"77"), entry("tickets", b"t")];
+        let stored = sort(&found, 3).expect("good");
+        assert_eq!((stored.state_id, stored.tickets.as_deref(), stored.ticket_time_s), (Some(255), Some("t"), Some(77)));
+        assert!(sort(&[entry("ticket-time", b"noon")], 3).expect_err("damaged").contains("\"noon\""));
         assert!(sort(&[entry("state", b"2 00")], 3).expect_err("newer").contains("format \"2\""));
         assert!(sort(&[entry("records/x", b"junk")], 3).is_err());
         let half = [entry("batch/00000000", &encode(&[(vec![1], None)]))];

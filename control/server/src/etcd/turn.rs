@@ -163,6 +163,7 @@ impl Turns {
                 state_id: stored.state_id.unwrap_or(fresh_id),
                 records: stored.records,
                 tickets: stored.tickets,
+                ticket_time_s: stored.ticket_time_s,
             },
             Err(ReadError::Gateway(error)) => return Over::Lost(error.to_string()),
             Err(ReadError::Damaged(reason)) => {

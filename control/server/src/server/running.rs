@@ -219,7 +219,8 @@ impl Running {
             };
             let turn = etcd.turn(&led);
             let store = Store::in_etcd(turn.clone(), led.state_id);
-            let keep = Keep::Etcd(turn.clone(), led.tickets.clone());
+            let (turn_kept, keys, time_s) = (turn.clone(), led.tickets.clone(), led.ticket_time_s);
+            let keep = Keep::Etcd { turn: turn_kept, keys, time_s };
             match self.rest.control(store, led.records.clone(), keep) {
                 Ok(control) => {
                     control.set_address(reachable(self.server.address()));

@@ -7,7 +7,7 @@ use kvplane_ticket::{Credential, TicketKey};
 use super::{Command, ShardError, ShardHandle};
 
 impl ShardHandle {
-    /// Gives the shard the keys that the control plane has, when its clock says so many seconds since 1970. Until the
+    /// Gives the shard the keys that the control plane has, when its ticket time is so many seconds. Until the
     /// first, a shard that wants tickets lets nobody in.
     ///
     /// # Errors

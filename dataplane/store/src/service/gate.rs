@@ -1,45 +1,33 @@
 //! Who gets in with a ticket, until when, and to what.
 //!
 //! A shard that wants tickets answers a greeting with a challenge, and welcomes whoever proves a ticket that is good.
-//! Times are the control plane's: the shard hears them with the keys. While it hears nothing, that clock stops a little
-//! later, for those who hear nothing either cannot renew their tickets. A holder proves a newer ticket whenever it has
-//! one, on the same connection.
+//! Times are the control plane's ticket time: the shard hears it with the keys, and no clock of a host is looked at
+//! ([`HeardTime`]). While it hears nothing, that time stops a little later, for those who hear nothing either cannot
+//! renew their tickets. A holder proves a newer ticket whenever it has one, on the same connection.
 
 use std::collections::BTreeSet;
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Hello, Kind, Operation};
-use kvplane_ticket::{Challenge, Challenges, Disbelief, Keys, Proof, Rights, Role, Said, Ticket, TicketKey};
+use kvplane_ticket::{
+    Challenge, Challenges, Checked, Disbelief, GRACE_S, HeardTime, Keys, Proof, Rights, Role, Said, Ticket, TicketKey,
+};
 
 use super::Service;
 use super::session::{Pending, find};
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long the control plane's clock runs on when it is not heard.
-const UNHEARD_NS: u64 = 30 * SECOND_NS;
-/// How long a ticket counts after its end: time for a newer one to arrive.
-const GRACE_S: u64 = 30;
-// What was good when the control plane was last heard is good until it is heard again.
-const _: () = assert!(UNHEARD_NS <= GRACE_S * SECOND_NS);
 
 /// What a shard that wants tickets knows.
 pub(super) struct Gate {
     keys: Keys,
     challenges: Challenges,
-    /// The control plane's clock: its seconds, and when they were heard.
-    heard: Option<(u64, u64)>,
+    /// The control plane's ticket time.
+    time: HeardTime,
     /// When to look whether tickets have ended, by connection.
     ends: BTreeSet<(u64, u32)>,
-}
-
-impl Gate {
-    /// The control plane's seconds.
-    fn now(&self, now_ns: u64) -> u64 {
-        let Some((seconds, at_ns)) = self.heard else { return 0 };
-        seconds.saturating_add(now_ns.saturating_sub(at_ns).min(UNHEARD_NS) / SECOND_NS)
-    }
 }
 
 /// A connection that was challenged.
@@ -54,8 +42,17 @@ pub(super) struct Pass {
     pub(super) rights: Rights,
     /// The only tenant whose objects it may use.
     pub(super) tenant: Option<u32>,
-    /// Its ticket, and when that is looked at again.
-    ticket: Option<(Ticket, u64)>,
+    ticket: Option<Shown>,
+}
+
+/// The ticket of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    ticket: Ticket,
+    /// When it ends, grace included, in seconds by the ticket time as it is known here.
+    end: u64,
+    /// When it is looked at again, in nanoseconds.
+    look_ns: u64,
 }
 
 impl Pass {
@@ -67,14 +64,19 @@ impl Pass {
 impl Service {
     /// Wants tickets from now on, and challenges with these.
     pub fn want_tickets(&mut self, challenges: Challenges) {
-        self.gate = Some(Box::new(Gate { keys: Keys::default(), challenges, heard: None, ends: BTreeSet::new() }));
+        self.gate = Some(Box::new(Gate {
+            keys: Keys::default(),
+            challenges,
+            time: HeardTime::default(),
+            ends: BTreeSet::new(),
+        }));
     }
 
-    /// Takes the keys that the control plane has at this time of its own, in seconds.
+    /// Takes the keys that the control plane has at this ticket time of its own, in seconds.
     pub fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
         let Some(gate) = &mut self.gate else { return };
-        gate.heard = Some((seconds.max(gate.now(now_ns)), now_ns));
-        gate.keys.learn(keys, seconds);
+        let line = gate.time.hear(seconds, gate.keys.line_of(&keys), now_ns);
+        gate.keys.learn(keys, line, gate.time.now(now_ns));
     }
 
     /// Whether a connection was welcomed: until then it is a stranger's, and nothing is kept for it.
@@ -130,9 +132,10 @@ impl Service {
             Disbelief::NoKey(_) => Status::NoKey,
             Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
         });
-        let wanted = Wanted { fetches: asked.hello.fetches, path: session.path, had: session.pass.ticket };
+        let had = session.pass.ticket.map(|shown| shown.ticket);
+        let wanted = Wanted { fetches: asked.hello.fetches, path: session.path, had };
         let checked = checked.and_then(|checked| {
-            self.is_good(&checked.ticket, gate.now(self.now_ns), &wanted)?;
+            self.is_good(&checked, gate.time.now(self.now_ns), &wanted)?;
             Ok(checked)
         });
         let checked = match checked {
@@ -152,7 +155,7 @@ impl Service {
         let welcome = self.welcome_body();
         let answer = checked.answer(&proof.own, &said, &welcome);
         let greeting = (asked.hello.client, asked.hello.connection, asked.hello.fetches);
-        self.admit(peer, greeting, checked.ticket);
+        self.admit(peer, greeting, &checked);
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&welcome);
         self.bytes.extend_from_slice(&answer);
@@ -164,10 +167,11 @@ impl Service {
     }
 
     /// Whether a ticket whose holder is known lets that one in.
-    fn is_good(&self, ticket: &Ticket, now: u64, wanted: &Wanted) -> Result<(), Status> {
+    fn is_good(&self, checked: &Checked, now: u64, wanted: &Wanted) -> Result<(), Status> {
+        let ticket = &checked.ticket;
         // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
         // from our future.
-        if now >= ticket.valid.1.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
+        if now >= checked.end.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
             return Err(Status::TicketEnded);
         }
         let life = self.lives.get(&ticket.holder).filter(|_| ticket.role == Role::Node);
@@ -184,21 +188,23 @@ impl Service {
         // On a connection that goes on, what it holds is its holder's.
         let other = wanted
             .had
-            .is_some_and(|(had, _)| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
+            .is_some_and(|had| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
         if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }
     }
 
     /// Lets a holder in, or lets it stay.
-    fn admit(&mut self, peer: PeerKey, (client, connection, fetches): (u64, u64, bool), ticket: Ticket) {
-        let now_ns = self.now_ns;
+    fn admit(&mut self, peer: PeerKey, (client, connection, fetches): (u64, u64, bool), checked: &Checked) {
+        let (now_ns, ticket) = (self.now_ns, checked.ticket);
         let (Some(gate), Some(session)) = (&mut self.gate, find(&mut self.sessions, peer)) else { return };
-        let left = ticket.valid.1.saturating_sub(gate.now(now_ns)).saturating_add(GRACE_S);
+        let end = checked.end.saturating_add(GRACE_S);
+        let left = end.saturating_sub(gate.time.now(now_ns));
         let look_ns = now_ns.saturating_add(left.saturating_mul(SECOND_NS));
-        if let Some((_, before_ns)) = session.pass.ticket {
-            gate.ends.remove(&(before_ns, peer.index));
+        if let Some(before) = session.pass.ticket {
+            gate.ends.remove(&(before.look_ns, peer.index));
         }
         gate.ends.insert((look_ns, peer.index));
-        session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some((ticket, look_ns)) };
+        let shown = Shown { ticket, end, look_ns };
+        session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
         if !session.greeted {
             session.greet(client, connection, fetches);
             self.greeting.cancel(peer.index);
@@ -208,8 +214,8 @@ impl Service {
 
     /// A connection ends: nobody looks at its ticket any more.
     pub(super) fn forget_ticket(&mut self, index: u32, pass: &Pass) {
-        if let (Some(gate), Some((_, look_ns))) = (&mut self.gate, pass.ticket) {
-            gate.ends.remove(&(look_ns, index));
+        if let (Some(gate), Some(shown)) = (&mut self.gate, pass.ticket) {
+            gate.ends.remove(&(shown.look_ns, index));
         }
     }
 
@@ -221,14 +227,13 @@ impl Service {
             && look_ns <= now_ns
         {
             gate.ends.pop_first();
-            let now = gate.now(now_ns);
+            let now = gate.time.now(now_ns);
             let Some(session) = self.sessions.get_mut(index as usize).and_then(Option::as_mut) else { continue };
-            let Some((ticket, again_ns)) = &mut session.pass.ticket else { continue };
-            let end = ticket.valid.1.saturating_add(GRACE_S);
-            if now < end {
-                // The control plane was not heard, so that its clock stands.
-                *again_ns = now_ns.saturating_add((end - now).saturating_mul(SECOND_NS));
-                gate.ends.insert((*again_ns, index));
+            let Some(shown) = &mut session.pass.ticket else { continue };
+            if now < shown.end {
+                // The control plane was not heard, so that its time stands.
+                shown.look_ns = now_ns.saturating_add((shown.end - now).saturating_mul(SECOND_NS));
+                gate.ends.insert((shown.look_ns, index));
                 continue;
             }
             let peer = PeerKey { index, generation: session.generation };
@@ -242,7 +247,7 @@ impl Service {
         let lives = &self.lives;
         let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
             let session = session.as_ref()?;
-            let (ticket, _) = session.pass.ticket.filter(|(ticket, _)| ticket.role == Role::Node)?;
+            let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node)?;
             let over = lives.get(&ticket.holder).is_some_and(|life| *life > ticket.incarnation);
             over.then_some(PeerKey { index: index as u32, generation: session.generation })
         });
@@ -284,5 +289,5 @@ impl Service {
 struct Wanted {
     fetches: bool,
     path: Path,
-    had: Option<(Ticket, u64)>,
+    had: Option<Ticket>,
 }

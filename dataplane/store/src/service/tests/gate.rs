@@ -269,6 +269,62 @@ fn while_the_control_plane_is_away_nothing_ends() {
     assert_eq!(rig.service.counters().tickets_ended, 2);
 }
 
+/// A shard, and what tells it the time: by a control plane's wall clock, as versions before the ticket time did.
+fn hear(rig: &mut Rig, mint: &Mint, seconds: u64) {
+    rig.service.learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
+}
+
+#[test]
+fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
+    let mint = mint(1);
+    let mut rig = guarded(&mint);
+    let (before, _) = enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello());
+    for second in 1..20 {
+        rig.pass(SECOND_NS);
+        hear(&mut rig, &mint, NOW + second + 7_200);
+    }
+    rig.pass(SECOND_NS);
+    hear(&mut rig, &mint, NOW + 20);
+    let ticket = mint.issue(&terms(), NOW + 20);
+    let (peer, status) = enter(&mut rig, Path::Stream, &ticket, &hello());
+    assert_eq!(status, Status::Ok, "a ticket that was made just now");
+    // It is good for as long as it says, and no longer.
+    let mut seconds = NOW + 20;
+    for _ in 0..=LIFETIME / 20 {
+        seconds += 20;
+        rig.pass(20 * SECOND_NS);
+        hear(&mut rig, &mint, seconds);
+    }
+    assert_eq!(rig.closed(before), CloseReason::TicketEnded, "what was proven before is over");
+    assert!(!rig.exists(peer, 1));
+    rig.pass(40 * SECOND_NS);
+    hear(&mut rig, &mint, seconds + 40);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.closed(peer), CloseReason::TicketEnded);
+}
+
+#[test]
+fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
+    for other_s in [NOW - 1_200, NOW + 1_200, 0] {
+        let (first, second) = (mint(1), mint(2));
+        let mut rig = guarded(&first);
+        let (peer, _) = enter(&mut rig, Path::Stream, &first.issue(&terms(), NOW), &hello());
+        rig.pass(SECOND_NS);
+        hear(&mut rig, &second, other_s);
+        assert_eq!(enter(&mut rig, Path::Stream, &second.issue(&terms(), other_s), &hello()).1, Status::Ok);
+        assert_eq!(enter(&mut rig, Path::Stream, &first.issue(&terms(), NOW), &hello()).1, Status::Ok, "of the first");
+        for second_s in 1..20 {
+            rig.pass(30 * SECOND_NS);
+            hear(&mut rig, &second, other_s + 30 * second_s);
+            assert!(!rig.exists(peer, 1), "with {other_s}");
+        }
+        rig.pass(70 * SECOND_NS);
+        hear(&mut rig, &second, other_s + 30 * 19 + 70);
+        rig.pass(40 * SECOND_NS);
+        assert_eq!(rig.service.counters().tickets_ended, 3, "all of them were old by then");
+    }
+}
+
 #[test]
 fn rights_are_kept_to() {
     let mint = mint(1);

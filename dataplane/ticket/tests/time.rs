@@ -1,0 +1,157 @@
+//! The ticket time over clocks that jump, restarts, several control planes and lost state: it never goes back, what is
+//! made now is good now, and nothing lasts longer than it was to.
+
+use kvplane_ticket::{GRACE_S, HeardTime, TicketTime, TimeLine, UNHEARD_NS};
+use proptest::prelude::*;
+
+const SECOND_NS: u64 = 1_000_000_000;
+const LIFETIME_S: u64 = 600;
+/// What a restart may take at most: what is reserved ahead.
+const RESERVE_S: u64 = 60;
+
+/// Lets a control plane tell its time; what it made durable goes to `durable`.
+fn tell(time: &mut TicketTime, durable: &mut Option<u64>, now_ns: u64) -> u64 {
+    if let Some(wanted) = time.wanted(now_ns) {
+        *durable = Some(wanted);
+        time.reserve(wanted);
+    }
+    time.now(now_ns)
+}
+
+#[test]
+fn only_what_is_durable_is_told() {
+    let mut time = TicketTime::begin(None, 1_000, LIFETIME_S, 5);
+    assert_eq!((time.now(5), time.now(100 * SECOND_NS)), (1_000, 1_000), "nothing is reserved");
+    assert_eq!(time.wanted(5), Some(1_000 + RESERVE_S));
+    time.reserve(1_000 + RESERVE_S);
+    assert_eq!(time.wanted(5 + 29 * SECOND_NS), None, "half of it is left");
+    assert_eq!(time.wanted(5 + 30 * SECOND_NS), Some(1_030 + RESERVE_S));
+    assert_eq!(time.now(5 + 61 * SECOND_NS), 1_000 + RESERVE_S, "it could not be made durable, and stands");
+    // Of short tickets no more is taken.
+    for (lifetime_s, reserve_s) in [(0, 2), (3, 2), (100, 10), (10_000, 60)] {
+        assert_eq!(TicketTime::begin(Some(7), 1_000, lifetime_s, 0).wanted(0), Some(7 + reserve_s));
+    }
+    let passing = TicketTime::passing(1_000, 0);
+    assert_eq!((passing.wanted(0), passing.now(9_000 * SECOND_NS)), (None, 10_000));
+}
+
+#[test]
+fn a_clock_that_was_ahead_locks_nobody_out() {
+    // A control plane of a version that went by its wall clock is two hours ahead for a while, with the same key.
+    let mut heard = HeardTime::default();
+    let line = heard.hear(10_000, None, 0);
+    assert_eq!((line, heard.now(0)), (TimeLine::default(), 10_000));
+    let ahead = heard.hear(17_200, Some(line), SECOND_NS);
+    assert_eq!((ahead, heard.now(SECOND_NS)), (line, 17_200));
+    let back = heard.hear(10_020, Some(ahead), 20 * SECOND_NS);
+    assert_eq!(heard.now(20 * SECOND_NS), 17_219, "it does not go back");
+    assert!(back.local(10_020 + LIFETIME_S) > heard.now(20 * SECOND_NS), "a ticket of now is good");
+    // It counts for as long as it was to.
+    let end_s = back.local(10_020 + LIFETIME_S);
+    let told = heard.hear(10_020 + LIFETIME_S, Some(back), (20 + LIFETIME_S) * SECOND_NS);
+    assert_eq!((told, heard.now((20 + LIFETIME_S) * SECOND_NS)), (back, end_s));
+}
+
+#[test]
+fn two_control_planes_whose_clocks_differ_do_not_end_each_others_tickets() {
+    let mut heard = HeardTime::default();
+    let one = heard.hear(10_000, None, 0);
+    // Another takes over without the state of the first, with keys of its own; then the first is heard once more.
+    for ahead_s in [1_200i64, -1_200, 86_400] {
+        let mut heard = heard;
+        let other_s = 10_001u64.saturating_add_signed(ahead_s);
+        let other = heard.hear(other_s, None, SECOND_NS);
+        assert!(one.local(10_000 + LIFETIME_S) > heard.now(SECOND_NS), "tickets of the first");
+        assert!(other.local(other_s + LIFETIME_S) > heard.now(SECOND_NS), "tickets of the second");
+        assert_eq!(heard.hear(10_002, Some(one), 2 * SECOND_NS), one);
+        assert_eq!(heard.hear(other_s + 2, Some(other), 3 * SECOND_NS), other);
+        assert_eq!(heard.now(3 * SECOND_NS), 10_003);
+    }
+}
+
+#[test]
+fn the_time_stands_while_nobody_is_heard_and_goes_on_with_who_is() {
+    let mut heard = HeardTime::default();
+    assert_eq!(heard.now(5 * SECOND_NS), 0);
+    let line = heard.hear(1_000, None, 0);
+    assert_eq!(heard.now(UNHEARD_NS + 900 * SECOND_NS), 1_000 + UNHEARD_NS / SECOND_NS);
+    assert_eq!(heard.hear(4_600, Some(line), 3_600 * SECOND_NS), line);
+    assert_eq!(heard.now(3_600 * SECOND_NS), 4_600);
+}
+
+/// What happens to a cluster.
+#[derive(Clone, Debug)]
+enum Happening {
+    /// Time passes, in seconds, and the node hears the control plane.
+    Heard(u64),
+    /// Time passes, in seconds, and nobody hears anybody.
+    Silent(u64),
+    /// The wall clock of the host with the control plane, or of the next one, shows this.
+    Clock(u64),
+    /// The control plane starts again, or another leads, with the same durable state.
+    Restart,
+    /// The same, and the durable state is gone.
+    Lost,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        6 => (0u64..40).prop_map(Happening::Heard),
+        2 => (0u64..5_000).prop_map(Happening::Silent),
+        2 => prop_oneof![0u64..20_000, Just(0), Just(4_000_000_000)].prop_map(Happening::Clock),
+        2 => Just(Happening::Restart),
+        1 => Just(Happening::Lost),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_made_now_is_good_now_and_for_no_longer_than_it_was_to(
+        happenings in proptest::collection::vec(happening(), 1..60),
+    ) {
+        let (mut now_s, mut clock_s, mut durable) = (1_000u64, 10_000u64, None);
+        let mut time = TicketTime::begin(durable, clock_s, LIFETIME_S, now_s * SECOND_NS);
+        let (mut heard, mut known, mut told) = (HeardTime::default(), None, 0);
+        // Where each ticket was made: when in truth, on which line it ends when, and how long nobody was heard since.
+        let mut tickets: Vec<(u64, u64, u64)> = Vec::new();
+        for happening in happenings {
+            match happening {
+                Happening::Clock(shown_s) => clock_s = shown_s,
+                Happening::Silent(passed_s) => {
+                    now_s += passed_s;
+                    tickets.iter_mut().for_each(|ticket| ticket.2 += passed_s);
+                }
+                Happening::Restart | Happening::Lost => {
+                    if matches!(happening, Happening::Lost) {
+                        // Its keys went with it, and it may tell any time.
+                        (durable, known, told) = (None, None, 0);
+                    }
+                    time = TicketTime::begin(durable, clock_s, LIFETIME_S, now_s * SECOND_NS);
+                }
+                Happening::Heard(passed_s) => {
+                    now_s += passed_s;
+                    let (now_ns, before) = (now_s * SECOND_NS, heard.now(now_s * SECOND_NS));
+                    let made_s = tell(&mut time, &mut durable, now_ns);
+                    prop_assert!(made_s >= told, "it went back from {told} to {made_s}");
+                    told = made_s;
+                    let line = heard.hear(made_s, known, now_ns);
+                    prop_assert!(heard.now(now_ns) >= before);
+                    prop_assert!(known.is_none_or(|known| known == line), "what is durable keeps its line");
+                    known = Some(line);
+                    let end_s = line.local(made_s + LIFETIME_S);
+                    prop_assert!(heard.now(now_ns) < end_s + GRACE_S, "a ticket of now is not good");
+                    tickets.push((now_s, end_s, 0));
+                }
+            }
+            for (made_s, end_s, silent_s) in &tickets {
+                let good = heard.now(now_s * SECOND_NS) < end_s + GRACE_S;
+                let old_s = now_s - made_s;
+                // A restart may take what was reserved, and one that follows it at once the same again.
+                if good {
+                    let most_s = LIFETIME_S + 2 * GRACE_S + silent_s + 40;
+                    prop_assert!(old_s <= most_s, "a ticket is good after {old_s} s, {silent_s} of them silent");
+                }
+            }
+        }
+    }
+}
