@@ -222,14 +222,14 @@ impl Store {
         ))
     }
 
-    /// Where the objects of these keys are or would be: `host:port` of the shard, empty where nobody owns the key.
-    fn owners(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    /// Where the objects of these keys are: for each a list of `host:port` of the shards that have it.
+    fn replicas(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>> {
         let keys = Keys::many(keys)?;
         waiting(py, || {
             let keys: Vec<&[u8]> = keys.iter().collect();
-            let owners = self.clients.with(|member| member.client.owners(&keys));
-            let owners = owners.ok().and_then(Result::ok).unwrap_or_else(|| vec![None; keys.len()]);
-            owners.into_iter().map(|owner| owner.map_or_else(String::new, |at| at.to_string())).collect()
+            let places = self.clients.with(|member| member.client.replicas(&keys));
+            let places = places.ok().and_then(Result::ok).unwrap_or_else(|| vec![Vec::new(); keys.len()]);
+            places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
         })
     }
 

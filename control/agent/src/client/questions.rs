@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use kvplane_proto::client::{Request, TaskResult};
-use kvplane_proto::map::{Owner, OwnerTable};
+use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
 use kvplane_proto::{Digest, Status};
 
 use super::Client;
@@ -78,10 +78,7 @@ impl Client {
         self.follow_map();
         let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let table = OwnerTable::compute(&map);
-        let address = |owner: Owner| {
-            let member = map.members.get(usize::from(owner.member))?;
-            member.shards.get(usize::from(owner.shard.0)).map(|shard| shard.tcp)
-        };
+        let address = |owner| address_of(&map, owner);
         keys.iter().map(|key| Ok(table.owner_of(self.digest(key.as_ref())?).and_then(address))).collect()
     }
 
@@ -100,4 +97,10 @@ impl Client {
         self.resolve_striped(&requests, &mut results)?;
         Ok(results)
     }
+}
+
+/// Where a shard of a map listens.
+pub(super) fn address_of(map: &ClusterMap, owner: Owner) -> Option<SocketAddr> {
+    let member = map.members.get(usize::from(owner.member))?;
+    member.shards.get(usize::from(owner.shard.0)).map(|shard| shard.tcp)
 }

@@ -1,9 +1,14 @@
-//! Puts that tell how many owners have the object.
+//! How many owners have an object: after a put, and later.
+
+use std::net::SocketAddr;
 
 use kvplane_proto::Status;
+use kvplane_proto::client::Request;
+use kvplane_proto::map::OwnerTable;
 use kvplane_proto::message::PutOptions;
 
 use super::puts::put_request;
+use super::questions::address_of;
 use super::{Client, Put};
 use crate::error::Error;
 
@@ -28,5 +33,34 @@ impl Client {
         let results = self.run_puts(&[request])?;
         let replicas = results[0].replicas;
         Ok((self.stored(results[0], slice)?, replicas))
+    }
+
+    /// The shards that have the objects under these keys, for each the first owner before the second; empty where there
+    /// is no object. A byte of each object is read, which counts as an access and brings what only an SSD has into
+    /// memory. The second is known where the cluster keeps two copies and [`super::ClientConfig::spread`] is on; of an
+    /// object in stripes, what names the stripes decides.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, there is no map, or an owner cannot be asked.
+    pub fn replicas(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Vec<SocketAddr>>, Error> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let digests: Result<Vec<_>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
+        let digests = digests?;
+        let bounce = self.bounce(digests.len())?;
+        let first = |(at, digest): (usize, &_)| Request::PeekRange(*digest, 0, bounce.slice(at, 1).local);
+        let requests: Vec<Request> = digests.iter().enumerate().map(first).collect();
+        let results = self.run(&requests)?;
+        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let table = OwnerTable::compute(&map);
+        let places = results.into_iter().zip(&digests).map(|(result, digest)| {
+            if !self.present(result, "question for the replicas")? {
+                return Ok(Vec::new());
+            }
+            let owners = table.owners(digest.slot()).iter().take(usize::from(result.replicas));
+            Ok(owners.filter_map(|owner| address_of(&map, *owner)).collect())
+        });
+        places.collect()
     }
 }

@@ -142,6 +142,7 @@ impl Client {
             second: Second::No,
             bytes: 0,
             version: 0,
+            copied: false,
             expected_checksum: None,
             held: Held::Nothing,
         }
@@ -202,7 +203,8 @@ impl Client {
             if status == Status::Ok {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
                 result.version = Version(if put { slice.version & !COPY } else { slice.version });
-                result.replicas = if put { 1 + u8::from(slice.version & COPY != 0) } else { 0 };
+                let copied = if put { slice.version & COPY != 0 } else { slice.copied };
+                result.replicas = u8::from(put || slice.request.is_get()) + u8::from(copied);
                 if matches!(slice.request, Request::Begin(..)) {
                     result.life = self.peers[slice.peer as usize].life;
                 }

@@ -246,6 +246,11 @@ impl Request {
         }
     }
 
+    /// Whether it brings an object, or a part of one, into memory.
+    pub(super) const fn is_get(&self) -> bool {
+        matches!(self, Self::Get(..) | Self::GetRange(..) | Self::PeekRange(..) | Self::GetHead(..))
+    }
+
     /// The peer that the request names; none where the map says who is asked.
     #[must_use]
     pub const fn peer(&self) -> Option<PeerId> {
@@ -266,7 +271,8 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
-    /// For a put: how many owners are known to have it.
+    /// For gets and puts: how many owners are known to have it. A get knows of the second from the first owner only,
+    /// and where [`super::Config::spread`] is on.
     pub replicas: u8,
     /// For a draft that was begun: with whom.
     pub life: PeerLife,

@@ -59,6 +59,11 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     for key in 0..OBJECTS {
         put_twice(&mut client, key, 0);
     }
+    client.put(b"alone", &value(7, 7)).unwrap();
+    let keys = [name(0), name(1), "alone".to_owned(), "nowhere".to_owned()];
+    let places = client.replicas(&keys).unwrap();
+    assert_eq!(places.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1, 0], "{places:?}");
+    assert!(places[..2].iter().all(|shards| shards[0] != shards[1]), "{places:?}");
     let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
     assert!(by_hand.contains(", 2 copies"), "{by_hand}");
     // What is replaced or removed has no copy left that could come back.

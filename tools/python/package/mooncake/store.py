@@ -593,19 +593,21 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         native, keys = self._native, list(several(keys, "batch_get_replica_desc"))
         if native is None:
             return {}
-        sizes, owners = native.sizes(keys), native.owners(keys)
-        found = zip(keys, sizes, owners)
-        return {key: [ReplicaDescriptor(owner, size)] for key, size, owner in found if size >= 0}
+        sizes = native.sizes(keys)
+        found = [(key, size) for key, size in zip(keys, sizes) if size >= 0]
+        places = native.replicas([key for key, _ in found])
+        described = zip(found, places)
+        return {key: [ReplicaDescriptor(place, size) for place in shards] for (key, size), shards in described if shards}
 
     def batch_replica_clear(self, keys, segment_name=""):
-        """Removes the replicas of objects; the keys of those that are gone. A replica on one segment is the object's
-        only one here, and goes when the segment has it."""
+        """Removes the replicas of objects; the keys of those that are gone. With a segment, objects go whose only replica
+        is there; one that has a second replica keeps both, as a copy follows its first owner."""
         native, keys = self._native, list(several(keys, "batch_replica_clear"))
         if native is None:
             return []
         if segment_name:
             owner = self._segment if segment_name == self._hostname else segment_name
-            keys = [key for key, found in zip(keys, native.owners(keys)) if found == owner]
+            keys = [key for key, shards in zip(keys, native.replicas(keys)) if shards == [owner]] if keys else []
         return [key for key, code in zip(keys, native.remove(keys)) if code == 0] if keys else []
 
     def create_copy_task(self, key, targets):

@@ -97,6 +97,29 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
 }
 
 #[test]
+fn a_get_says_how_many_owners_have_the_object() {
+    for config in [stream_config(), shared_config()] {
+        for (version, replicas) in [(7 | COPY, 2), (7, 1)] {
+            let mut rig = rig(config);
+            rig.objects.insert(digest(0), Object { bytes: BYTES, version });
+            let whole = Request::Get(digest(0), local(0, 0, BYTES));
+            let parts = [Request::GetRange, Request::PeekRange].map(|part| part(digest(0), 0, local(0, BYTES, 1)));
+            for request in [whole, parts[0], parts[1]] {
+                let batch = rig.submit(&[request]);
+                rig.run();
+                let result = rig.client.results(batch)[0];
+                assert_eq!((result.status, result.version.0, result.replicas), (Status::Ok, 7, replicas), "{request:?}");
+                rig.finish(batch);
+            }
+            let batch = rig.submit(&[Request::Size(digest(0))]);
+            rig.run();
+            assert_eq!(rig.client.results(batch)[0].replicas, 0, "a length says nothing of owners");
+            rig.finish(batch);
+        }
+    }
+}
+
+#[test]
 fn a_lease_ends_with_its_time_and_with_the_map() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
