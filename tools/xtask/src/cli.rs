@@ -20,6 +20,8 @@ usage: cargo x COMMAND [...]
                        build release, replay a trace against a live node, leave a report in target/demo/;
                        arguments are passed to `kvplane demo`
   test [...]           all tests and doc tests; arguments are passed to the test runner (a filter, flags)
+  test [--busy LOOPS] [--times COUNT] [...]
+                       the same beside so many busy loops a core, and each test so often
   test --rig [--short] [FILTER...]
                        the tests that need hardware, in virtual machines that have it; --short takes few of them
   rig [OPTION...] -- COMMAND [...]

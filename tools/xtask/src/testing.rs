@@ -4,6 +4,7 @@
 //! passing tests print, so their output goes through [`skips::Filter`], which picks those lines out. cargo-nextest is
 //! used where it is installed, `cargo test` otherwise.
 
+pub mod load;
 pub mod skips;
 
 use std::io::{BufRead, BufReader, IsTerminal, Read};
@@ -14,9 +15,12 @@ use crate::process::{self, Failure};
 use crate::rig::suite;
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
+use load::{Load, Turning};
 use skips::{Filter, Runner};
 
 /// Runs the tests; `arguments` go to the runner, and narrow the run, so doc tests are left out with them.
+///
+/// `--busy LOOPS` and `--times COUNT` among them make the machine busy meanwhile and repeat the tests: [`Load`].
 ///
 /// With `--rig` among them, runs those that need hardware in virtual machines instead: [`suite::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
@@ -25,8 +29,14 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         return suite::run(workspace, &request);
     }
     let runner = Runner::find();
+    let (load, arguments) = Load::of(arguments)?;
+    if load.times > 1 && runner != Runner::Nextest {
+        return Err(Failure::new("--times needs cargo-nextest, which is not installed: https://nexte.st"));
+    }
+    let _turning = Turning::start(load.loops_per_core);
     let mut filter = Filter::new(runner);
-    let mut command = tests(workspace, runner, arguments);
+    let again = if load.times > 1 { vec!["--stress-count".to_owned(), load.times.to_string()] } else { Vec::new() };
+    let mut command = tests(workspace, runner, &[again, arguments.clone()].concat());
     let result = run_filtered(&mut command, &mut filter);
     let mut skipped = filter.skipped;
     if arguments.is_empty() {
