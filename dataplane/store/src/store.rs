@@ -189,14 +189,6 @@ impl<P: EvictionPolicy> Store<P> {
         Some(self.entries[self.index.find(&self.entries, digest)?].bytes())
     }
 
-    /// The number of the tenant that an object is charged to, where that is known: an object that came back from the
-    /// SSD is nobody's until its tail was read. Not an access.
-    #[must_use]
-    pub fn tenant_of(&self, digest: Digest) -> Option<u32> {
-        let id = self.index.find(&self.entries, digest)?;
-        self.view(id).has_tail.then(|| self.order.tenant_of(&self.entries, id))
-    }
-
     /// Where an object is and which version of it. Not an access.
     #[must_use]
     pub fn peek(&self, digest: Digest) -> Option<ObjectView> {

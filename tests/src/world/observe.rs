@@ -219,7 +219,8 @@ impl World {
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
             }
             Kind::Request(Operation::Remove) => {
-                let fetches = connection.client >= self.scenario.clients;
+                let client = connection.client;
+                let fetches = client >= self.scenario.clients;
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
                 let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
                 if header.argument & COPY != 0 {
@@ -241,7 +242,9 @@ impl World {
                         // down yet: it is refused, and changes nothing.
                         return;
                     }
-                    self.lives[life].changed.extend(&keys);
+                    if !self.is_bound(client) {
+                        self.lives[life].changed.extend(&keys);
+                    }
                 }
                 let lineage = self.lineage(life);
                 keys.into_iter().for_each(|key| self.shadow.removal_begins(key, lineage, floor));
@@ -281,7 +284,9 @@ impl World {
             return;
         }
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
+        let is_late = self.is_bound(client);
         for key in keys {
+            self.lives[life].changed.extend(is_late.then_some(key));
             self.shadow.removed(key, lineage, floor, self.trace.events);
             self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
             if self.is_user(client) {

@@ -16,6 +16,9 @@ use super::pipe::{Destination, Outgoing, Piece, Receiving, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
 
+/// The tenant of all keys here.
+const DEFAULT_TENANT: u32 = 0;
+
 /// What the service was just given, for whoever looks at its answers.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
@@ -56,10 +59,21 @@ impl World {
             Path::Shared => service::Path::Shared,
             _ => service::Path::Stream,
         };
+        let client = connection.client;
         self.lives[life].service.peer_joined(peer, path, self.now_ns);
+        if path == service::Path::Stream && self.is_bound(client) {
+            self.lives[life].service.bind(peer, DEFAULT_TENANT);
+        }
         let delay_ns = self.latency();
         self.after(delay_ns, Event::Connected(index));
         self.drain_service(life, None);
+    }
+
+    /// Whether a client may use one tenant's objects only. All keys are that tenant's, so that it gets the same as the
+    /// others; but a shard that has to read first whose an object is does later what such a client asks for.
+    pub(crate) fn is_bound(&self, client: usize) -> bool {
+        let drawn = (self.scenario.seed + client as u64).is_multiple_of(3);
+        drawn && self.scenario.answers_late() && client < self.scenario.clients
     }
 
     /// A piece arrives at the shard.

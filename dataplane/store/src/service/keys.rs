@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, Operation, Part};
+use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, ObjectName, Operation, Part};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Limits, Status};
 use kvplane_tier::RecordView;
 
 use super::Service;
 use super::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
+use super::tenants::tenant_of;
 use super::types::{CloseReason, PayloadTo, PeerKey};
 use crate::{ObjectView, Replica};
 
@@ -101,8 +102,7 @@ impl Listed {
     /// Takes a tail, if it is the object's.
     pub(super) fn set_tail(&mut self, tail: Vec<u8>) {
         let Some((head, name)) = TailHead::split(&tail) else { return };
-        // Whoever has mapped the pool may have spoilt it.
-        if head.key_bytes > 0 && name.digest() != self.item.digest {
+        if !is_name_of(&head, &name, self.item.digest) {
             return;
         }
         let options = head.options;
@@ -113,6 +113,25 @@ impl Listed {
         self.item.flags |= if options.part == Part::Stripe { KeyItem::STRIPE } else { 0 };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
         self.tail = tail;
+    }
+}
+
+impl List {
+    /// Whether a name is to be read that is on the SSD: it is wanted, or it says whose the object is.
+    const fn wants_name(&self, elsewhere: bool) -> bool {
+        elsewhere && (self.names || self.tenant.is_some())
+    }
+
+    /// A name was read: the object belongs to the page if it is of the tenant that is asked for.
+    pub(super) fn take_name(&mut self, at: usize, version: kvplane_proto::Version, tail: Vec<u8>) {
+        let listed = &mut self.page[at];
+        listed.item.version = version;
+        let tail_of = |tail| TailHead::split(tail).filter(|(head, name)| is_name_of(head, name, listed.item.digest));
+        let tenant = tail_of(&tail).map(|(head, name)| tenant_of(&head, &name));
+        listed.is_gone |= self.tenant.is_some_and(|own| tenant != Some(own));
+        if self.names {
+            listed.set_tail(tail);
+        }
     }
 }
 
@@ -248,7 +267,9 @@ impl Service {
             }
         }
         if let Some(own) = list.tenant {
-            found.retain(|(_, listed, ..)| store.tenant_of(listed.item.digest) == Some(own));
+            // Whose the others are stands in their names, which are to be read anyway.
+            let may_be_own = |digest, elsewhere| self.whose(digest).map_or(elsewhere, |tenant| tenant == own);
+            found.retain(|(_, listed, _, elsewhere)| may_be_own(listed.item.digest, *elsewhere));
         }
         if list.fetches {
             found.retain(|(_, listed, ..)| self.moves.exports.has(listed.item.digest));
@@ -269,7 +290,7 @@ impl Service {
                 listed.set_tail(read_tail(tail_at, pool));
             }
             // A name that is still to come may be the longest.
-            let wanted = list.names && elsewhere;
+            let wanted = list.wants_name(elsewhere);
             let name_bytes = if wanted { Limits::NAME_BYTES } else { listed.item.name_bytes() };
             list.page_bytes += KeyItem::BYTES + name_bytes;
             if wanted {
@@ -286,7 +307,7 @@ impl Service {
         (list.at, list.is_full) = (END, true);
         let (Some(digest), Some(store)) = (list.one, &self.store) else { return };
         let (view, record) = (store.peek(digest), self.on_ssd(digest));
-        let of_another = list.tenant.is_some_and(|own| store.tenant_of(digest) != Some(own));
+        let of_another = list.tenant.is_some_and(|own| self.whose(digest).is_some_and(|tenant| tenant != own));
         let copy = view.is_some_and(|view| view.replica == Replica::Second);
         if of_another || copy || !self.keeps(digest) {
             return;
@@ -305,8 +326,11 @@ impl Service {
             }
             (None, None) => return,
         };
+        if list.tenant.is_some() && self.whose(digest).is_none() && !elsewhere {
+            return;
+        }
         listed.item.flags |= if record.is_some() { KeyItem::ON_SSD } else { 0 };
-        if list.names && elsewhere {
+        if list.wants_name(elsewhere) {
             list.wanted.push(0);
         }
         list.page.push(listed);
@@ -324,6 +348,11 @@ impl Service {
         let header = Header::request(kvplane_proto::message::Kind::Request(Operation::List), list.request);
         self.answer_items(list.peer, Operation::List, &header, start, 1);
     }
+}
+
+/// Whether a tail may be an object's. Whoever has mapped the pool may have spoilt it.
+fn is_name_of(head: &TailHead, name: &ObjectName<'_>, digest: Digest) -> bool {
+    head.key_bytes == 0 || name.digest() == digest
 }
 
 /// The tail at a place of the pool; nothing where there is none.

@@ -13,6 +13,8 @@
 //! that a connection of its own is over, nothing of that is carried out any more.
 
 mod acks;
+mod answers;
+mod claims;
 mod copies;
 mod deferred;
 mod drafts;
@@ -102,6 +104,8 @@ pub struct Service {
     copies: copies::Copies,
     /// Answers that wait.
     deferrals: Deferrals,
+    /// Requests that wait until it is known whose the objects are.
+    claims: claims::Claims,
     segments: SegmentTable,
     /// Lists under way.
     lists: keys::Lists,
@@ -162,6 +166,7 @@ impl Service {
             moves: moves::Moves::new(),
             copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
+            claims: claims::Claims::default(),
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
             sessions: Vec::new(),
@@ -259,6 +264,7 @@ impl Service {
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.tails.assert_written();
+        self.carry_out_claimed();
         let output = self.take_output();
         if output.is_none() {
             self.bytes.clear();
@@ -284,7 +290,7 @@ impl Service {
     pub fn poll_timeout(&self) -> Option<u64> {
         let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
         let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout(), self.gate_timeout()];
-        own.into_iter().chain(work).flatten().min()
+        own.into_iter().chain(work).chain([self.claims.poll_timeout()]).flatten().min()
     }
 
     /// What happened so far.
@@ -322,10 +328,6 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        self.asker_epoch = Epoch(header.argument & !COPY);
-        self.asker_copies = header.argument & COPY != 0;
-        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
-        self.asker_knows = gets && header.payload_checksum & KNOWS_COPIES != 0;
         let session = self.session(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
@@ -344,11 +346,27 @@ impl Service {
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
-        let path = session.path;
-        (self.asker_fetches, self.asker_tenant) = (session.fetches, session.pass.tenant);
+        self.know_asker(peer, operation, header);
         if !self.may_change(peer, operation, header) {
             return Ok(PayloadTo::Discard);
         }
+        self.claim_and_carry_out(peer, header, body)
+    }
+
+    /// Who asks, and by which map.
+    fn know_asker(&mut self, peer: PeerKey, operation: Operation, header: &Header) {
+        self.asker_epoch = Epoch(header.argument & !COPY);
+        self.asker_copies = header.argument & COPY != 0;
+        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
+        self.asker_knows = gets && header.payload_checksum & KNOWS_COPIES != 0;
+        let session = self.session(peer).expect("a session that was just looked up");
+        (self.asker_fetches, self.asker_tenant) = (session.fetches, session.pass.tenant);
+    }
+
+    /// Does what a peer that may ask for it asks for.
+    fn carry_out(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
+        let path = self.session(peer).expect("a session that was just looked up").path;
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
@@ -450,45 +468,8 @@ impl Service {
         }
         self.expire_drafts();
         self.end_tickets();
+        self.expire_claims();
         self.expire_copy_waits();
-    }
-
-    /// The body's items, or the end of the connection.
-    fn items<'a, T: kvplane_proto::message::Item>(
-        header: &Header,
-        body: &'a [u8],
-    ) -> Result<kvplane_proto::message::Items<'a, T>, CloseReason> {
-        kvplane_proto::message::decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
-    }
-
-    fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
-        self.answer_id(peer, operation, header.request, status, 0);
-    }
-
-    /// Answers with a failure; the map's epoch says which of two maps is older.
-    fn refuse(&mut self, peer: PeerKey, operation: Operation, request: kvplane_proto::RequestId, status: Status) {
-        let argument = if status == Status::WrongOwner { self.epoch.0 } else { 0 };
-        self.answer_id(peer, operation, request, status, argument);
-    }
-
-    fn answer_id(
-        &mut self,
-        peer: PeerKey,
-        operation: Operation,
-        request: kvplane_proto::RequestId,
-        status: Status,
-        argument: u64,
-    ) {
-        let header = Header::reply(Kind::Reply(operation), request, status).with_argument(argument);
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: None });
-    }
-
-    /// Answers with a body of items that starts at `start` of the arena.
-    fn answer_items(&mut self, peer: PeerKey, operation: Operation, header: &Header, start: usize, items: usize) {
-        let body = start..self.bytes.len();
-        let header = Header::reply(Kind::Reply(operation), header.request, Status::Ok)
-            .with_body(&self.bytes[body.clone()], items);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
     }
 }
 

@@ -126,13 +126,13 @@ impl Service {
         }
         if self.asker_tenant.is_some() {
             for (bit, item) in bits.iter_mut().zip(items.clone()) {
-                *bit &= !self.is_foreign(item.digest);
+                *bit &= !self.is_anothers(item.digest);
             }
             heads.iter_mut().zip(&bits).for_each(|(head, bit)| *head &= *bit);
         }
-        if self.tiered.is_some() && self.asker_tenant.is_none() {
+        if self.tiered.is_some() {
             for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
-                if let Some(view) = self.on_ssd(item.digest) {
+                if let Some(view) = self.on_ssd(item.digest).filter(|_| !self.is_anothers(item.digest)) {
                     if let Some(until_ns) = until_ns {
                         self.prefetch(&view, until_ns, false);
                     }
@@ -240,11 +240,7 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let size = |item: DigestItem| {
-            let known = match self.asker_tenant {
-                None => self.in_memory_or_on_ssd(item.digest),
-                Some(_) => self.in_memory(item.digest),
-            };
-            let (status, bytes) = match known {
+            let (status, bytes) = match self.in_memory_or_on_ssd(item.digest) {
                 Some((bytes, true)) => (Status::Striped, bytes),
                 Some((bytes, false)) => (Status::Ok, bytes),
                 None => (Status::NotFound, 0),
@@ -253,7 +249,7 @@ impl Service {
         };
         let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
         for (reply, item) in replies.iter_mut().zip(items.clone()) {
-            if self.is_foreign(item.digest) {
+            if self.is_anothers(item.digest) {
                 *reply = SizeReply { status: Status::NotFound, bytes: 0 };
             }
         }
@@ -324,7 +320,7 @@ impl Service {
 
     fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
         self.answers_for(digest).map_err(|status| (status, self.epoch.0))?;
-        if self.is_hidden(digest) || self.is_foreign(digest) {
+        if self.is_anothers(digest) {
             return Err((Status::NotFound, 0));
         }
         if let Some(here) = self.may_read_copy(digest) {

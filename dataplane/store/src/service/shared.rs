@@ -23,6 +23,7 @@ impl Service {
             let reply = self.lookup_one(peer, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
                 && self.may_read_copy(item.digest).is_none()
+                && !self.is_hidden(item.digest)
                 && (self.on_ssd(item.digest).is_some() || self.may_be_elsewhere(item.digest))
             {
                 elsewhere.push((replies.len(), item.digest));

@@ -35,20 +35,23 @@ impl Service {
         self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
     }
 
-    /// Whether an object in memory is another tenant's than the asker's, whose ticket is for one only. It is none for
-    /// the asker, who learns nothing of it; and what others have put under a digest stands in nobody's way.
+    /// Whether an object is another tenant's than the asker's, whose ticket is for one only. It is none for the asker,
+    /// who learns nothing of it; and what others have put under a digest stands in nobody's way.
     pub(super) fn is_foreign(&mut self, digest: Digest) -> bool {
         let Some(own) = self.asker_tenant else { return false };
-        let tenant = self.store.as_ref().and_then(|store| store.tenant_of(digest));
-        let foreign = tenant.is_some_and(|tenant| tenant != own);
+        let foreign = self.whose(digest).is_some_and(|tenant| tenant != own);
         self.counters.unauthorized += u64::from(foreign);
         foreign
     }
 
-    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known
-    /// here, as it is on the SSD only or with a former owner.
+    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known here.
     pub(super) fn is_hidden(&self, digest: Digest) -> bool {
-        self.asker_tenant.is_some() && self.store.as_ref().and_then(|store| store.tenant_of(digest)).is_none()
+        self.asker_tenant.is_some() && self.whose(digest).is_none()
+    }
+
+    /// Whether an object is none for the asker, for whichever reason.
+    pub(super) fn is_anothers(&mut self, digest: Digest) -> bool {
+        self.is_hidden(digest) || self.is_foreign(digest)
     }
 
     /// The next answer is about this object.

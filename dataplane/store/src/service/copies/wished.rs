@@ -33,7 +33,7 @@ impl Service {
     /// only is read into memory first.
     pub fn want_copy(&mut self, digest: Digest, now_ns: u64) -> Wished {
         self.now_ns = self.now_ns.max(now_ns);
-        if !owns(&self.owned, digest) || self.is_hidden(digest) {
+        if !owns(&self.owned, digest) {
             return Wished::Elsewhere;
         }
         let object = self.store.as_ref().and_then(|store| store.peek(digest));

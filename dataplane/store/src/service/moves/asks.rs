@@ -20,10 +20,16 @@ const ASKS_MOST: usize = 4096;
 const TOGETHER: usize = 1024;
 
 impl Service {
-    /// Whether a former owner may have what is not here, and can be asked.
+    /// Whether a former owner may have what is not here, and can be asked. For an asker whose ticket is for one tenant,
+    /// objects are fetched before anything is said of them.
     pub(in crate::service) fn may_be_elsewhere(&self, digest: Digest) -> bool {
+        self.asker_tenant.is_none() && self.is_fetchable(digest)
+    }
+
+    /// Whether what is not here can be fetched from a former owner, for whomever.
+    pub(in crate::service) fn is_fetchable(&self, digest: Digest) -> bool {
         let imports = &self.moves.imports;
-        if imports.sources.is_empty() || self.asker_fetches || self.asker_tenant.is_some() {
+        if imports.sources.is_empty() || self.asker_fetches {
             return false;
         }
         let source = imports.sources.get(&imports.source_of(digest));

@@ -320,6 +320,44 @@ fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
     assert_eq!(remove(&mut cluster, again), [Status::Ok]);
 }
 
+/// Without names all of them are the default tenant's.
+#[test]
+fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_tenants() {
+    for (tenant, is_own) in [(0, true), (9, false)] {
+        let mut cluster = Cluster::new();
+        cluster.change([1, 0, 0]);
+        (0..3).for_each(|shard| cluster.hear(shard));
+        (0..KEYS).for_each(|key| cluster.put(key, 100 + key));
+        cluster.change([0, 1, 0]);
+        (0..3).for_each(|shard| cluster.hear(shard));
+        let peer = PeerKey { index: 0, generation: 1 };
+        cluster.shards[1].bind(peer, tenant);
+        assert_eq!(cluster.get(0), Some(is_own.then_some(100)));
+        let epoch = cluster.map.epoch;
+        for (key, operation) in [(1, Operation::Exists), (2, Operation::Size), (3, Operation::Remove)] {
+            let mut answers = cluster.ask(1, 0, epoch, operation, &body_of([DigestItem { digest: digest(key) }]));
+            cluster.poll(1);
+            for _ in 0..100 {
+                if !answers.is_empty() {
+                    break;
+                }
+                let waits = cluster.asked.iter().position(|(asker, ..)| *asker == 1);
+                answers = cluster.tell(waits.expect("it waits for an answer"), true);
+            }
+            let (header, body) = answers.into_iter().next().expect("an answer");
+            assert_eq!(header.status, Status::Ok, "{operation:?}");
+            let there = match operation {
+                Operation::Size => {
+                    let reply = decode_items::<SizeReply>(&body, 1).and_then(|mut items| items.next());
+                    reply.is_some_and(|reply| reply.status == Status::Ok)
+                }
+                _ => Bitmap::decode(&body, 1).is_some_and(|bits| bits.get(0)),
+            };
+            assert_eq!(there, is_own, "{operation:?} of tenant {tenant}");
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Put(u64),

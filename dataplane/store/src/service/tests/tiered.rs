@@ -7,6 +7,7 @@ mod memory;
 mod recovering;
 mod refused;
 mod seals;
+mod whose;
 mod world;
 
 use kvplane_proto::Status;

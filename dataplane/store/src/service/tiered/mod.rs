@@ -102,6 +102,9 @@ enum Call {
         version: Version,
         pin: PinId,
     },
+    Claim {
+        digest: Digest,
+    },
 }
 
 /// Why the SSD is to remove an object, and who waits for it.
@@ -256,6 +259,7 @@ impl Service {
         progress |= self.note_work(memory);
         progress |= self.give_removals(memory);
         progress |= self.give_writes(memory);
+        progress |= self.read_claimed();
         progress |= self.read_tails();
         while let Some(tiered) = &mut self.tiered
             && let Some(output) = tiered.tier.poll_output(now_ns, memory)
@@ -292,7 +296,7 @@ impl Service {
         let under_way = tiered
             .calls
             .values()
-            .any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. } | Call::Name { .. }));
+            .any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. } | Call::Name { .. } | Call::Claim { .. }));
         tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
     }
 

@@ -64,10 +64,7 @@ impl Service {
         list.reading -= 1;
         match tail {
             // Another version of it has the same name.
-            Some(tail) if read.is_some() => {
-                list.page[at].set_tail(tail);
-                list.page[at].item.version = read.unwrap_or(version);
-            }
+            Some(tail) if read.is_some() => list.take_name(at, read.unwrap_or(version), tail),
             _ => list.page[at].is_gone = true,
         }
     }

@@ -29,6 +29,8 @@ pub(in crate::service) enum Waiter {
         /// As [`Asker::all`].
         all: bool,
     },
+    /// Requests that wait until it is known whose the object is.
+    Claims,
 }
 
 /// Why a read was not begun.
@@ -101,6 +103,7 @@ impl Service {
         let peer = match waiter {
             Waiter::Stream(asker) => Some(asker.peer),
             Waiter::Shared { slot, .. } => self.peer_of(slot),
+            Waiter::Claims => None,
         };
         peer.filter(|peer| self.session(*peer).is_some())
     }
@@ -113,6 +116,7 @@ impl Service {
             }
             Waiter::Stream(_) => {}
             Waiter::Shared { slot, .. } => self.settle_lookup(slot, no_lookup(status)),
+            Waiter::Claims => {}
         }
     }
 
@@ -235,9 +239,16 @@ impl Service {
 
     /// Gives an object that is in memory now, if it is.
     pub(in crate::service) fn serve(&mut self, digest: Digest, waiter: Waiter) {
+        if let Waiter::Claims = waiter {
+            self.claim_read(digest, None);
+            return;
+        }
         let here = self.asker_of(waiter);
+        // It may have been replaced while it was read, by what is another's.
+        let own = here.and_then(|peer| self.session(peer)?.pass.tenant);
+        let foreign = own.is_some_and(|own| self.whose(digest).is_some_and(|tenant| tenant != own));
         let held = match (&mut self.store, here) {
-            (Some(store), Some(_)) if store.exists(digest) => store.hold(digest).ok_or(Status::Busy),
+            (Some(store), Some(_)) if store.exists(digest) && !foreign => store.hold(digest).ok_or(Status::Busy),
             _ => Err(Status::NotFound),
         };
         if let Ok((_, object)) = &held {
@@ -279,6 +290,7 @@ impl Service {
                 );
             }
             (Waiter::Shared { slot, .. }, Err(status)) => self.settle_lookup(slot, no_lookup(status)),
+            (Waiter::Claims, _) => {}
         }
     }
 

@@ -112,12 +112,39 @@ impl Service {
         }
     }
 
+    /// Has tails read of which somebody waits to know whose the object is, as far as the tier takes it.
+    pub(super) fn read_claimed(&mut self) -> bool {
+        let mut progress = false;
+        while let (Some(tiered), Some(&digest)) = (&mut self.tiered, self.claims.wanted.front()) {
+            let token = Token(tiered.next_call + 1);
+            match tiered.tier.get_key(digest, Priority::Get, token) {
+                Ok(()) => drop(tiered.call(Call::Claim { digest })),
+                Err(GetError::Busy) => return progress,
+                Err(_) => self.claim_read(digest, None),
+            }
+            self.claims.wanted.pop_front();
+            progress = true;
+        }
+        progress
+    }
+
+    /// It was read whose an object is, or cannot be.
+    fn claimed_read(&mut self, token: Token, read: Option<Version>) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let tail = tiered.tier.take_key(token);
+        let Some(Call::Claim { digest }) = tiered.calls.remove(&token.0) else { return };
+        let located = tiered.locate(digest).map(|view| view.version);
+        let tail = tail.filter(|tail| read.is_some() && is_of(tail, digest));
+        let tenant = tail.and_then(|tail| TailHead::split(&tail).map(|(head, name)| tenant_of(&head, &name)));
+        self.claim_read(digest, read.or(located).map(|version| (version, tenant)));
+    }
+
     /// A key was read.
     pub(super) fn key_read(&mut self, token: Token, version: Version, memory: &mut dyn Memory) {
-        if self.is_for_name(token) {
-            self.name_read(token, Some(version));
-        } else {
-            self.tail_read(token, Some(version), memory);
+        match self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0)) {
+            Some(Call::Name { .. }) => self.name_read(token, Some(version)),
+            Some(Call::Claim { .. }) => self.claimed_read(token, Some(version)),
+            _ => self.tail_read(token, Some(version), memory),
         }
     }
 
@@ -127,12 +154,8 @@ impl Service {
         match call {
             Some(Call::Tail { .. }) => self.tail_read(token, None, memory),
             Some(Call::Name { .. }) => self.name_read(token, None),
+            Some(Call::Claim { .. }) => self.claimed_read(token, None),
             _ => self.read_done(token, None),
         }
-    }
-
-    fn is_for_name(&self, token: Token) -> bool {
-        let call = self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0));
-        matches!(call, Some(Call::Name { .. }))
     }
 }

@@ -1,6 +1,7 @@
 //! The world of a service with an SSD: memory, a device that carries operations out in any order, and what callers were
 //! told.
 
+mod named;
 mod restarts;
 
 use std::collections::{BTreeMap, BTreeSet};
