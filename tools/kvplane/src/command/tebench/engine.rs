@@ -148,8 +148,7 @@ impl EngineFlags {
             }
             text => name = Some(text.to_owned()),
         }
-        let Reached { listen, announce } =
-            values::reached("--seg_name", address, gives_memory, self.open_to_network)?;
+        let Reached { listen, announce } = values::reached("--seg_name", address, gives_memory, self.open_to_network)?;
         Ok(Arc::new(TransferEngine::start(TransferEngineConfig {
             listen,
             announce,

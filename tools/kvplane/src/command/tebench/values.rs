@@ -16,21 +16,20 @@ pub(crate) struct Reached {
 /// is asked by nobody: its address is announced, and without that flag it listens on loopback.
 ///
 /// # Errors
-/// When the flag is missing.
+/// When the flag is missing, or there is no address to announce.
 pub(crate) fn reached(flag: &str, address: SocketAddr, gives_memory: bool, open: bool) -> Result<Reached, String> {
     if open || address.ip().is_loopback() {
         return Ok(Reached { listen: address, announce: None });
     }
-    if gives_memory {
+    // Nobody can be told an address that is none, so an engine that is to have that is open to all.
+    if gives_memory || address.ip().is_unspecified() {
         return Err(format!(
-            "{flag} {address}: whoever reaches it may read and write all of the registered memory, as there is no \
-             authentication: say --open_to_network if that is wanted, or give a loopback address"
+            "{flag} {address} would be open without authentication, to whoever may then read and write all of the \
+             registered memory: say --open_to_network if that is wanted, or give a loopback address"
         ));
     }
-    let loopback: IpAddr =
-        if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    let announce = (!address.ip().is_unspecified()).then(|| address.ip());
-    Ok(Reached { listen: SocketAddr::new(loopback, address.port()), announce })
+    let loopback: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    Ok(Reached { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
 }
 
 /// A transport, or whichever is best of those that both sides have.
@@ -211,7 +210,7 @@ mod tests {
         let known = |listen, as_ip: &str| Ok(Reached { listen, announce: as_ip.parse().ok() });
         assert_eq!(reached("--seg_name", at("192.0.2.7:5"), false, false), known(at("127.0.0.1:5"), "192.0.2.7"));
         assert_eq!(reached("--seg_name", at("[2001:db8::7]:0"), false, false), known(at("[::1]:0"), "2001:db8::7"));
-        assert_eq!(reached("--seg_name", at("0.0.0.0:0"), false, false), plain(at("127.0.0.1:0")));
+        assert!(reached("--seg_name", at("0.0.0.0:0"), false, false).is_err_and(|error| error.contains("0.0.0.0:0")));
     }
 
     #[test]
