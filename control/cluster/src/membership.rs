@@ -269,7 +269,8 @@ impl Cluster {
         }
         let ended = self.newest_epoch();
         let row = self.rows.get_mut(&node).expect("a node that ends is known");
-        row.ended = ended;
+        // What it had is gone with it.
+        (row.ended, row.load) = (ended, None);
         let incarnation = row.member.incarnation;
         self.remember(node);
         self.drop_segments(SegmentOwner::Node { node, incarnation });

@@ -18,7 +18,7 @@ state_machine! {
         Draining,
         /// Silent beyond the deadline; this life is over.
         Dead,
-        /// Left in order; this life is over.
+        /// Left in order, or was taken out by an operator, also after its death; this life is over.
         Left,
     }
     /// What happens to a member.
@@ -35,7 +35,7 @@ state_machine! {
         Undrain,
         /// Silent for `heartbeat_deadline_ns`.
         Deadline,
-        /// The current life says farewell.
+        /// The current life says farewell, or an operator takes it out.
         Leave,
     }
     transitions {
@@ -50,8 +50,8 @@ state_machine! {
         Draining, Undrain => Active;
         Joining | Active | Suspect | Dead | Left, Undrain => ignored;
         Joining | Suspect | Draining, Deadline => Dead;
-        Joining | Active | Suspect | Draining, Leave => Left;
-        Dead | Left, Leave => ignored;
+        Joining | Active | Suspect | Draining | Dead, Leave => Left;
+        Left, Leave => ignored;
     }
 }
 
@@ -107,7 +107,7 @@ Dead + Join -> Joining
 Dead + Heartbeat -> (stale)
 Dead + Drain -> (stale)
 Dead + Undrain -> (stale)
-Dead + Leave -> (stale)
+Dead + Leave -> Left
 Left + Join -> Joining
 Left + Heartbeat -> (stale)
 Left + Drain -> (stale)

@@ -147,6 +147,20 @@ fn leaving_is_at_once_and_may_be_repeated() {
 }
 
 #[test]
+fn a_dead_member_has_nothing_any_more_and_may_be_taken_out() {
+    let mut driver = Driver::new(config());
+    driver.admit(1, 5);
+    driver.sleep(600 * MS);
+    let load = |driver: &Driver| driver.cluster.members().next().and_then(|view| view.load);
+    assert_eq!((driver.state(1), load(&driver)), (Some(MemberState::Dead), None));
+    leave(&mut driver, 1, 5).unwrap();
+    assert_eq!((driver.state(1), driver.lost.len()), (Some(MemberState::Left), 1));
+    assert_eq!(driver.beat(1, 5), ended(1, 5, MemberState::Left));
+    driver.admit(1, 6);
+    assert_eq!(driver.in_map(), [(1, 6)]);
+}
+
+#[test]
 fn a_restarted_control_plane_keeps_members_and_gives_them_grace() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);

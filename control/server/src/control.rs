@@ -65,7 +65,11 @@ impl Core {
     fn forget_gone(&mut self) {
         let Self { cluster, tiers, shards, follow, quotas, .. } = self;
         tiers.retain(|node, life| {
-            cluster.members().any(|view| view.member.node.0 == node && view.member.incarnation.0 == life)
+            let is_it = |view: &kvplane_cluster::MemberView<'_>| {
+                let member = view.member;
+                (member.node.0, member.incarnation.0) == (node, life) && view.state != MemberState::Left
+            };
+            cluster.members().any(|view| is_it(&view))
         });
         let live: BTreeSet<(u64, u64)> = cluster
             .members()
@@ -436,7 +440,7 @@ impl Control {
             failure_domain: view.member.failure_domain.clone(),
             host: view.member.host.clone(),
             version: view.version.to_owned(),
-            capacity_bytes: view.capacity_bytes,
+            capacity_bytes: if view.state.is_live() { view.capacity_bytes } else { 0 },
             silent_ns: view.heard_ns.map(|heard_ns| self.now_ns().saturating_sub(heard_ns)),
             load: view.load.map(Load::from),
         }

@@ -53,6 +53,7 @@ fn a_node_joins_is_seen_and_leaves() {
         admin.call(&nameless).await.expect("an admin removes members");
         let map = watch.newer(Some(map.epoch)).await;
         assert!(map.members.is_empty());
+        assert_eq!(admin.call(&Status).await.expect("an admin may").members, [], "it is no member any more");
         let ended = node.call(&beat(1, 1)).await.expect_err("that life is over");
         assert_eq!(ended.refusal(), Some(RefusalCode::LifeEnded));
     });
@@ -80,6 +81,11 @@ fn a_silent_node_is_lost() {
             }
             known = Some(map.epoch);
         }
+        let admin = client(control.local(), Role::Admin).await;
+        let dead = &admin.call(&Status).await.expect("an admin may").members[0];
+        assert_eq!((dead.state.as_str(), dead.load, dead.capacity_bytes), ("dead", None, 0), "nothing is left of it");
+        admin.call(&Leave { node: 1, incarnation: None }).await.expect("an admin takes the dead out, too");
+        assert_eq!(admin.call(&Status).await.expect("an admin may").members, []);
     });
 }
 

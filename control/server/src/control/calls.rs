@@ -170,7 +170,8 @@ impl Service for Control {
             epoch: view.epoch,
             replicas: self.core()?.cluster.config().replicas,
             segments: view.segments.len() as u64,
-            members: view.members,
+            // Whoever left, or was taken out, is no member any more.
+            members: view.members.into_iter().filter(|member| member.state != "left").collect(),
         })
     }
 
