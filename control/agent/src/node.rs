@@ -5,6 +5,7 @@
 //! ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
 //! life.
 
+mod drain;
 mod follower;
 mod membership;
 
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
     FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS,
@@ -22,11 +23,9 @@ use kvplane_engine::{
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
-use kvplane_rpc::message::Drain;
 use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
-use kvplane_sys::interrupt;
 use kvplane_tls::{DataTls, Keychain};
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
@@ -44,8 +43,6 @@ use crate::which::Control;
 use follower::Follower;
 use membership::Membership;
 
-/// How often a node that is drained looks at what it has left.
-const DRAIN_LOOK: Duration = Duration::from_millis(20);
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
 
@@ -253,26 +250,6 @@ impl Node {
         self.shards.iter().map(|shard| Ok(shard.snapshot()?)).collect()
     }
 
-    /// Gives its slots away and waits until their new owners have fetched what was in them, or this time is over. The
-    /// node stays a member without slots until it is dropped. How many objects are left.
-    ///
-    /// # Errors
-    /// When the control plane does not answer, or refuses: nobody else owns slots. When a shard does not answer.
-    pub fn drain(&self, within: Duration) -> Result<u64, Error> {
-        let until = Instant::now() + within;
-        let incarnation = Some(*self.life.lock().unwrap_or_else(PoisonError::into_inner));
-        self.link.call_within(Drain { node: self.node.0, incarnation }, within)?;
-        loop {
-            let left = self.snapshots()?.iter().map(objects_of).sum();
-            if left == 0 || Instant::now() >= until {
-                return Ok(left);
-            }
-            if !interrupt::sleep(DRAIN_LOOK) {
-                return Err(Error::interrupted());
-            }
-        }
-    }
-
     /// Fails when a shard has ended: the node cannot go on.
     ///
     /// # Errors
@@ -299,12 +276,6 @@ impl Drop for Node {
             let _ = thread.join();
         }
     }
-}
-
-/// Objects of a shard, in memory and on its SSD.
-fn objects_of(shard: &ShardSnapshot) -> u64 {
-    let memory = shard.store.as_ref().map_or(0, |store| store.objects);
-    memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
 fn unix_ns() -> u64 {

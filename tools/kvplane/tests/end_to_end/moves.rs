@@ -226,3 +226,24 @@ fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
     assert_eq!(ask("GET", &format!("{jobs}/cancel?job_id={id}"), "").0, 405);
     all_there(&mut client);
 }
+
+/// Others learn from the control plane that they own the slots now: without it there is nothing to wait for.
+#[test]
+fn a_node_that_is_told_to_stop_while_no_control_plane_answers_ends() {
+    let place = Workplace::new("alone");
+    let mut control = control(&place);
+    let number = "1".to_owned();
+    let arguments = ["node", "--pool", "64M", "--shards", "1", "--node-id", &number, "--drain", "3600"];
+    let mut first = Process::start(place.command(&arguments));
+    first.wait_for("node 1 with");
+    let _second = node(&place, 2);
+    members(&control, 2);
+    let mut client = place.client(Way::Tcp);
+    for key in 0..DRAINED {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    control.kill();
+    // Well before the hour is over, which is how long the others had.
+    assert!(first.stop().success());
+    first.wait_for("not drained");
+}
