@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, EventFigures, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
-    SlowFigures, SsdFigures,
+    CopyFigures, EventFigures, HOT_PER_REPORT, HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT,
+    ObjectFigures, OperationFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SsdFigures,
 };
 
 use crate::error::Error;
@@ -34,7 +34,10 @@ impl ShardReports {
         }
         for (number, (handle, snapshot)) in shards.iter().zip(snapshots).enumerate() {
             let shard = figures(number as u16, &handle.address().to_string(), snapshot, cpu::monotonic_ns());
-            if let Err(error) = link.call(ReportShard { node, incarnation, shard }) {
+            let hot = hot(number as u16, snapshot);
+            let told = link.call(ReportShard { node, incarnation, shard });
+            let told = told.and_then(|_| link.call(ReportHot { node, incarnation, shard: hot }));
+            if let Err(error) = told {
                 let refused = matches!(&error, Error::Call(call) if call.refusal().is_some());
                 self.paused_until = (!refused).then(|| Instant::now() + PAUSE);
                 return;
@@ -86,6 +89,29 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         events: EventFigures { kept: store.keeps_events, next: store.next_event, lost: store.events_lost },
         copies: copies(snapshot),
     }
+}
+
+/// What is told of the objects that it is asked for most, and of those of its slow requests.
+fn hot(shard: u16, snapshot: &ShardSnapshot) -> HotShard {
+    let cut = |name: &[u8]| name[..name.len().min(NAME_PER_REPORT_BYTES)].to_vec();
+    let objects = &snapshot.times.hot;
+    let hottest = objects.objects.iter().take(HOT_PER_REPORT);
+    let named = snapshot.names.iter();
+    let slow = &snapshot.times.slow;
+    let slow: Vec<u128> = slow[slow.len().saturating_sub(SLOW_PER_REPORT)..]
+        .iter()
+        .filter_map(|one| one.digest)
+        .map(|digest| digest.0)
+        .collect();
+    let hot: Vec<HotFigures> =
+        hottest.map(|one| HotFigures { digest: one.digest.0, gets: one.gets, bytes: one.bytes }).collect();
+    let told = |digest: u128| slow.contains(&digest) || hot.iter().any(|one| one.digest == digest);
+    let names = named.filter(|(digest, ..)| told(digest.0)).map(|(digest, tenant, key)| ObjectFigures {
+        digest: digest.0,
+        tenant: cut(tenant),
+        key: cut(key),
+    });
+    HotShard { shard, over_ns: objects.over_ns, names: names.collect(), hot }
 }
 
 fn copies(snapshot: &ShardSnapshot) -> CopyFigures {

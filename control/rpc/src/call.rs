@@ -18,9 +18,10 @@ use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
-    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
-    OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers, RotateTickets,
-    SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportTiers,
+    RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -219,6 +220,8 @@ impl Call {
             ReportTiers::KIND => self.answer(frame, |c| service.report_tiers(caller, c)),
             ListTiers::KIND => self.answer(frame, |c| service.list_tiers(caller, c)),
             ReportShard::KIND => self.answer(frame, |c| service.report_shard(caller, c)),
+            ReportHot::KIND => self.answer(frame, |c| service.report_hot(caller, c)),
+            ListHot::KIND => self.answer(frame, |c| service.list_hot(caller, c)),
             ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
             GetRoom::KIND => self.answer(frame, |_: GetRoom| service.get_room(caller)),
             AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),

@@ -19,6 +19,7 @@ mod convert;
 pub mod error;
 mod events;
 pub mod files;
+mod hot;
 pub mod identity;
 mod instance_table;
 pub mod limits;

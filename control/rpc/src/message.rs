@@ -23,6 +23,9 @@ pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
+pub use crate::hot::{
+    HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
+};
 pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
@@ -129,6 +132,8 @@ messages! {
     ReportShard = 0x0010 small => Done;
     ListShards = 0x0011 small => ShardList;
     GetRoom = 0x0016 small => Room;
+    ReportHot = 0x0018 small => Done;
+    ListHot = 0x0019 small => HotList;
     WatchOrders = 0x0012 small;
     AnswerOrder = 0x0013 small => Done;
     ReportEvents = 0x0014 large => Done;
@@ -191,6 +196,7 @@ messages! {
     TiersOrdered = 0x800f large;
     ShardList = 0x8011 large;
     Room = 0x8016 small;
+    HotList = 0x8019 large;
     NodeOrder = 0x8012 small;
     Events = 0x8015 large;
     TaskCreated = 0x801e small;

@@ -11,8 +11,8 @@ use crate::conductor::{
 };
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
-    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
-    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportTiers,
     RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
     WatchOrders,
 };
@@ -98,6 +98,8 @@ rights! {
     OrderTiers = "order_tiers" OPERATORS;
     ReportShard = "report_shard" MEMBERS |call| Some(Scope::Node(call.node));
     ListShards = "list_shards" OBSERVERS;
+    ReportHot = "report_hot" MEMBERS |call| Some(Scope::Node(call.node));
+    ListHot = "list_hot" OBSERVERS;
     GetRoom = "get_room" ASKERS;
     WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
@@ -194,6 +196,8 @@ mod tests {
         "order_tiers ca",
         "report_shard cn",
         "list_shards csa",
+        "report_hot cn",
+        "list_hot csa",
         "get_room cca",
         "watch_orders cn",
         "answer_order cn",

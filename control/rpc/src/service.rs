@@ -16,11 +16,11 @@ use crate::conductor::{
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
-    MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
-    ReportTiers, Room, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated,
-    TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
-    UnregisterSegment, WatchOrders, Welcome,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, Leave, ListHot, ListSegments, ListShards,
+    ListTasks, ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents,
+    ReportHot, ReportShard, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply,
+    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -129,6 +129,10 @@ pub trait Service: Send + Sync + 'static {
     fn order_tiers(&self, caller: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal>;
     /// How a node's shard does.
     fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<Done, Refusal>;
+    /// Which objects a node's shard was asked for most.
+    fn report_hot(&self, caller: Caller, call: ReportHot) -> Result<Done, Refusal>;
+    /// What nodes reported so.
+    fn list_hot(&self, caller: Caller, call: ListHot) -> Result<HotList, Refusal>;
     /// What nodes reported of their shards.
     fn list_shards(&self, caller: Caller, call: ListShards) -> Result<ShardList, Refusal>;
     /// How much the cluster could hold.

@@ -181,6 +181,11 @@ fn shard_figures() -> ShardFigures {
     }
 }
 
+fn hot_shard() -> HotShard {
+    let names = vec![ObjectFigures { digest: 5, tenant: b"t".to_vec(), key: b"key".to_vec() }];
+    HotShard { shard: 1, over_ns: 8, hot: vec![HotFigures { digest: 5, gets: 6, bytes: 7 }], names }
+}
+
 fn node_events() -> NodeEvents {
     let event =
         ObjectEvent { change: ObjectChange::Removed, medium: ObjectMedium::Ssd, digest: u128::MAX - 1, bytes: 3 };
@@ -200,6 +205,8 @@ fn show_shard_requests(show: Show<'_>) {
     show("ReportShard", encode(&ReportShard { node: 7, incarnation: 2, shard: shard_figures() }));
     show("ListShards", encode(&ListShards { node: Some(7) }));
     show("GetRoom", encode(&GetRoom));
+    show("ReportHot", encode(&ReportHot { node: 7, incarnation: 2, shard: hot_shard() }));
+    show("ListHot", encode(&ListHot { node: Some(7) }));
     show("WatchOrders", encode(&WatchOrders { node: 7, incarnation: 2 }));
     let found = vec![KeyFound { address: "a".to_owned(), memory: Some((1, 2)), ssd: None }];
     show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
@@ -220,6 +227,7 @@ fn show_shard_replies(show: Show<'_>) {
     let node = ShardNode { node: 7, incarnation: 2, age_ns: 5, shards: vec![shard_figures()] };
     show("ShardList", encode(&ShardList { nodes: vec![node] }));
     show("Room", encode(&Room { bytes: Some(7) }));
+    show("HotList", encode(&HotList { nodes: vec![(7, vec![hot_shard()])] }));
     show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Find { digests: vec![6] } }));
     show("Events", encode(&Events { events: node_events() }));
     let tenant = TenantStatus {

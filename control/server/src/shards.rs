@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_rpc::message::{ReportShard, ShardFigures, ShardNode};
+use kvplane_rpc::message::{
+    HOT_PER_REPORT, HotShard, NAME_PER_REPORT_BYTES, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, ShardNode,
+};
 
 use crate::reports::Reports;
 
@@ -10,6 +12,7 @@ use crate::reports::Reports;
 #[derive(Debug, Default)]
 pub(crate) struct Shards {
     nodes: Reports<BTreeMap<u16, ShardFigures>>,
+    hot: Reports<BTreeMap<u16, HotShard>>,
 }
 
 impl Shards {
@@ -17,6 +20,26 @@ impl Shards {
     pub(crate) fn report(&mut self, report: ReportShard, now_ns: u64) {
         let shards = self.nodes.hear(report.node, report.incarnation, now_ns);
         shards.insert(report.shard.shard, report.shard);
+    }
+
+    /// Whether a report of hot objects is within its limits.
+    pub(crate) fn is_sound(shard: &HotShard) -> bool {
+        let short = |name: &[u8]| name.len() <= NAME_PER_REPORT_BYTES;
+        shard.hot.len() <= HOT_PER_REPORT
+            && shard.names.len() <= HOT_PER_REPORT + SLOW_PER_REPORT
+            && shard.names.iter().all(|one| short(&one.tenant) && short(&one.key))
+    }
+
+    /// Takes a report of hot objects.
+    pub(crate) fn report_hot(&mut self, report: ReportHot, now_ns: u64) {
+        let shards = self.hot.hear(report.node, report.incarnation, now_ns);
+        shards.insert(report.shard.shard, report.shard);
+    }
+
+    /// The hot objects that a node reported, or all did.
+    pub(crate) fn list_hot(&self, node: Option<u64>) -> Vec<(u64, Vec<HotShard>)> {
+        let listed = self.hot.chosen(node).map(|(node, of)| (node, of.what.values().cloned().collect()));
+        listed.collect()
     }
 
     /// What a node reported, or all did.
@@ -43,19 +66,37 @@ impl Shards {
 
     /// Keeps only lives that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
-        self.nodes.retain(keep);
+        self.nodes.retain(&keep);
+        self.hot.retain(&keep);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvplane_rpc::message::SsdFigures;
+    use kvplane_rpc::message::{HotFigures, ObjectFigures, SsdFigures};
 
     use super::*;
 
     /// Only the second shard has one.
     fn ssd(shard: u16) -> Option<SsdFigures> {
         (shard == 1).then(|| SsdFigures { bytes: 1000, ..SsdFigures::default() })
+    }
+
+    #[test]
+    fn hot_objects_are_listed_by_node_within_limits_and_end_with_their_life() {
+        let hot = HotFigures { digest: 5, gets: 6, bytes: 7 };
+        let names = vec![ObjectFigures { digest: 5, tenant: Vec::new(), key: vec![b'k'; NAME_PER_REPORT_BYTES] }];
+        let shard = HotShard { shard: 1, over_ns: 8, hot: vec![hot; HOT_PER_REPORT], names };
+        assert!(Shards::is_sound(&shard));
+        let many = HotShard { hot: vec![hot; HOT_PER_REPORT + 1], ..shard.clone() };
+        let long = ObjectFigures { digest: 5, tenant: Vec::new(), key: vec![b'k'; NAME_PER_REPORT_BYTES + 1] };
+        assert!(!Shards::is_sound(&many) && !Shards::is_sound(&HotShard { names: vec![long], ..shard.clone() }));
+        let mut shards = Shards::default();
+        shards.report_hot(ReportHot { node: 7, incarnation: 1, shard: shard.clone() }, 10);
+        assert_eq!(shards.list_hot(Some(7)), [(7, vec![shard])]);
+        assert!(shards.list_hot(Some(8)).is_empty());
+        shards.retain(|_, life| life == 2);
+        assert!(shards.list_hot(None).is_empty());
     }
 
     #[test]

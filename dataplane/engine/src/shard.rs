@@ -8,6 +8,7 @@ mod error;
 mod follow;
 mod leaving;
 mod listeners;
+mod snapshot;
 mod stock;
 mod tables;
 mod tickets;
@@ -24,20 +25,17 @@ use std::time::{Duration, Instant};
 use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{
-    CopyCounters, Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
-};
-use kvplane_store::{Store, StoreConfig, StoreStats};
+use kvplane_store::StoreConfig;
+use kvplane_store::service::{Identity, SegmentInfo, Service, TierOrder};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
-use kvplane_transport::mooncake::ServerCounters;
-use kvplane_transport::{FaultCounters, NvmeCounters};
 
-use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
+use crate::host::{Host, HostConfig};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
 pub use follow::{Found, PlacedName};
 use leaving::{Leaving, see_off};
 use listeners::{listen_unix, when_free};
+pub use snapshot::ShardSnapshot;
 pub use stock::StockKeys;
 
 /// Commands that may wait for a shard.
@@ -80,37 +78,6 @@ pub struct ShardConfig {
     pub first_version: Version,
     /// The host's settings.
     pub host: HostConfig,
-}
-
-/// What a shard tells about itself.
-#[derive(Clone, Debug, Default)]
-pub struct ShardSnapshot {
-    /// Its objects.
-    pub store: Option<StoreStats>,
-    /// Its tier.
-    pub tier: Option<TierSnapshot>,
-    /// The device of its tier.
-    pub device: Option<NvmeCounters>,
-    /// Its requests.
-    pub service: ServiceCounters,
-    /// Slots that move.
-    pub moves: MoveCounters,
-    /// Objects that two owners have.
-    pub copies: CopyCounters,
-    /// How long requests took.
-    pub times: ServiceTimes,
-    /// Its rounds.
-    pub host: HostCounters,
-    /// Its RDMA devices.
-    pub rdma: Vec<DeviceSnapshot>,
-    /// What stock Mooncake engines asked of it.
-    pub mooncake: ServerCounters,
-    /// Faults that it made by plan.
-    pub faults: FaultCounters,
-    /// Connections open.
-    pub connections: u64,
-    /// CPU time of its thread in nanoseconds.
-    pub cpu_ns: u64,
 }
 
 enum Command {
@@ -472,26 +439,9 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
             let _ = answer.send(host.service().is_some_and(|service| service.order_tier(order, now_ns)));
         }
         Command::Snapshot { answer } => {
-            let counters = *host.counters();
-            let (faults, connections) = (host.faults(), host.connections() as u64);
-            let (mooncake, device, rdma) = (*host.stock_served(), host.device_counters(), host.rdma_snapshot());
-            let Some(service) = host.service() else { return };
-            let snapshot = ShardSnapshot {
-                store: service.store().map(Store::stats),
-                tier: service.tier_snapshot(),
-                device,
-                service: *service.counters(),
-                moves: service.move_counters(),
-                copies: service.copy_counters(),
-                times: service.times(),
-                host: counters,
-                rdma,
-                mooncake,
-                faults,
-                connections,
-                cpu_ns: cpu::thread_cpu_ns(),
-            };
-            let _ = answer.send(snapshot);
+            if let Some(snapshot) = snapshot::of(host) {
+                let _ = answer.send(snapshot);
+            }
         }
     }
 }

@@ -318,6 +318,13 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
+    /// The object that a pin holds; none for a pin that is not held.
+    #[must_use]
+    pub fn pinned(&self, pin: PinId) -> Option<Digest> {
+        let entry = self.pins.get(pin.index, pin.generation)?;
+        Some(self.entries[EntryId(entry)].digest())
+    }
+
     /// Releases a pin. With the last one, a removed object's bytes are free.
     ///
     /// # Errors

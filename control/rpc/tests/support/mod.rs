@@ -135,6 +135,12 @@ impl Service for Recorder {
         Ok(Done)
     }
 
+    fn report_hot(&self, _: Caller, _: ReportHot) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    fn list_hot(&self, _: Caller, _: ListHot) -> Result<HotList, Refusal> {
+        Ok(HotList { nodes: Vec::new() })
+    }
     fn list_shards(&self, _: Caller, _: ListShards) -> Result<ShardList, Refusal> {
         Ok(ShardList { nodes: Vec::new() })
     }

@@ -9,11 +9,11 @@ use kvplane_rpc::conductor::{
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
-    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
-    Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply,
-    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, Leave, ListHot, ListSegments, ListShards,
+    ListTasks, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents,
+    ReportHot, ReportShard, ReportTiers, Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant,
+    Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys,
+    TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -25,6 +25,7 @@ use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role
 use tokio::sync::{mpsc, watch};
 
 use super::{Control, SOFTWARE};
+use crate::shards::Shards;
 
 /// The core answers each input with its own kind of reply.
 fn unexpected(reply: &Reply) -> Refusal {
@@ -217,6 +218,24 @@ impl Service for Control {
         }
         core.shards.report(call, now_ns);
         Ok(Done)
+    }
+
+    fn report_hot(&self, _: Caller, call: ReportHot) -> Result<Done, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        let shards = core.check_life(call.node, call.incarnation)?;
+        if usize::from(call.shard.shard) >= shards || !Shards::is_sound(&call.shard) {
+            let reason = format!("node {} has {shards} shards, and reports of others or too much", call.node);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
+        core.shards.report_hot(call, now_ns);
+        Ok(Done)
+    }
+
+    fn list_hot(&self, _: Caller, call: ListHot) -> Result<HotList, Refusal> {
+        let mut core = self.core()?;
+        core.forget_gone();
+        Ok(HotList { nodes: core.shards.list_hot(call.node) })
     }
 
     fn list_shards(&self, _: Caller, call: ListShards) -> Result<ShardList, Refusal> {

@@ -65,7 +65,7 @@ impl Host {
         match self.lent.remove(hold as usize) {
             Lent::Answer(hold, leaving) => {
                 if let Some(service) = &mut self.service {
-                    service.left(&leaving, self.now_ns);
+                    service.left(&leaving, hold, self.now_ns);
                     service.sent(hold);
                 }
             }

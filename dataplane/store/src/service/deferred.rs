@@ -8,6 +8,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
 use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation, SizeReply};
 
+use super::timing::About;
 use super::types::{Output, PeerKey};
 use super::{Service, Timing, Whose};
 
@@ -50,6 +51,8 @@ struct Deferred {
     since_ns: u64,
     /// Whose object one of its items is, as far as that is known.
     whose: Option<Whose>,
+    /// What it is about, as far as that is known.
+    about: About,
 }
 
 impl Replies {
@@ -87,17 +90,19 @@ impl Service {
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
         let (timing, since_ns, whose) = (self.outputs.timing(), self.now_ns, self.outputs.whose.take());
+        let about = self.outputs.about;
         self.deferrals.next += 1;
         let answer = self.deferrals.next;
-        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns, whose });
+        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns, whose, about });
         move |item| Slot { answer, item }
     }
 
     /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
     pub(super) fn settle(&mut self, slot: Slot, change: impl FnOnce(&mut Replies, usize)) {
-        let whose = self.outputs.whose.take();
+        let (whose, about) = (self.outputs.whose.take(), self.outputs.about);
         let Some(deferred) = self.deferrals.open.get_mut(&slot.answer) else { return };
         deferred.whose = deferred.whose.or(whose);
+        deferred.about = deferred.about.and(about);
         change(&mut deferred.replies, slot.item);
         deferred.left -= 1;
         if deferred.left == 0
@@ -113,11 +118,11 @@ impl Service {
     }
 
     fn send_deferred(&mut self, deferred: Deferred) {
-        let Deferred { peer, request, replies, timing, since_ns, whose, .. } = deferred;
+        let Deferred { peer, request, replies, timing, since_ns, whose, about, .. } = deferred;
         if self.session(peer).is_none() {
             return;
         }
-        self.outputs.waited(timing, None, since_ns, self.now_ns);
+        self.outputs.waited(timing, about, since_ns, self.now_ns);
         self.outputs.whose = whose;
         let (operation, start) = (replies.operation(), self.bytes.len());
         let items = match replies {

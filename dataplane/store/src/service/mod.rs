@@ -60,8 +60,8 @@ use session::{Pending, Session};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
 pub use timing::{
-    Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, TENANTS_TIMED, TenantOperation,
-    TenantTimes, Timing, Whose,
+    HOT_KEPT, HotObject, HotObjects, Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation,
+    TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
 };
 use timing::{Outputs, Timed};
 pub use types::{
@@ -312,7 +312,7 @@ impl Service {
         self.tick(now_ns);
         self.outputs.arrived(now_ns);
         let Some(session) = self.session(peer) else { return PayloadTo::Discard };
-        session.arrived_ns = now_ns;
+        (session.arrived_ns, session.payload_bytes) = (now_ns, header.payload_bytes);
         self.counters.requests += 1;
         if let Kind::Request(operation) = header.kind {
             self.timed.asked(operation, header.items);
@@ -410,9 +410,9 @@ impl Service {
         self.tails.assert_written();
         self.tick(now_ns);
         let Some(session) = self.session(peer) else { return };
-        let arrived_ns = session.arrived_ns;
+        let (arrived_ns, bytes) = (session.arrived_ns, session.payload_bytes);
         let Some(pending) = session.pending.take() else { return };
-        self.outputs.received(arrived_ns, now_ns);
+        self.outputs.received(arrived_ns, bytes, now_ns);
         match pending {
             Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
                 self.refuse(peer, operation, request, Status::WrongOwner);

@@ -430,6 +430,7 @@ impl Service {
     pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        self.outputs.concerns(digest, bytes);
         if store.reserves_copy(reservation) {
             return self.commit_copy(reservation, (digest, bytes), checksum);
         }

@@ -41,8 +41,9 @@ pub(super) struct Session {
     pub(super) asked: Option<Box<Greeted>>,
     pub(super) pass: Pass,
     pub(super) pending: Option<Pending>,
-    /// When its last request came.
+    /// When its last request came, and how long the payload is that comes with it.
     pub(super) arrived_ns: u64,
+    pub(super) payload_bytes: u64,
     /// Pins lent over shared memory.
     pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is under way.
@@ -90,6 +91,7 @@ impl Service {
             pass: Pass::ALL,
             pending: None,
             arrived_ns: now_ns,
+            payload_bytes: 0,
             pins: List::new(),
             reservations: List::new(),
             tickets: List::new(),

@@ -69,6 +69,7 @@ impl Service {
         }
         self.asked_for(digest);
         self.counters.get_bytes += object.extent.bytes;
+        self.note_get(digest, object.extent.bytes);
         self.lend_pin(peer, pin);
         self.about(&object);
         Ok(LookupReply {

@@ -17,3 +17,4 @@ mod seconds;
 mod segments;
 mod shared;
 mod tiered;
+mod times;

@@ -14,14 +14,17 @@ use kvplane_proto::sched::Histogram;
 use kvplane_proto::{Digest, Status};
 
 use super::Service;
-use super::types::Output;
+use super::types::{Hold, Output};
 
 mod by_tenant;
+mod popular;
 #[cfg(test)]
 mod tests;
 
 use by_tenant::ByTenant;
 pub use by_tenant::{TENANTS_TIMED, TenantOperation, TenantTimes, Whose};
+use popular::Popular;
+pub use popular::{HOT_KEPT, HotObject, HotObjects};
 
 /// How many requests of a kind share one reading of the clock, once there were enough to know better.
 const SAMPLE: u32 = 16;
@@ -58,9 +61,9 @@ pub struct SlowOperation {
     pub operation: Operation,
     /// How it ended.
     pub status: Status,
-    /// Of which object, where it waited for the SSD.
+    /// Of which object, where that is known; of several, the first that was.
     pub digest: Option<Digest>,
-    /// Bytes of the answer's payload.
+    /// Bytes of the payload, the request's or the answer's; over shared memory, of the object.
     pub bytes: u64,
     /// When its frame arrived, by the host's clock.
     pub arrived_ns: u64,
@@ -94,6 +97,8 @@ pub struct ServiceTimes {
     pub operations: Vec<OperationTimes>,
     /// Those about objects of tenants, where there are others than the default one.
     pub tenants: Vec<TenantTimes>,
+    /// The objects that gets asked for most.
+    pub hot: HotObjects,
     /// Items that requests named, by kind.
     pub items: Vec<(Operation, u64)>,
     /// Requests that were slow so far.
@@ -117,6 +122,7 @@ pub(super) struct Timed {
     items: [u64; KINDS],
     times: Vec<Histogram>,
     pub(super) tenants: ByTenant,
+    pub(super) popular: Popular,
     /// Which of `fast` grew in this round, and when what they answered came.
     round: u64,
     round_arrived_ns: u64,
@@ -156,6 +162,7 @@ impl Timed {
             items: [0; KINDS],
             times: vec![Histogram::new(); PLACES],
             tenants: ByTenant::default(),
+            popular: Popular::default(),
             round: 0,
             round_arrived_ns: 0,
             due: false,
@@ -190,23 +197,23 @@ impl Timed {
     #[cold]
     fn answered(&mut self, header: &Header, late: &Late, whose: Option<Whose>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
-        let (_, timing, digest) = late;
+        let (_, timing, about) = late;
         if let (Some(whose), Some(operation)) = (whose, TenantOperation::of(operation)) {
             self.tenants.after(whose, operation, timing.ssd, now_ns.saturating_sub(timing.arrived_ns));
         }
         self.failed[place(operation, timing.ssd)] += u64::from(header.status != Status::Ok);
-        self.took(header, operation, timing, *digest, now_ns);
+        self.took(header, operation, timing, *about, now_ns);
     }
 
-    fn took(&mut self, header: &Header, operation: Operation, timing: &Timing, digest: Option<Digest>, now_ns: u64) {
+    fn took(&mut self, header: &Header, operation: Operation, timing: &Timing, about: About, now_ns: u64) {
         let total_ns = now_ns.saturating_sub(timing.arrived_ns);
         self.times[place(operation, timing.ssd)].add(total_ns);
         if total_ns >= self.slow_after_ns {
             self.remember(SlowOperation {
                 operation,
                 status: header.status,
-                digest,
-                bytes: header.payload_bytes,
+                digest: about.digest,
+                bytes: header.payload_bytes.max(about.bytes),
                 arrived_ns: timing.arrived_ns,
                 total_ns,
                 receive_ns: timing.receive_ns,
@@ -226,6 +233,7 @@ impl Timed {
         {
             self.slow_count -= 1;
             (known.total_ns, known.send_ns) = (one.total_ns, one.send_ns);
+            known.digest = known.digest.or(one.digest);
             return;
         }
         if self.slow.len() == SLOW_KEPT {
@@ -259,7 +267,7 @@ impl Timed {
         self.due = false;
     }
 
-    fn snapshot(&self) -> ServiceTimes {
+    fn snapshot(&self, now_ns: u64) -> ServiceTimes {
         let mut operations = Vec::new();
         for (operation, ssd) in Operation::ALL.iter().flat_map(|operation| [(*operation, false), (*operation, true)]) {
             let place = place(operation, ssd);
@@ -276,6 +284,7 @@ impl Timed {
         ServiceTimes {
             operations,
             tenants: self.tenants.snapshot(),
+            hot: self.popular.hottest(now_ns),
             items: items.filter(|(_, items)| *items > 0).collect(),
             slow_count: self.slow_count,
             slow: self.slow.iter().copied().collect(),
@@ -294,8 +303,26 @@ pub struct Leaving {
     bytes: u64,
 }
 
-/// An answer that waited: its number among those polled, where its time went, and of which object.
-type Late = (u64, Timing, Option<Digest>);
+/// What an answer is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct About {
+    /// The first object that was known of.
+    pub(super) digest: Option<Digest>,
+    /// Bytes of the longest payload, or object.
+    pub(super) bytes: u64,
+}
+
+impl About {
+    /// Of one that is known besides.
+    pub(super) const fn and(self, other: Self) -> Self {
+        let digest = if self.digest.is_some() { self.digest } else { other.digest };
+        let bytes = if self.bytes >= other.bytes { self.bytes } else { other.bytes };
+        Self { digest, bytes }
+    }
+}
+
+/// An answer that waited: its number among those polled, where its time went, and what it is about.
+type Late = (u64, Timing, About);
 
 /// What waits to be polled; beside it, where the time went of what was not answered at once.
 #[derive(Debug, Default)]
@@ -312,7 +339,8 @@ pub(super) struct Outputs {
     is_late: bool,
     /// Of what is being answered, where that is late.
     timing: Timing,
-    digest: Option<Digest>,
+    /// What that is about.
+    pub(super) about: About,
     arrived_ns: u64,
 }
 
@@ -320,7 +348,7 @@ impl Outputs {
     #[inline]
     pub(super) fn push_back(&mut self, output: Output) {
         if self.is_late && matches!(output, Output::Frame { .. }) {
-            self.late.push_back((self.polled + self.queue.len() as u64, self.timing, self.digest));
+            self.late.push_back((self.polled + self.queue.len() as u64, self.timing, self.about));
         }
         if self.whose.is_some()
             && matches!(output, Output::Frame { .. })
@@ -335,28 +363,35 @@ impl Outputs {
     #[inline]
     pub(super) const fn arrived(&mut self, now_ns: u64) {
         self.arrived_ns = now_ns;
-        (self.is_late, self.whose) = (false, None);
+        (self.is_late, self.whose, self.about) = (false, None, About { digest: None, bytes: 0 });
     }
 
-    /// What is answered from now on came then, and its payload now.
-    pub(super) const fn received(&mut self, arrived_ns: u64, now_ns: u64) {
+    /// What is answered from now on came then, and its payload of so many bytes now.
+    pub(super) const fn received(&mut self, arrived_ns: u64, bytes: u64, now_ns: u64) {
         self.arrived(arrived_ns);
+        self.about.bytes = bytes;
         if now_ns != arrived_ns {
             self.timing = Timing { arrived_ns, receive_ns: now_ns.saturating_sub(arrived_ns), ssd_ns: 0, ssd: false };
-            (self.is_late, self.digest) = (true, None);
+            self.is_late = true;
         }
     }
 
-    /// What is answered from now on has waited for the SSD.
-    pub(super) const fn waited(&mut self, timing: Timing, digest: Option<Digest>, since_ns: u64, now_ns: u64) {
-        self.timing = Timing { ssd: true, ssd_ns: now_ns.saturating_sub(since_ns), ..timing };
-        (self.is_late, self.digest) = (true, digest);
+    /// What is being answered is about this object, too.
+    #[inline]
+    pub(super) const fn concerns(&mut self, digest: Digest, bytes: u64) {
+        self.about = self.about.and(About { digest: Some(digest), bytes });
     }
 
-    /// What is answered from now on came some time ago.
-    pub(super) const fn late(&mut self, timing: Timing) {
+    /// What is answered from now on has waited for the SSD.
+    pub(super) const fn waited(&mut self, timing: Timing, about: About, since_ns: u64, now_ns: u64) {
+        self.timing = Timing { ssd: true, ssd_ns: now_ns.saturating_sub(since_ns), ..timing };
+        (self.is_late, self.about) = (true, about);
+    }
+
+    /// What is answered from now on, about this object, came some time ago.
+    pub(super) const fn late(&mut self, timing: Timing, digest: Digest) {
         self.timing = timing;
-        (self.is_late, self.digest) = (true, None);
+        (self.is_late, self.about) = (true, About { digest: Some(digest), bytes: 0 });
     }
 
     /// Where the time went so far of what is being answered.
@@ -422,21 +457,25 @@ impl Service {
         Leaving { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
     }
 
-    /// A payload has left.
+    /// A payload has left; what holds its memory is let go after this.
     #[inline]
-    pub fn left(&mut self, leaving: &Leaving, now_ns: u64) {
+    pub fn left(&mut self, leaving: &Leaving, hold: Hold, now_ns: u64) {
         if now_ns.saturating_sub(leaving.since_ns) >= self.timed.slow_after_ns {
-            self.left_slowly(leaving, now_ns);
+            self.left_slowly(leaving, hold, now_ns);
         }
     }
 
     #[cold]
-    fn left_slowly(&mut self, leaving: &Leaving, now_ns: u64) {
+    fn left_slowly(&mut self, leaving: &Leaving, hold: Hold, now_ns: u64) {
+        let digest = match (hold, &self.store) {
+            (Hold::Pin(pin), Some(store)) => store.pinned(pin),
+            _ => None,
+        };
         let before_ns = leaving.since_ns.saturating_sub(leaving.arrived_ns);
         self.timed.remember(SlowOperation {
             operation: leaving.operation,
             status: Status::Ok,
-            digest: None,
+            digest,
             bytes: leaving.bytes,
             arrived_ns: leaving.arrived_ns,
             total_ns: now_ns.saturating_sub(leaving.arrived_ns),
@@ -451,9 +490,9 @@ impl Service {
         self.timed.slow_after_ns = slow_after_ns.max(1);
     }
 
-    /// How long requests took so far.
+    /// How long requests took until now.
     #[must_use]
-    pub fn times(&self) -> ServiceTimes {
-        self.timed.snapshot()
+    pub fn times(&self, now_ns: u64) -> ServiceTimes {
+        self.timed.snapshot(now_ns)
     }
 }

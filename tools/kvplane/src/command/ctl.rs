@@ -63,6 +63,8 @@ enum Action {
     Shards(shards::Shards),
     /// A live view of the shards' speeds.
     Top(shards::Top),
+    /// The objects that nodes are asked for most, of late.
+    Hot(shards::Hot),
     /// What becomes of objects, beginning with those there are.
     Events(events::Follow),
     /// The SSDs under nodes.
@@ -190,6 +192,7 @@ impl Ctl {
             Action::Segments { json } => self.segments(*json),
             Action::Shards(shards) => shards.run(&self.link()?),
             Action::Top(top) => top.run(&self.link()?),
+            Action::Hot(hot) => hot.run(&self.link()?),
             Action::Events(follow) => follow.run(&self.link()?),
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Cert(action) => cert::run(&self.cluster, action),

@@ -1,5 +1,6 @@
 //! `kvplane ctl shards` and `top`: how each shard does, and how fast, as nodes report it with their heartbeats.
 
+mod hot;
 mod rates;
 
 use std::io::{IsTerminal, Write};
@@ -7,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvplane::ControlLink;
-use kvplane::rpc::message::{ListShards, OperationFigures, ShardFigures, ShardNode, SlowFigures};
+use kvplane::rpc::message::{ListHot, ListShards, OperationFigures, ShardFigures, ShardNode, SlowFigures};
 use serde_json::{Value, json};
 
 use super::{Failure, size};
+pub(crate) use hot::Hot;
+use hot::Names;
 use rates::{Rates, rates};
 
 /// Which shards, and how to show them.
@@ -22,7 +25,7 @@ pub(crate) struct Shards {
     /// As JSON, with every number.
     #[arg(long)]
     json: bool,
-    /// The latest slow requests too, with where their time went.
+    /// The latest slow requests too, the slowest first, with their objects and where their time went.
     #[arg(long)]
     slow: bool,
 }
@@ -56,9 +59,15 @@ fn ask(link: &ControlLink, node: Option<u64>) -> Result<Vec<ShardNode>, Failure>
 
 impl Shards {
     pub(crate) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
-        let nodes = ask(link, self.node)?;
+        let mut nodes = ask(link, self.node)?;
+        let shards = nodes.iter_mut().flat_map(|node| &mut node.shards);
+        shards.for_each(|shard| shard.slow.sort_by_key(|slow| std::cmp::Reverse(slow.total_ns)));
+        // Names come with another report; without them, digests tell what an object is.
+        let names = if self.slow || self.json { link.call(ListHot { node: self.node }).ok() } else { None };
+        let names = names.as_ref().map(Names::of).unwrap_or_default();
         if self.json {
-            println!("{:#}", json!({ "nodes": nodes.iter().map(node_json).collect::<Vec<_>>() }));
+            let nodes: Vec<Value> = nodes.iter().map(|node| node_json(node, &names)).collect();
+            println!("{:#}", json!({ "nodes": nodes }));
             return Ok(());
         }
         if nodes.is_empty() {
@@ -69,7 +78,7 @@ impl Shards {
             for shard in &node.shards {
                 show_shard(shard);
                 if self.slow {
-                    shard.slow.iter().for_each(show_slow);
+                    shard.slow.iter().for_each(|slow| show_slow(slow, &names));
                 }
             }
         }
@@ -125,8 +134,8 @@ fn show_shard(shard: &ShardFigures) {
     }
 }
 
-fn show_slow(slow: &SlowFigures) {
-    let object = slow.digest.map_or_else(String::new, |digest| format!(" of {digest:032x}"));
+fn show_slow(slow: &SlowFigures, names: &Names) {
+    let object = slow.digest.map_or_else(String::new, |digest| format!(" of {}", names.object(digest)));
     println!(
         "    slow: {}{object}, {} bytes, {} ago: {} = {} arriving + {} SSD + {} leaving + {} else; {}",
         slow.operation,
@@ -155,11 +164,26 @@ fn time(ns: u64) -> String {
     }
 }
 
-fn node_json(node: &ShardNode) -> Value {
+/// The slow requests of a shard, with the names of their objects.
+fn named(mut shard: Value, names: &Names) -> Value {
+    let slow = shard.pointer_mut("/slow/latest").and_then(Value::as_array_mut);
+    for one in slow.into_iter().flatten() {
+        let digest = one.get("digest").and_then(Value::as_str).and_then(|hex| u128::from_str_radix(hex, 16).ok());
+        if let (Some((tenant, key)), Some(fields)) = (digest.and_then(|digest| names.name(digest)), one.as_object_mut())
+        {
+            fields.insert("tenant".to_owned(), tenant.into());
+            fields.insert("key".to_owned(), key.into());
+        }
+    }
+    shard
+}
+
+fn node_json(node: &ShardNode, names: &Names) -> Value {
+    let shards = node.shards.iter().map(|shard| named(kvplane_server::shard_json(shard), names));
     json!({
         "node": node.node,
         "age_ns": node.age_ns,
-        "shards": node.shards.iter().map(kvplane_server::shard_json).collect::<Vec<_>>(),
+        "shards": shards.collect::<Vec<_>>(),
     })
 }
 

@@ -77,6 +77,30 @@ fn shards_and_the_times_of_their_requests_are_shown() {
     assert_eq!(puts as u64, 60, "{scraped}");
 }
 
+#[test]
+fn the_objects_that_are_asked_for_most_are_shown_with_their_names() {
+    let place = Workplace::new("hot");
+    let _dev = place.dev("32M", &["--shards", "2"]);
+    fill(&place, Way::Tcp, 0..20);
+    for way in Way::BOTH {
+        let mut client = place.client(way);
+        for _ in 0..2_000 {
+            assert!(client.get(b"key-7").unwrap().is_some());
+        }
+    }
+    let hot = wait_until(|| {
+        let shown = json(&place, &["hot", "--json", "--limit", "3"]);
+        let first = shown["objects"][0].clone();
+        (first["key"] == "key-7").then_some(first)
+    });
+    let hot = hot.expect("the node reports");
+    assert_eq!((&hot["tenant"], &hot["node"]), (&"default".into(), &1.into()), "{hot}");
+    assert!(hot["gets_per_s"].as_f64() > Some(0.0) && hot["bytes_per_s"].as_f64() > Some(0.0), "{hot}");
+    let text = place.run(&["ctl", "hot"]).text();
+    assert!(text.contains("gets/s") && text.contains("key-7 of tenant default"), "{text}");
+    place.run(&["ctl", "hot", "--node", "1", "--limit", "0"]).failed(2, &["--limit"]);
+}
+
 fn ask(address: SocketAddr, path: &str) -> (u16, Value) {
     let (status, body) = http_get(address, path);
     (status, serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}")))

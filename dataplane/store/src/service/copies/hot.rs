@@ -102,6 +102,7 @@ impl Service {
     /// elsewhere would not relieve it.
     #[inline]
     pub(in crate::service) fn note_given(&mut self, digest: Digest, bytes: u64) {
+        self.note_get(digest, bytes);
         if self.copies.heat.asked(digest, bytes, self.now_ns) {
             self.copy_hot(digest);
         }

@@ -8,6 +8,7 @@ use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
 use super::super::objects::{Asker, Wanted, reserve_status};
+use super::super::timing::About;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
 use super::{Call, Service, Timing};
@@ -200,7 +201,8 @@ impl Service {
             tiered.counters.hits += waiters.len() as u64;
         }
         for (waiter, timing) in waiters {
-            self.outputs.waited(timing, Some(digest), timing.arrived_ns, self.now_ns);
+            let about = About { digest: Some(digest), bytes: 0 };
+            self.outputs.waited(timing, about, timing.arrived_ns, self.now_ns);
             self.serve(digest, waiter);
         }
         self.promote_or_drop(digest, restored);
@@ -252,7 +254,10 @@ impl Service {
             _ => Err(Status::NotFound),
         };
         if let Ok((_, object)) = &held {
-            self.counters.get_bytes += object.extent.bytes;
+            let bytes = object.extent.bytes;
+            self.counters.get_bytes += bytes;
+            self.note_get(digest, bytes);
+            self.outputs.concerns(digest, bytes);
         }
         match (waiter, held) {
             (Waiter::Stream(asker), Ok((pin, object))) => {

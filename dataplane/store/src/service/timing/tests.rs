@@ -25,7 +25,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
         });
     }
     assert!((60..80).contains(&readings), "{readings} readings for 1000 requests");
-    let times = timed.snapshot();
+    let times = timed.snapshot(0);
     let [gets] = &times.operations[..] else { panic!("{times:?}") };
     assert_eq!((gets.operation, gets.ssd, gets.times.count()), (Operation::Get, false, 1000));
     assert_eq!(gets.times.sum_ns(), 700_000);
@@ -43,7 +43,7 @@ fn only_what_was_answered_in_a_round_gets_its_time() {
     timed.round_over(|| 6000);
     timed.answered_at_once(&reply(Operation::Get), None, 7000);
     timed.round_over(|| 7100);
-    let times = timed.snapshot();
+    let times = timed.snapshot(0);
     let sums: Vec<(Operation, u64, u64)> =
         times.operations.iter().map(|one| (one.operation, one.times.count(), one.times.sum_ns())).collect();
     assert_eq!(sums, [(Operation::Get, 3, 300), (Operation::Put, 1, 5000)]);
@@ -54,19 +54,19 @@ fn slow_requests_are_remembered_with_their_stages_and_only_the_latest() {
     let mut timed = Timed::new();
     timed.slow_after_ns = 1000;
     let waited = Timing { arrived_ns: 5, receive_ns: 0, ssd_ns: 2000, ssd: true };
-    timed.answered(&reply(Operation::Get), &(0, waited, Some(Digest(9))), None, 2005);
-    let slow = timed.snapshot().slow;
+    timed.answered(&reply(Operation::Get), &(0, waited, About { digest: Some(Digest(9)), bytes: 0 }), None, 2005);
+    let slow = timed.snapshot(0).slow;
     assert_eq!((slow.len(), slow[0].ssd_ns, slow[0].total_ns, slow[0].digest), (1, 2000, 2000, Some(Digest(9))));
     // The same request then also leaves slowly.
     let left = SlowOperation { total_ns: 9000, send_ns: 7000, ..slow[0] };
     timed.remember(left);
     assert_eq!((timed.slow_count, timed.slow.len(), timed.slow[0].send_ns), (1, 1, 7000));
-    timed.answered(&reply(Operation::Put), &(0, at(10), None), None, 900);
+    timed.answered(&reply(Operation::Put), &(0, at(10), About::default()), None, 900);
     assert_eq!(timed.slow_count, 1, "that one was not slow");
     for request in 0..200 {
-        timed.answered(&reply(Operation::Put), &(0, at(request), None), None, 5000);
+        timed.answered(&reply(Operation::Put), &(0, at(request), About::default()), None, 5000);
     }
-    let times = timed.snapshot();
+    let times = timed.snapshot(0);
     assert_eq!((times.slow_count, times.slow.len()), (201, SLOW_KEPT));
     assert_eq!((times.slow[0].arrived_ns, times.slow[SLOW_KEPT - 1].arrived_ns), (136, 199));
 }
@@ -80,7 +80,7 @@ fn failures_and_items_are_counted_by_kind() {
     timed.answered_at_once(&refused, None, 1);
     timed.answered_at_once(&reply(Operation::Exists), None, 1);
     timed.round_over(|| 2);
-    let times = timed.snapshot();
+    let times = timed.snapshot(0);
     assert_eq!(times.items, [(Operation::Exists, 1025)]);
     assert_eq!((times.operations[0].failed, times.operations[0].times.count()), (1, 2));
 }
