@@ -80,7 +80,7 @@ impl AsyncClient {
         let waiting = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&waiting);
         let keys = Arc::new(Keys {
-            tenant: config.tenant_name().to_owned().into_bytes(),
+            tenant: link.tenant_meant(&config.tenant).to_owned().into_bytes(),
             keep_keys: config.keep_keys,
             stripe_bytes: config.stripe_bytes(),
         });

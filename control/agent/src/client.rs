@@ -51,12 +51,16 @@ const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
 
+/// Who may ask nodes for objects, the usual one first: an operator may, too.
+const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
+
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// Which control plane.
     pub control: Control,
-    /// Whose keys: keys of different tenants never meet. Empty, or `default`, is the default tenant.
+    /// Whose keys: keys of different tenants never meet. `default` is the default tenant. So is an empty name, unless our
+    /// certificate is for one tenant only: then it is that one.
     pub tenant: String,
     /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
     /// object takes a little less room (docs/adr/0014) and is known by its digest only.
@@ -111,11 +115,6 @@ impl ClientConfig {
             hedge: Self::HEDGE,
             spread: true,
         }
-    }
-
-    /// The tenant's name in the protocol, where the default one has none.
-    pub(crate) fn tenant_name(&self) -> &str {
-        if self.tenant == "default" { "" } else { &self.tenant }
     }
 
     /// Objects of more bytes go in stripes, within what can be.
@@ -203,8 +202,8 @@ impl Client {
     /// # Errors
     /// When there is no control plane, or it refuses us.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
-        let link = ControlLink::to(&config.control, Role::Client)?;
-        Self::connect_with(config, link)
+        let role = config.control.role_among(&OBJECT_ROLES)?;
+        Self::connect_with(config, ControlLink::to(&config.control, role)?)
     }
 
     /// A client over a line to the control plane that is there already.
@@ -217,7 +216,8 @@ impl Client {
                 "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
             ));
         }
-        link.hold_ticket(config.tenant_name())?;
+        let name = link.tenant_meant(&config.tenant).to_owned();
+        link.hold_ticket(&name)?;
         let seen_map = link.map_generation();
         let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let client = Config {
@@ -239,7 +239,7 @@ impl Client {
         let host = HostConfig { verify_shared: config.verify_shared, rdma, tls, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*first.map).clone());
-        let (tenant, keep_keys) = (config.tenant_name().to_owned().into_bytes(), config.keep_keys);
+        let (tenant, keep_keys) = (name.into_bytes(), config.keep_keys);
         if tenant.len() > Limits::NAME_BYTES {
             let text =
                 format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);

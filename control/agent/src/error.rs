@@ -1,12 +1,14 @@
 //! What callers of this crate see when something goes wrong.
 
 use core::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use kvplane_engine::{RegionError, ShardError};
 use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
 use kvplane_proto::client::SubmitError;
-use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError};
+use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, Role};
 
 /// Why something could not be done.
 #[derive(Debug)]
@@ -35,6 +37,20 @@ pub enum Error {
     Malformed(String),
     /// A setting or argument cannot be: says which and why.
     Argument(String),
+    /// The directory with certificates has none of a role that may do this.
+    NoCertificate {
+        /// The directory.
+        directory: PathBuf,
+        /// The roles of which one is needed, the usual one first.
+        wanted: Vec<Role>,
+        /// Those of which it has a certificate.
+        found: Vec<Role>,
+    },
+    /// Others could reach what is shared here, and this control plane makes no tickets by which they could be told apart.
+    NoTickets {
+        /// Where it would listen.
+        listen: SocketAddr,
+    },
     /// Memory is registered already, whole or in part.
     AddressOverlapped {
         /// Where the new range begins.
@@ -90,6 +106,30 @@ impl fmt::Display for Error {
             | Self::Argument(why)
             | Self::AddressNotRegistered(why)
             | Self::TooManyRequests(why) => f.write_str(why),
+            Self::NoCertificate { directory, wanted, found } => {
+                let names = |roles: &[Role], ending: &str, or: &str| {
+                    let names: Vec<String> = roles.iter().map(|role| format!("{role}{ending}")).collect();
+                    names.join(or)
+                };
+                let usual = wanted.first().map_or("client", |role| role.name());
+                let there = match found[..] {
+                    [] => String::new(),
+                    _ => format!(", which has {}", names(found, ".pem", " and ")),
+                };
+                write!(
+                    f,
+                    "this needs a certificate of role {}: there is no {} in {}{there}; `kvplane ctl cert issue {usual}` \
+                     makes one",
+                    names(wanted, "", " or "),
+                    names(wanted, ".pem", " or "),
+                    directory.display(),
+                )
+            }
+            Self::NoTickets { listen } => write!(
+                f,
+                "whoever reaches {listen} could read what is shared, for this control plane makes no tickets: listen on \
+                 a loopback address, or use one that makes them (kvplane control without --no-tickets)"
+            ),
             Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,
                 "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
@@ -131,7 +171,7 @@ impl Error {
     pub fn code(&self) -> i32 {
         match self {
             Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) | Self::TooManyRequests(_) => -2,
-            Self::Request(_) | Self::Argument(_) => -1,
+            Self::Request(_) | Self::Argument(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } => -1,
             Self::AddressNotRegistered(_) => -3,
             Self::Shard(ShardError::Busy) | Self::MemoryHeld { .. } => -4,
             Self::AddressOverlapped { .. } => -7,

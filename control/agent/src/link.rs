@@ -4,7 +4,7 @@
 //! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when
 //! it changed; with the control plane away, the last map goes on.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,6 +61,8 @@ pub struct ControlLink {
     welcome: Arc<Welcome>,
     /// Where the control plane was when we came.
     address: SocketAddr,
+    /// The only tenant that our certificate was for then.
+    bound_to: Option<Arc<str>>,
     _thread: Arc<Thread>,
 }
 
@@ -91,7 +93,7 @@ impl ControlLink {
 
     /// Connects, says hello, and waits for the first map.
     fn start(line: Line) -> Result<Self, Error> {
-        let address = line.address();
+        let (address, bound_to) = (line.address(), line.tenant().map(Arc::from));
         let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
         let shared = Arc::new(Shared { generation, map, holder, sealing: line.sealing() });
         let (jobs, receiver) = mpsc::channel(CALLS);
@@ -111,7 +113,7 @@ impl ControlLink {
         })?;
         let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
         let welcome = wait.recv().map_err(|_| Error::Argument("the control thread ended".to_owned()))??;
-        let link = Self { shared, jobs, welcome: Arc::new(welcome), address, _thread: thread };
+        let link = Self { shared, jobs, welcome: Arc::new(welcome), address, bound_to, _thread: thread };
         link.first_map()?;
         Ok(link)
     }
@@ -141,6 +143,33 @@ impl ControlLink {
 
     pub(crate) fn state_map(&self) -> Option<StateMap> {
         self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The tenant that is meant by whoever says this: an empty name is the only one that our certificate is for, and
+    /// the default one where it is for all. The default tenant has no name in the protocol.
+    pub(crate) fn tenant_meant<'a>(&'a self, said: &'a str) -> &'a str {
+        let meant = match (said, &self.bound_to) {
+            ("", Some(only)) => only,
+            _ => said,
+        };
+        if meant == "default" { "" } else { meant }
+    }
+
+    /// The only tenant that our certificate is for, if it is for one; the default one has no name.
+    #[must_use]
+    pub fn own_tenant(&self) -> Option<&str> {
+        self.bound_to.is_some().then(|| self.tenant_meant(""))
+    }
+
+    /// The address of this host by which it reaches the control plane, where that is beyond loopback.
+    #[must_use]
+    pub fn own_address(&self) -> Option<IpAddr> {
+        let far = Some(self.address).filter(|address| !address.ip().is_loopback())?;
+        // Nothing is sent: connecting a UDP socket only looks up the route.
+        let any: IpAddr = if far.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let towards =
+            UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(far).and_then(|()| socket.local_addr()));
+        towards.ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
     }
 
     /// What is held of tickets.

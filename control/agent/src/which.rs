@@ -49,7 +49,21 @@ pub struct Remote {
 const ADDRESSES: usize = 8;
 
 impl Remote {
+    /// Whether there is a certificate of this role.
+    fn has(&self, role: Role) -> bool {
+        self.identity.join(format!("{role}.pem")).exists()
+    }
+
+    /// Why none of these roles can be had.
+    fn without(&self, wanted: &[Role]) -> Error {
+        let found = Role::ALL.into_iter().filter(|role| self.has(*role)).collect();
+        Error::NoCertificate { directory: self.identity.clone(), wanted: wanted.to_vec(), found }
+    }
+
     fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
+        if !self.has(role) {
+            return Err(self.without(&[role]));
+        }
         let argument = |error: IdentityError| Error::Argument(error.to_string());
         if !(1..=ADDRESSES).contains(&self.addresses.len()) {
             let found = self.addresses.len();
@@ -83,6 +97,24 @@ impl Control {
             Self::Local { cluster, .. } => cluster,
             Self::Explicit(config) => config.cluster.as_str(),
             Self::Remote(remote) => &remote.cluster,
+        }
+    }
+
+    /// The first of these roles of which there is a certificate for us: what may be done in several roles needs no more
+    /// than one of them.
+    ///
+    /// # Errors
+    /// [`Error::NoCertificate`] where there is a directory of certificates, and none of these roles in it.
+    pub fn role_among(&self, roles: &[Role]) -> Result<Role, Error> {
+        let usual = roles.first().copied().unwrap_or(Role::Client);
+        match self {
+            // Its identity is given, and its role in it.
+            Self::Explicit(_) => Ok(usual),
+            Self::Remote(remote) => {
+                roles.iter().copied().find(|role| remote.has(*role)).ok_or_else(|| remote.without(roles))
+            }
+            // What cannot be found is said by whoever connects.
+            Self::Local { .. } => Ok(roles.iter().copied().find(|role| self.resolve(*role).is_ok()).unwrap_or(usual)),
         }
     }
 
@@ -126,6 +158,11 @@ impl Line {
     /// Who we are on it.
     pub(crate) fn sealing(&self) -> Sealing {
         Sealing::new(self.control.clone(), self.role)
+    }
+
+    /// The only tenant that our certificate is for, if it is for one: `default` for the one without a name.
+    pub(crate) fn tenant(&self) -> Option<String> {
+        self.configs.first().and_then(|config| config.identity.tenant(&config.cluster))
     }
 
     /// Where the first of them listens.

@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::files::{FileError, read_private, read_text, write_private};
-use crate::role::CLUSTER_NAME_BYTES;
+use crate::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
 
 /// Longest PEM file of ours, in bytes.
 pub(crate) const PEM_BYTES: u64 = 16 << 10;
@@ -214,6 +214,13 @@ impl Identity {
     #[must_use]
     pub fn key_pem(&self) -> &str {
         &self.key_pem
+    }
+
+    /// The only tenant of this cluster that the holder may be a client of: `default` for the one without a name. None
+    /// where it may be every tenant's, or is no client.
+    #[must_use]
+    pub fn tenant(&self, cluster: &ClusterName) -> Option<String> {
+        tenant_of(&self.certificate, cluster)
     }
 
     pub(crate) fn certificate(&self) -> &CertificateDer<'static> {

@@ -137,6 +137,7 @@ impl fmt::Display for Scope {
         match self {
             Self::Any => f.write_str("anybody"),
             Self::Node(node) => write!(f, "node {node}"),
+            Self::Tenant(tenant) if tenant.is_empty() => f.write_str("the default tenant"),
             Self::Tenant(tenant) => write!(f, "tenant {tenant:?}"),
         }
     }
@@ -151,6 +152,29 @@ fn is_valid_for(certificate: &CertificateDer<'_>, name: String) -> bool {
 pub(crate) fn role_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -> Option<Role> {
     let mut roles = Role::ALL.into_iter().filter(|role| is_valid_for(certificate, cluster.dns_name(*role)));
     roles.next().filter(|_| roles.next().is_none())
+}
+
+/// The only tenant whose client a certificate lets its holder be, as the certificate calls it: its client names of this
+/// cluster have one tenant. None where it speaks for all, or for none.
+///
+/// Nothing is parsed: what stands before the cluster's name is a guess, and whether the certificate is valid for it the
+/// proof. A name's length stands before it in one byte, which may look like a letter, so each guess is made without its
+/// first letter too.
+pub(crate) fn tenant_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -> Option<String> {
+    if may_speak_for(certificate, cluster, Role::Client, &Scope::Any) {
+        return None;
+    }
+    let suffix = format!(".{}", cluster.dns_name(Role::Client));
+    let ends = certificate.windows(suffix.len()).enumerate().filter(|(_, part)| *part == suffix.as_bytes());
+    let mut found = ends.filter_map(|(end, _)| {
+        let of_name = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+        let begin = end - certificate[..end].iter().rev().take_while(|byte| of_name(byte)).count();
+        let guess = std::str::from_utf8(&certificate[begin..end]).ok()?;
+        let guesses = [guess, guess.get(1..).unwrap_or_default()];
+        let proven = |name: &&str| is_valid_for(certificate, format!("{name}{suffix}"));
+        guesses.into_iter().filter(|name| !name.is_empty()).find(proven).map(str::to_owned)
+    });
+    found.next().filter(|tenant| found.all(|other| other == *tenant))
 }
 
 /// Whether a verified certificate lets its holder speak for `scope` in `role`. The default tenant, which has no name in

@@ -8,7 +8,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvplane_rpc::{
-    Authority, ClientConfig, ClusterName, Identity, IdentityError, LocalCluster, LocalError, Role, RuntimeDirectory,
+    Authority, ClientConfig, ClusterName, Grant, Identity, IdentityError, LocalCluster, LocalError, Role,
+    RuntimeDirectory, Scope,
 };
 use support::{Rig, Scratch, cluster, connect, run};
 
@@ -38,6 +39,27 @@ fn cluster_names_are_checked() {
     for bad in ["", "-a", "a-", "A", "a.b", "a/b", "é", "..", &"x".repeat(41)] {
         assert!(matches!(ClusterName::new(bad), Err(IdentityError::ClusterName(_))), "{bad:?}");
     }
+}
+
+#[test]
+fn a_certificate_tells_the_only_tenant_that_it_is_for() {
+    let authority = Authority::generate(&cluster()).unwrap();
+    let tenant = |role, scope| {
+        let identity = authority.grant(&Grant { scope, ..Grant::of(role) }).unwrap();
+        identity.tenant(&cluster())
+    };
+    assert_eq!(tenant(Role::Client, Scope::Any), None);
+    assert_eq!(tenant(Role::Admin, Scope::Any), None);
+    assert_eq!(tenant(Role::Node, Scope::Node(7)), None);
+    // Of every length, for the byte before a name is its length and may look like a letter of it.
+    for bytes in 1..=40 {
+        for name in ["a".repeat(bytes), "7".repeat(bytes)] {
+            assert_eq!(tenant(Role::Client, Scope::tenant(&name).unwrap()), Some(name));
+        }
+    }
+    let other = ClusterName::new("elsewhere").unwrap();
+    let acme = authority.grant(&Grant { scope: Scope::tenant("acme").unwrap(), ..Grant::of(Role::Client) }).unwrap();
+    assert_eq!((acme.tenant(&cluster()), acme.tenant(&other)), (Some("acme".to_owned()), None));
 }
 
 #[test]

@@ -51,7 +51,8 @@ struct p2p_store_options {
     const char *runtime_directory;
     /* Whose objects. */
     const char *tenant;
-    /* Where peers reach this process, "ip:port": "127.0.0.1:0" unless set. Another address than a loopback one needs a
+    /* Where peers reach this process, "ip:port". Unless set, the address of this host that leads to the control plane,
+     * where that is on another host and makes tickets, else "127.0.0.1:0". Another address than a loopback one needs a
      * control plane that makes tickets. */
     const char *listen;
     /* Labels: one copy of an object comes to a host, and sources in the same rack go first. */

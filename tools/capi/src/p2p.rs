@@ -47,7 +47,9 @@ fn code_of(error: &Error) -> c_int {
         Error::Call(_) | Error::Discovery(_) | Error::Connect(_) => CONTROL_PLANE,
         Error::AddressOverlapped { .. } => ADDRESS_OVERLAPPED,
         Error::Status { status: Status::NotFound | Status::DeadlineExceeded, .. } => TOO_MANY_RETRIES,
-        Error::Argument(_) | Error::Request(_) => INVALID_ARGUMENT,
+        Error::Argument(_) | Error::NoCertificate { .. } | Error::NoTickets { .. } | Error::Request(_) => {
+            INVALID_ARGUMENT
+        }
         _ => TRANSFER_ENGINE,
     };
     failed(code, error.to_string())
@@ -103,7 +105,9 @@ unsafe fn config(options: *const Options) -> Result<P2pConfig, String> {
         _ => return Err("control and certificates go together: both are needed, or none".to_owned()),
     };
     let mut config = P2pConfig::new(control);
-    if let Some(listen) = word(|options| options.listen)? {
+    let listen = word(|options| options.listen)?;
+    config.by_route = listen.is_none();
+    if let Some(listen) = listen {
         let listen: SocketAddr = listen.parse().map_err(|_| format!("listen: {listen:?} is no ip:port"))?;
         config.engine.listen = SocketAddr::new(listen.ip(), 0);
         config.engine.data_port = listen.port();

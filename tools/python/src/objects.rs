@@ -111,7 +111,7 @@ impl Objects {
     /// Starts serving; `ConnectionError` says why not.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
-        listen="127.0.0.1:0", host=None, rack=String::new(), shared_memory=true))]
+        listen=None, host=None, rack=String::new(), shared_memory=true))]
     #[allow(clippy::too_many_arguments, reason = "keywords, as Python has them")]
     fn new(
         py: Python<'_>,
@@ -120,19 +120,24 @@ impl Objects {
         certificates: Option<PathBuf>,
         runtime_directory: Option<PathBuf>,
         tenant: String,
-        listen: &str,
+        listen: Option<&str>,
         host: Option<String>,
         rack: String,
         shared_memory: bool,
     ) -> PyResult<Self> {
-        let listen: SocketAddr =
-            listen.parse().map_err(|_| PyValueError::new_err(format!("{listen:?} is no address: ip:port")))?;
+        let address = |text: &str| {
+            text.parse::<SocketAddr>().map_err(|_| PyValueError::new_err(format!("{text:?} is no address: ip:port")))
+        };
+        let listen = listen.map(address).transpose()?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
         let start = move || {
             let mut config = P2pConfig::new(wanted.found()?);
             config.tenant = tenant;
-            config.engine.listen = SocketAddr::new(listen.ip(), 0);
-            config.engine.data_port = listen.port();
+            config.by_route = listen.is_none();
+            if let Some(listen) = listen {
+                config.engine.listen = SocketAddr::new(listen.ip(), 0);
+                config.engine.data_port = listen.port();
+            }
             config.engine.shared_memory = shared_memory;
             config.engine.runtime_directory = wanted.runtime_directory;
             config.host = host.unwrap_or(config.host);

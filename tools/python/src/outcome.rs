@@ -41,6 +41,8 @@ pub(crate) fn store_code(error: &Error) -> i64 {
         Error::Status { status, .. } => status_code(*status),
         Error::Request(_)
         | Error::Argument(_)
+        | Error::NoCertificate { .. }
+        | Error::NoTickets { .. }
         | Error::AddressOverlapped { .. }
         | Error::AddressNotRegistered(_)
         | Error::Malformed(_) => INVALID,

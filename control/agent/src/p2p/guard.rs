@@ -47,11 +47,7 @@ impl Guard {
         let reply = link.call(call.clone())?;
         if !reply.ticket.wanted {
             if !config.listen.ip().is_loopback() {
-                return Err(Error::Argument(format!(
-                    "whoever reaches {} could read what is shared, for this control plane makes no tickets: listen on \
-                     a loopback address, or use one that makes them (kvplane control without --no-tickets)",
-                    config.listen
-                )));
+                return Err(Error::NoTickets { listen: config.listen });
             }
             return Ok((Self { due: Mutex::new(None) }, TransferEngine::start(config)?));
         }

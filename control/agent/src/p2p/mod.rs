@@ -81,8 +81,13 @@ pub struct P2pConfig {
     pub control: Control,
     /// As whom: a client, or a node.
     pub role: Role,
-    /// Whose objects.
+    /// Whose objects: `default` is the default tenant. So is an empty name, unless our certificate is for one tenant only:
+    /// then it is that one.
     pub tenant: String,
+    /// Whether it listens, instead of where [`Self::engine`] says, on the address of this host that leads to the control
+    /// plane, if that is beyond loopback: where nobody said an address. Where the control plane makes no tickets it stays
+    /// on loopback, and a line on standard error says so.
+    pub by_route: bool,
     /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it, which
     /// needs a control plane that makes tickets; then only peers of the same tenant are let in.
     pub engine: TransferEngineConfig,
@@ -111,6 +116,7 @@ impl P2pConfig {
             control,
             role: Role::Client,
             tenant: String::new(),
+            by_route: false,
             // Shards take milliseconds: nothing is gained by spinning for them, and the processor may be others'.
             engine: TransferEngineConfig { pacing: Pacing::Park, initiators, ..TransferEngineConfig::default() },
             host: cpu::boot_id().unwrap_or_default(),
@@ -279,11 +285,28 @@ impl P2pStore {
     pub fn connect(config: P2pConfig) -> Result<Self, Error> {
         let link = ControlLink::to(&config.control, config.role)?;
         let client = seed()?;
+        let mut config = P2pConfig { tenant: link.tenant_meant(&config.tenant).to_owned(), ..config };
+        let loopback = config.engine.listen;
+        if let Some(ip) = link.own_address().filter(|_| config.by_route && loopback.ip().is_loopback()) {
+            config.engine.listen.set_ip(ip);
+        }
         // Names of segments come from others: none of them means a file of this host.
         let cluster = config.control.cluster().to_owned();
         let engine = TransferEngineConfig { files: false, open_to_network: false, cluster, ..config.engine.clone() };
         let keys = GetPeerKeys { client, tenant: config.tenant.clone() };
-        let (guard, engine) = Guard::start(&link, &keys, engine)?;
+        let (guard, engine) = match Guard::start(&link, &keys, engine.clone()) {
+            Err(Error::NoTickets { .. }) if config.engine.listen != loopback => {
+                // Said also where nobody asks: peers elsewhere will not find what is shared here.
+                eprintln!(
+                    "kvplane: warning: the control plane makes no tickets, so what this process shares is on {} and \
+                     reaches this machine only",
+                    loopback.ip()
+                );
+                config.engine.listen = loopback;
+                Guard::start(&link, &keys, TransferEngineConfig { listen: loopback, ..engine })?
+            }
+            started => started?,
+        };
         let (memory, keeper) = (Memory::default(), Keeper::default());
         let (replicas, coming) = (Mutex::default(), Mutex::default());
         let shared = Shared { config, engine, link, client, guard, memory, replicas, coming, keeper };

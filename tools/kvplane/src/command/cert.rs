@@ -111,7 +111,9 @@ impl Issue {
     fn run(&self, cluster: &ClusterName) -> Result<(), Failure> {
         let authority = Authority::load(&self.place.authority, cluster)?;
         let scope = match (self.node_id, &self.tenant) {
-            (Some(node), _) => Scope::Node(node),
+            // The tenant may have been said before `cert`, too.
+            (Some(_), Some(_)) => return Err("a certificate is for a node or for a tenant: leave out one".into()),
+            (Some(node), None) => Scope::Node(node),
             (None, Some(tenant)) => Scope::tenant(tenant)?,
             (None, None) => Scope::Any,
         };

@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use kvplane::rpc::Role;
 use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain};
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
 
 use super::node::AckChoice;
 use super::which::Which;
-use super::{Failure, cert, conductor, events, keys, shards, size, tasks, tenants, tier};
+use super::{Failure, cert, conductor, events, keys, roles, shards, size, tasks, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -24,15 +23,15 @@ pub(crate) struct Ctl {
     #[command(flatten)]
     which: Which,
     /// TLS 1.3 on data connections over TCP: off; offer, where a node wants it; or require, with no other nodes.
-    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Offer)]
+    #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Offer, global = true)]
     data_tls: DataTls,
     /// A get whose node says nothing for at most so many milliseconds asks the node with the copy; 0: only when the
     /// first cannot be reached.
-    #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64)]
+    #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64, global = true)]
     hedge_ms: u64,
-    /// The tenant whose objects are meant; without, the default one's. Said before what to do.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    tenant: String,
+    /// The tenant whose objects are meant; without it, the one that our certificate is for, else the default one.
+    #[arg(long, global = true)]
+    tenant: Option<String>,
     #[command(subcommand)]
     action: Action,
 }
@@ -148,6 +147,36 @@ enum Action {
     },
 }
 
+impl Action {
+    /// Its name on the command line.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Status { .. } => "status",
+            Self::Segments { .. } => "segments",
+            Self::Shards(_) => "shards",
+            Self::Top(_) => "top",
+            Self::Hot(_) => "hot",
+            Self::Events(_) => "events",
+            Self::Tier(_) => "tier",
+            Self::Cert(_) => "cert",
+            Self::Tenants(_) => "tenants",
+            Self::Conductor(_) => "conductor",
+            Self::Tickets(_) => "tickets",
+            Self::Remove { .. } => "remove",
+            Self::Drain { .. } => "drain",
+            Self::Tasks(_) => "tasks",
+            Self::Copy(_) => "copy",
+            Self::Put { .. } => "put",
+            Self::Keys { .. } => "keys",
+            Self::DeleteMatching { .. } => "delete-matching",
+            Self::DeleteAll => "delete-all",
+            Self::Get { .. } => "get",
+            Self::Size { .. } => "size",
+            Self::Delete { .. } => "delete",
+        }
+    }
+}
+
 /// How an object is to be kept.
 #[derive(Args)]
 struct Keep {
@@ -223,18 +252,7 @@ impl Ctl {
                 println!("{} objects removed", self.client()?.remove_matching(pattern)?);
                 Ok(())
             }
-            Action::DeleteAll if !self.tenant.is_empty() => {
-                let of = &self.tenant;
-                Err(format!(
-                    "delete-all removes the objects of all tenants, not of {of:?} alone: use delete-matching '' for \
-                     that, or leave out --tenant"
-                )
-                .into())
-            }
-            Action::DeleteAll => {
-                println!("{} objects removed", self.client()?.remove_all(true)?);
-                Ok(())
-            }
+            Action::DeleteAll => self.delete_all(),
             Action::Get { key } => {
                 let value = self.client()?.get(key.as_bytes())?.ok_or_else(|| format!("no object under {key:?}"))?;
                 Ok(std::io::Write::write_all(&mut std::io::stdout(), &value)?)
@@ -251,16 +269,32 @@ impl Ctl {
         }
     }
 
+    fn delete_all(&self) -> Result<(), Failure> {
+        let whole = "delete-all removes the objects of all tenants, not of";
+        if let Some(of) = &self.tenant {
+            return Err(format!("{whole} {of:?} alone: use delete-matching '' for that, or leave out --tenant").into());
+        }
+        let mut client = self.client()?;
+        if let Some(of) = client.link().own_tenant() {
+            return Err(format!("{whole} {of:?} alone, for which this certificate is: use delete-matching ''").into());
+        }
+        println!("{} objects removed", client.remove_all(true)?);
+        Ok(())
+    }
+
     fn control(&self) -> Control {
         self.which.control(&self.cluster, self.runtime_directory.clone())
     }
 
     fn link(&self) -> Result<ControlLink, Failure> {
-        Ok(ControlLink::to(&self.control(), Role::Admin)?)
+        let control = self.control();
+        let role = control.role_among(&roles::of(self.action.name()))?;
+        Ok(ControlLink::to(&control, role)?)
     }
 
     fn client(&self) -> Result<Client, Failure> {
-        let (control, tenant, data_tls) = (self.control(), self.tenant.clone(), self.data_tls);
+        let (control, data_tls) = (self.control(), self.data_tls);
+        let tenant = self.tenant.clone().unwrap_or_default();
         let hedge = std::time::Duration::from_millis(self.hedge_ms);
         Ok(Client::connect(&ClientConfig { control, tenant, data_tls, hedge, ..ClientConfig::local(&self.cluster) })?)
     }

@@ -14,6 +14,7 @@ mod node;
 mod objects;
 mod p2p;
 mod replay;
+mod roles;
 mod shards;
 mod sim;
 mod size;

@@ -38,16 +38,17 @@ pub(crate) struct P2p {
     /// Directory where a local control plane says where it is; this user's own unless set.
     #[arg(long, value_name = "DIRECTORY", global = true)]
     runtime_directory: Option<PathBuf>,
-    /// The role of our certificate.
-    #[arg(long, default_value = "client", value_parser = ["client", "node", "admin"], global = true)]
-    role: String,
-    /// Whose objects.
+    /// The role of our certificate; without it, the first of these of which --identity has one.
+    #[arg(long, value_parser = ["client", "node", "admin"], global = true)]
+    role: Option<String>,
+    /// Whose objects; without it, those of the tenant that our certificate is for, else of the default one.
     #[arg(long, default_value = "", global = true)]
     tenant: String,
     /// Where peers reach this process, who prove tickets: its data port. 0 takes a free one. Another address than a
-    /// loopback one needs a control plane that makes tickets.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", global = true)]
-    listen: SocketAddr,
+    /// loopback one needs a control plane that makes tickets. Without it, the address of this host that leads to the
+    /// control plane, where that is on another host and makes tickets, else a loopback one.
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    listen: Option<SocketAddr>,
     /// Keep to TCP, also between processes of one host.
     #[arg(long, global = true)]
     no_shared_memory: bool,
@@ -145,14 +146,20 @@ struct Ls {
 impl P2p {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let mut config = P2pConfig::new(self.which.control(&self.cluster, self.runtime_directory.clone()));
-        config.role = match self.role.as_str() {
-            "node" => Role::Node,
-            "admin" => Role::Admin,
-            _ => Role::Client,
+        config.role = match self.role.as_deref().and_then(Role::from_name) {
+            Some(role) => role,
+            // An operator may look, and share nothing.
+            None if matches!(self.action, Action::Ls(_)) => {
+                config.control.role_among(&[Role::Client, Role::Node, Role::Admin])?
+            }
+            None => config.control.role_among(&[Role::Client, Role::Node])?,
         };
         config.tenant = self.tenant;
-        config.engine.listen = SocketAddr::new(self.listen.ip(), 0);
-        config.engine.data_port = self.listen.port();
+        config.by_route = self.listen.is_none();
+        if let Some(listen) = self.listen {
+            config.engine.listen = SocketAddr::new(listen.ip(), 0);
+            config.engine.data_port = listen.port();
+        }
         config.engine.shared_memory = !self.no_shared_memory;
         config.engine.runtime_directory = self.runtime_directory;
         config.host = self.host.unwrap_or(config.host);
@@ -184,7 +191,11 @@ impl Put {
         let files = Files::read(&self.path, self.copy)?;
         let options = PublishOptions { version: self.version, shard_bytes: self.shard, about: files.about()? };
         let version = store.register(&self.name, &files.regions(), &options)?;
-        println!("serves {:?} version {version}: {} in {} files", self.name, size::show(files.bytes()), files.count());
+        let (bytes, count) = (size::show(files.bytes()), files.count());
+        // The name that peers open it by begins with its address.
+        let name = store.name().trim_start_matches("kvplane://");
+        let at = name.split('/').next().unwrap_or(name);
+        println!("serves {:?} version {version}: {bytes} in {count} files, at {at}", self.name);
         stop::wait(|| files.check_lengths())?;
         Ok(store.unregister(&self.name, Some(version))?)
     }

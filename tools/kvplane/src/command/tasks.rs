@@ -60,7 +60,7 @@ impl CopyKeys {
 impl Tasks {
     pub(super) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
         if let Some(id) = self.cancel {
-            link.call(CancelTask { tenant: None, id })?;
+            link.call(CancelTask { tenant: link.own_tenant().map(str::to_owned), id })?;
             println!("task {id} is ended; what it has copied stays copied");
             return Ok(());
         }
@@ -93,7 +93,9 @@ impl Tasks {
 fn all(link: &ControlLink) -> Result<Vec<TaskStatus>, Failure> {
     let (mut tasks, mut after) = (Vec::new(), 0);
     loop {
-        let page = link.call(ListTasks { tenant: None, id: None, after })?;
+        // Whoever is for one tenant is told of its tasks only.
+        let tenant = link.own_tenant().map(str::to_owned);
+        let page = link.call(ListTasks { tenant, id: None, after })?;
         tasks.extend(page.tasks);
         match tasks.last().filter(|_| page.more) {
             Some(last) => after = last.id,

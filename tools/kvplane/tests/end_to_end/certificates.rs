@@ -88,6 +88,19 @@ fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
     local.failed(1, &["left no identity of role admin", "--identity"]);
     // A node's certificate is none of an operator's, and a directory without one says which file is missing.
     ctl(&place, &at, "seven", &["status"]).failed(1, &["admin.pem"]);
+    // An operator's own certificate does for all that an operator may; who may not is told which roles may.
+    issue(&place, "ops", "admin", &[]);
+    issue(&place, "apps", "client", &[]);
+    issue(&place, "placing", "scheduler", &[]);
+    ctl(&place, &at, "ops", &["put", "b", file(&place)]).well();
+    assert_eq!(ctl(&place, &at, "ops", &["get", "b", "--data-tls", "offer"]).well(), b"issued");
+    let needed = ["role admin or scheduler", "admin.pem or scheduler.pem", "client.pem", "cert issue admin"];
+    ctl(&place, &at, "apps", &["status"]).failed(1, &needed);
+    ctl(&place, &at, "placing", &["put", "c", file(&place)]).failed(1, &["role client or admin", "scheduler.pem"]);
+    ctl(&place, &at, "placing", &["status"]).well();
+    // What becomes of objects may be followed by clients.
+    let followed = ctl(&place, &at, "apps", &["events", "--count", "2"]).text();
+    assert_eq!(followed.matches(" stored ").count(), 2, "{followed}");
     // Half of a place is none.
     finish(place.bare(&["ctl", "--control", "127.0.0.1:9", "status"]), &[]).failed(2, &["--identity"]);
 }

@@ -221,9 +221,30 @@ fn members_of_a_guarded_cluster_do_as_their_certificates_say() {
     cluster.ctl("people", &["put", "everybodys", text(&file)]).well();
     cluster.ctl("acme", &["--tenant", "acme", "put", "own", text(&file)]).well();
     assert_eq!(cluster.ctl("acme", &["--tenant", "acme", "get", "own"]).well(), b"of acme");
+    // Who names no tenant means the one that the certificate is for; flags may stand behind the command, too.
+    assert_eq!(cluster.ctl("acme", &["get", "own"]).well(), b"of acme");
+    cluster.ctl("acme", &["get", "everybodys"]).failed(1, &["no object"]);
+    cluster.ctl("acme", &["put", "second", text(&file)]).well();
+    assert_eq!(cluster.ctl("people", &["get", "second", "--tenant", "acme"]).well(), b"of acme");
+    cluster.ctl("acme", &["delete-all"]).failed(1, &["all tenants", "acme"]);
     // Another tenant's: the control plane gives no ticket for it.
-    cluster.ctl("acme", &["get", "everybodys"]).failed(1, &["may not speak for"]);
-    cluster.ctl("acme", &["put", "other", text(&file)]).failed(1, &["may not speak for"]);
+    let refusal = ["may not speak for the default tenant"];
+    cluster.ctl("acme", &["get", "everybodys", "--tenant", "default"]).failed(1, &refusal);
+    cluster.ctl("acme", &["--tenant", "default", "put", "other", text(&file)]).failed(1, &refusal);
+    // Who shares files serves them where peers on other hosts reach it, and says where; for its certificate's tenant.
+    let p2p = |arguments: &[&str]| {
+        let (control, identity, run) =
+            (format!("{PLANE}:7400"), cluster.place.path("acme"), cluster.place.path("peer"));
+        let whom = ["--control", &control, "--identity", text(&identity), "--runtime-directory", text(&run)];
+        let named = ["p2p", "--cluster", &cluster.place.cluster, "--no-shared-memory"];
+        cluster.network.inside(&cluster.place.bare(&[&named[..], &whom, arguments].concat()))
+    };
+    let serving = Process::start(p2p(&["put", "a/model", text(&file), "--host", "one"]));
+    let said = serving.wait_for("serves");
+    assert!(said.contains(", at 10.77.0."), "{said}");
+    let directory = cluster.place.path("fetched");
+    finish(p2p(&["get", "a/model", text(&directory), "--host", "other"]), &[]).well();
+    assert_eq!(std::fs::read(directory.join("value")).unwrap(), b"of acme");
     // A key that is changed while everything runs.
     cluster.ctl("people", &["tickets", "rotate"]).well();
     let works = || cluster.ctl("people", &["get", "everybodys"]).status.success().then_some(());

@@ -163,7 +163,7 @@ class Objects:
         certificates: Optional[str] = ...,
         runtime_directory: Optional[str] = ...,
         tenant: str = ...,
-        listen: str = ...,
+        listen: Optional[str] = ...,
         host: Optional[str] = ...,
         rack: str = ...,
         shared_memory: bool = ...,

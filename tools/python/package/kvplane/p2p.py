@@ -115,7 +115,8 @@ class ObjectStore:
     """Shares objects with peers. Any number of threads may use one.
 
     `master` is the control plane's address; without one, this user's on this host. `listen` is where peers reach this
-    process: another address than a loopback one needs a control plane that makes tickets. `host` and `rack` are
+    process: another address than a loopback one needs a control plane that makes tickets. Without it, it is the address
+    of this host that leads to a control plane on another host, else a loopback one. `host` and `rack` are
     labels: one copy of an object comes to a host, and sources in the same rack go first.
     """
 
@@ -127,7 +128,7 @@ class ObjectStore:
         certificates: Optional[str] = None,
         runtime_directory: Optional[str] = None,
         tenant: str = "",
-        listen: str = "127.0.0.1:0",
+        listen: Optional[str] = None,
         host: Optional[str] = None,
         rack: str = "",
         shared_memory: bool = True,

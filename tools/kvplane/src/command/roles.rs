@@ -1,0 +1,105 @@
+//! Which roles of certificates each command can do its work in: what the calls that it makes allow, in the order in
+//! which certificates are looked for. docs/security.md has the same as a table.
+
+use kvplane::rpc::Role;
+use kvplane::rpc::conductor::WatchInstances;
+use kvplane::rpc::message::{
+    Drain, GetTicket, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers, OrderTiers, RotateTickets,
+    SetTenant, Status, WatchEvents,
+};
+use kvplane::rpc::placement::ShowPlacement;
+use kvplane::rpc::rights::Called;
+
+/// In which order operators' commands look for certificates. A control plane's is not for commands.
+const OPERATORS_FIRST: [Role; 4] = [Role::Admin, Role::Scheduler, Role::Client, Role::Node];
+/// The same of what asks nodes for objects.
+const CLIENTS_FIRST: [Role; 2] = [Role::Client, Role::Admin];
+
+/// Who may make the calls of a command.
+struct Needs {
+    /// Commands of `kvplane ctl`.
+    commands: &'static [&'static str],
+    /// All of these calls are made: the roles that may make each.
+    calls: &'static [&'static [Role]],
+    order: &'static [Role],
+}
+
+const NEEDS: [Needs; 10] = [
+    Needs { commands: &["status"], calls: &[Status::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["shards", "top", "hot"], calls: &[ListShards::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["segments"], calls: &[ListSegments::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["events"], calls: &[WatchEvents::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["tier"], calls: &[ListTiers::CALLERS, OrderTiers::CALLERS], order: &OPERATORS_FIRST },
+    Needs {
+        commands: &["tenants", "tickets"],
+        calls: &[ListTenants::CALLERS, SetTenant::CALLERS, RotateTickets::CALLERS],
+        order: &OPERATORS_FIRST,
+    },
+    Needs {
+        commands: &["conductor"],
+        calls: &[WatchInstances::CALLERS, ShowPlacement::CALLERS],
+        order: &OPERATORS_FIRST,
+    },
+    Needs { commands: &["remove", "drain"], calls: &[Leave::CALLERS, Drain::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["tasks"], calls: &[ListTasks::CALLERS, Status::CALLERS], order: &OPERATORS_FIRST },
+    Needs {
+        commands: &["put", "get", "size", "delete", "keys", "delete-matching", "delete-all", "copy"],
+        calls: &[GetTicket::CALLERS],
+        order: &CLIENTS_FIRST,
+    },
+];
+
+/// The roles in which this command of `kvplane ctl` can do its work, the usual one first; none where it asks nobody.
+pub(super) fn of(command: &str) -> Vec<Role> {
+    let needs = NEEDS.iter().find(|needs| needs.commands.contains(&command));
+    let allowed = |needs: &Needs, role: &Role| needs.calls.iter().all(|callers| callers.contains(role));
+    needs.map_or_else(Vec::new, |needs| needs.order.iter().copied().filter(|role| allowed(needs, role)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::ctl::Ctl;
+    use clap::Args;
+
+    const DOCS: &str = include_str!("../../../../docs/security.md");
+
+    /// The rows of the table in docs/security.md: commands of ctl, and roles.
+    fn documented() -> Vec<(Vec<String>, Vec<String>)> {
+        let quoted = |cell: &str| -> Vec<String> {
+            cell.split('`').skip(1).step_by(2).filter_map(|word| word.strip_prefix("ctl ").map(str::to_owned)).collect()
+        };
+        let rows = DOCS.lines().filter_map(|line| line.strip_prefix("| `ctl ").map(|_| line));
+        let cells = rows.filter_map(|line| {
+            let mut cells = line.trim_matches('|').split(" | ");
+            Some((quoted(cells.next()?), cells.next()?.trim().split(", ").map(str::to_owned).collect()))
+        });
+        cells.collect()
+    }
+
+    #[test]
+    fn every_command_of_ctl_has_its_roles_in_the_docs() {
+        let documented = documented();
+        for command in Ctl::augment_args(clap::Command::new("ctl")).get_subcommands() {
+            let (name, roles) = (command.get_name(), of(command.get_name()));
+            if name == "cert" {
+                // It has the authority's key, and asks nobody.
+                assert_eq!(roles, []);
+                continue;
+            }
+            let shown: Vec<String> = roles.iter().map(ToString::to_string).collect();
+            assert!(!shown.is_empty(), "ctl {name} is in no table of roles");
+            let row = documented.iter().find(|(commands, _)| commands.iter().any(|command| command == name));
+            let (_, said) = row.unwrap_or_else(|| panic!("ctl {name} is not in docs/security.md"));
+            assert_eq!(*said, shown, "ctl {name} in docs/security.md");
+        }
+    }
+
+    #[test]
+    fn who_looks_needs_less_than_who_changes() {
+        assert_eq!(of("status"), [Role::Admin, Role::Scheduler]);
+        assert_eq!(of("events"), [Role::Admin, Role::Scheduler, Role::Client]);
+        assert_eq!(of("put"), [Role::Client, Role::Admin]);
+        assert_eq!(of("tenants"), [Role::Admin]);
+    }
+}
