@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvplane::rpc::message::GetMap;
 use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice, interrupt};
 
 use crate::memory::{Entry, Memory};
@@ -19,6 +20,8 @@ const CLIENTS: usize = 16;
 /// How long calls wait for a cluster's first node, from the first call that finds none: callers are promised answers
 /// within five seconds.
 const FIRST_NODE: Duration = Duration::from_millis(4_500);
+/// How long a check of health waits for the control plane.
+const PLANE: Duration = Duration::from_secs(1);
 /// How often they look.
 const LOOK: Duration = Duration::from_millis(2);
 /// Bytes of the buffer that plain gets are received in.
@@ -181,6 +184,15 @@ impl Drop for Own<'_> {
 }
 
 impl Clients {
+    /// Whether a shard and the control plane answer; else an error's number.
+    pub(crate) fn check(&self) -> Result<(), i64> {
+        let found = self.with(|member| member.client.exists(b"kvplane:health"))?;
+        found.map_err(|error| store_code(&error))?;
+        // Objects are served without it, but nobody joins, and nobody is missed.
+        let answered = self.link().call_within(GetMap, PLANE);
+        answered.map(|_| ()).map_err(|error| failed(NO_ROOM, error.to_string()))
+    }
+
     /// Clients over a first one.
     pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
         let link = first.link().clone();

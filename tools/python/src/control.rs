@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvplane::interrupt::{self, Nothing};
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
-use kvplane::{Control, Error, Remote};
+use kvplane::{Control, DataTls, Error, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -172,6 +172,14 @@ fn same(wanted: SocketAddr, listening: SocketAddr) -> bool {
 
 fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
     one.ip().is_loopback() && other.ip().is_loopback()
+}
+
+/// Whether data connections over TCP are sealed: `off`, `offer` or `require`, as a caller says, else as `KVPLANE_DATA_TLS`
+/// does; else where a node says that they must be.
+pub(crate) fn tls_of(given: Option<&str>) -> PyResult<DataTls> {
+    let variable = std::env::var("KVPLANE_DATA_TLS").ok().filter(|value| !value.is_empty());
+    let Some(text) = given.map(str::to_owned).or(variable) else { return Ok(DataTls::Offer) };
+    text.parse().map_err(|_| PyValueError::new_err(format!("data_tls {text:?}: off, offer or require is meant")))
 }
 
 /// A time that a caller gives in seconds: more than 0, and at most `most`.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
-use kvplane::{Control, Node, NodeConfig, Pacing};
+use kvplane::{Control, DataTls, Node, NodeConfig, Pacing};
 
 use crate::control::within;
 use crate::outcome::{INTERNAL, NO_ROOM, failed};
@@ -28,14 +28,15 @@ pub(crate) struct Segment {
 impl Segment {
     /// Joins with this much memory; else the number of the error. It is served where the control plane's clients reach
     /// it: on loopback where the control plane is there, else on the address of `host` if that is one of this host's,
-    /// or on the one that leads to the control plane.
-    pub(crate) fn join(control: &Control, bytes: u64, host: &str) -> Result<Self, i64> {
+    /// or on the one that leads to the control plane. Its data connections are sealed as those of the store's clients.
+    pub(crate) fn join(control: &Control, data_tls: DataTls, bytes: u64, host: &str) -> Result<Self, i64> {
         let (control, host) = (control.clone(), host.to_owned());
         let late = format!("the node did not join within {} s", JOIN.as_secs());
         let started = within(JOIN, late, move || {
             let config = NodeConfig {
                 listen: served_on(&control, &host)?,
                 control,
+                data_tls,
                 shards: Some(1),
                 // It shares its cores with an inference engine.
                 pacing: Some(Pacing::Park),

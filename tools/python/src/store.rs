@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane::rpc::message::GetMap;
-use kvplane::{Client, ClientConfig, Control};
+use kvplane::{Client, ClientConfig, Control, DataTls};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -12,7 +11,7 @@ use pyo3::types::PyList;
 use crate::arguments::{Kept, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::{Call, Clients};
-use crate::control::{Wanted, seconds, seconds_or_none};
+use crate::control::{Wanted, seconds, seconds_or_none, tls_of};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
@@ -21,8 +20,6 @@ use crate::segment::{Segment, Segments};
 use crate::tasks;
 use crate::waiting::waiting;
 
-/// How long a check of health waits for the control plane.
-const PLANE: Duration = Duration::from_secs(1);
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.
 pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 
@@ -31,6 +28,7 @@ pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 pub(crate) struct Store {
     pub(crate) clients: Clients,
     control: Control,
+    data_tls: DataTls,
     sessions: Sessions,
     segments: Arc<Segments>,
 }
@@ -49,7 +47,7 @@ impl Store {
     /// Connects; `ConnectionError` says why not. Returns within five seconds.
     #[new]
     #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
-        shared_memory=true, deadline=10.0, hedge=0.1))]
+        shared_memory=true, deadline=10.0, hedge=0.1, data_tls=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords, as Python has them")]
     fn new(
         py: Python<'_>,
@@ -61,19 +59,29 @@ impl Store {
         shared_memory: bool,
         deadline: f64,
         hedge: f64,
+        data_tls: Option<&str>,
     ) -> PyResult<Self> {
+        let data_tls = tls_of(data_tls)?;
         let (deadline, hedge) = (seconds("deadline", deadline, 3_600)?, seconds_or_none("hedge", hedge, 3_600)?);
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || {
             wanted.connect(move |control| {
-                let config =
-                    ClientConfig { control, tenant, shared_memory, deadline, hedge, ..ClientConfig::local("") };
+                let config = ClientConfig {
+                    control,
+                    tenant,
+                    shared_memory,
+                    deadline,
+                    hedge,
+                    data_tls,
+                    ..ClientConfig::local("")
+                };
                 Client::connect(&config).map(|client| (config, client))
             })
         })?;
         let (config, client) = connected.map_err(PyConnectionError::new_err)?;
         Ok(Self {
             control: config.control.clone(),
+            data_tls,
             clients: Clients::new(config, client),
             sessions: Sessions::default(),
             segments: Segments::new(),
@@ -403,13 +411,7 @@ impl Store {
         if !self.clients.is_served() {
             return Ok(failed(NO_ROOM, NO_NODE));
         }
-        let checked = waiting(py, || {
-            let found = self.clients.with(|member| member.client.exists(b"kvplane:health"))?;
-            found.map_err(|error| store_code(&error))?;
-            // Objects are served without it, but nobody joins, and nobody is missed.
-            self.clients.link().call_within(GetMap, PLANE).map_err(|error| failed(NO_ROOM, error.to_string()))
-        })?;
-        Ok(checked.map_or_else(|code| code, |_| 0))
+        Ok(waiting(py, || self.clients.check())?.map_or_else(|code| code, |()| 0))
     }
 
     /// The first shards of the members of the cluster, as `host:port`.
@@ -422,15 +424,7 @@ impl Store {
     /// Has objects copied to a second node: the number of the task, or 0 and an error's number.
     fn create_copy_task(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, targets: Vec<String>) -> PyResult<(u64, i64)> {
         let keys = Keys::many(keys)?;
-        waiting(py, move || {
-            let keys: Vec<&[u8]> = keys.iter().collect();
-            let made = self.clients.with(|member| member.client.create_copy_task(&keys, &targets));
-            match made {
-                Ok(Ok(id)) => (id, 0),
-                Ok(Err(error)) => (0, tasks::code_of(&error)),
-                Err(code) => (0, code),
-            }
-        })
+        waiting(py, move || tasks::create(&self.clients, &keys, &targets))
     }
 
     /// How a task is, or an error's number.
@@ -455,7 +449,7 @@ impl Store {
             let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
             return Ok(code.into_pyobject(py)?.into_any());
         }
-        match waiting(py, || Segment::join(&self.control, bytes, host))? {
+        match waiting(py, || Segment::join(&self.control, self.data_tls, bytes, host))? {
             Ok(segment) => {
                 let name = segment.name.clone();
                 self.segments.lock().push(segment);

@@ -4,6 +4,8 @@ use kvplane::Error;
 use kvplane::rpc::message::{TaskState, TaskStatus};
 use kvplane::rpc::{CallError, RefusalCode};
 
+use crate::clients::Clients;
+use crate::cpython::Keys;
 use crate::outcome::{failed, store_code};
 
 /// `TASK_NOT_FOUND`.
@@ -18,6 +20,16 @@ const NOT_HERE: i64 = -1012;
 /// A task as Python sees it: state by Mooncake's numbers, objects, copied ones, when it was made and last changed in
 /// milliseconds since 1970, and a message.
 pub(crate) type Seen = (u8, u32, u32, u64, u64, String);
+
+/// Has objects copied to a second node: the number of the task, or 0 and an error's number.
+pub(crate) fn create(clients: &Clients, keys: &Keys, targets: &[String]) -> (u64, i64) {
+    let keys: Vec<&[u8]> = keys.iter().collect();
+    match clients.with(|member| member.client.create_copy_task(&keys, targets)) {
+        Ok(Ok(id)) => (id, 0),
+        Ok(Err(error)) => (0, code_of(&error)),
+        Err(code) => (0, code),
+    }
+}
 
 /// The number for why a task was not made, or not ended.
 pub(crate) fn code_of(error: &Error) -> i64 {

@@ -108,6 +108,9 @@ class Store:
     Without arguments, the cluster of this user on this host: that of `kvplane dev` or `kvplane control`. Elsewhere,
     `control` names the control planes (`host:port,host:port`) and `certificates` the folder that `kvplane ctl cert`
     made. With `memory`, this process gives so many bytes to the cluster. `deadline` bounds each call, in seconds.
+    `tenant` says whose keys are meant; without it, those of the tenant that the certificate is for, else of the default
+    one. `data_tls` is whether data connections over TCP are sealed with TLS 1.3: "off", "offer" (where a node says that
+    they must be) or "require" (with no other nodes); without it, what `KVPLANE_DATA_TLS` says, else "offer".
     A get whose node says nothing for at most `hedge` seconds asks the node with the copy; with 0 only when the first
     cannot be reached.
     """
@@ -123,6 +126,7 @@ class Store:
         shared_memory: bool = True,
         deadline: float = 10.0,
         hedge: float = 0.1,
+        data_tls: Optional[str] = None,
         runtime_directory: Optional[str] = None,
     ):
         try:
@@ -135,6 +139,7 @@ class Store:
                 shared_memory=shared_memory,
                 deadline=deadline,
                 hedge=hedge,
+                data_tls=data_tls,
             )
         except ConnectionError as problem:
             raise Unreachable(-900, str(problem)) from None

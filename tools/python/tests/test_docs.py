@@ -1,0 +1,107 @@
+"""The examples in docs/python.md: every name in them is there, and the scheduler's runs as it stands."""
+
+import ast
+import builtins
+import inspect
+import os
+import pathlib
+import re
+import sys
+import unittest
+
+import kvplane
+import test_scheduler
+
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "python.md"
+
+
+def examples():
+    """The blocks of Python in the page: the number of each one's first line, and its text."""
+    found, block, begun = [], [], 0
+    for number, line in enumerate(PAGE.read_text().splitlines(), 1):
+        if line == "```python":
+            block, begun = [], number + 1
+        elif line == "```" and begun:
+            found.append((begun, "\n".join(block)))
+            begun = 0
+        elif begun:
+            block.append(line)
+    return found
+
+
+def tree_of(text, number):
+    """Its statements; `await` and `async with` may stand alone there."""
+    code = "\n" * (number - 1) + text
+    return compile(code, str(PAGE), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def unbound(tree):
+    """Names that are used and nowhere made."""
+    made, used = set(dir(builtins)), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            made.update((one.asname or one.name).split(".")[0] for one in node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif type(node).__name__ in ("MatchAs", "MatchStar") and node.name:
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+    return sorted(used - made)
+
+
+@unittest.skipIf(sys.version_info < (3, 10), "the examples have `match`, which Python 3.10 brought")
+class Examples(unittest.TestCase):
+    """What a reader copies works."""
+
+    def test_every_name_is_made_or_imported(self):
+        checked = 0
+        for number, text in examples():
+            tree = tree_of(text, number)
+            self.assertEqual(unbound(tree), [], f"in the example at line {number} of {PAGE.name}")
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom):
+                    module = __import__(node.module, fromlist=["*"])
+                    missing = [one.name for one in node.names if not hasattr(module, one.name)]
+                    self.assertEqual(missing, [], f"line {number}: {node.module}")
+            checked += 1
+        self.assertGreater(checked, 1)
+
+    def test_every_keyword_of_ours_is_known(self):
+        seen = set()
+        for number, text in examples():
+            for node in ast.walk(tree_of(text, number)):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                    continue
+                if not isinstance(node.func.value, ast.Name) or node.func.value.id != "kvplane":
+                    continue
+                known = inspect.signature(getattr(kvplane, node.func.attr)).parameters
+                for keyword in node.keywords:
+                    self.assertIn(keyword.arg, known, f"line {node.lineno}: kvplane.{node.func.attr}")
+                    seen.add(keyword.arg)
+        # Those that a cluster with tenants, certificates and sealed connections needs are shown.
+        self.assertLessEqual({"cluster", "certificates", "tenant", "data_tls"}, seen)
+
+    def test_the_schedulers_example_runs(self):
+        text = next(text for _, text in examples() if "with Scheduler() as scheduler" in text)
+        # It follows the table of instances for as long as there is one; once is enough here.
+        text = re.sub(r"(scheduler\.watch\(\):[^\n]*\n +)\.\.\.", r"\1break", text)
+        conductor = test_scheduler.Conductor()
+        before = {name: os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "KVPLANE_CLUSTER")}
+        os.environ["XDG_RUNTIME_DIR"] = str(pathlib.Path(conductor.runtime).parent)
+        os.environ["KVPLANE_CLUSTER"] = "conductor"
+        try:
+            exec(compile(text, str(PAGE), "exec"), {})  # noqa: S102
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            conductor.bed.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
