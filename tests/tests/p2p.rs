@@ -76,7 +76,7 @@ fn check(regions: &[Arc<Region>], seed: u64) {
 }
 
 fn publish() -> PublishOptions {
-    PublishOptions { shard_bytes: SHARD as u64, ..PublishOptions::default() }
+    PublishOptions { shard_bytes: Some(SHARD as u64), ..PublishOptions::default() }
 }
 
 fn get(store: &P2pStore, object: &Object, regions: &[Arc<Region>]) -> Result<u64, kvplane::Error> {
@@ -153,7 +153,8 @@ fn shards_of_several_pieces_are_checked_to_their_last_byte() {
     for shared in [false, true] {
         let (origin, receiver) = (of("a", shared), of("b", shared));
         let (memory, name) = (filled(6), format!("pieces-{shared}"));
-        origin.register(&name, &memory, &PublishOptions::default()).expect("published");
+        let long = PublishOptions { shard_bytes: Some(64 << 20), ..PublishOptions::default() };
+        origin.register(&name, &memory, &long).expect("published");
         let object = receiver.find(&name, None).expect("there");
         assert_eq!(object.layout.shards(), 2, "each of several pieces");
         let into = regions();
@@ -316,8 +317,20 @@ fn names_and_sizes_may_be_odd() {
     let too_long = format!("{long}xx");
     let error = origin.register(&too_long, &[region(1)], &publish()).expect_err("4,097 bytes").to_string();
     assert!(error.contains("4097 bytes"), "{error}");
-    let none = PublishOptions { shard_bytes: 0, ..PublishOptions::default() };
+    let none = PublishOptions { shard_bytes: Some(0), ..PublishOptions::default() };
     assert!(origin.register("o", &[region(1)], &none).unwrap_err().to_string().contains("shards of 0 bytes"));
+}
+
+#[test]
+fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
+    let bed = Bed::start(0, 0);
+    let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
+    for (name, bytes, shards) in [("small", 100_000, 2), ("larger", 32 << 20, 256), ("odd", (20 << 20) + 1, 321)] {
+        origin.register(name, &[region(bytes)], &PublishOptions::default()).expect("published");
+        let object = receiver.find(name, None).expect("there");
+        assert_eq!(object.layout.shards(), shards, "{name}: {} B a shard", object.layout.shard_bytes());
+        assert_eq!(get(&receiver, &object, &[region(bytes)]).expect("fetched"), bytes as u64);
+    }
 }
 
 /// What a checkpoint of a terabyte is in shards of 64 MiB: in one buffer, for a store registers 1,024 of them.
@@ -330,7 +343,7 @@ fn an_object_has_more_shards_than_a_store_has_buffers() {
     memory[0].fill_with(0, memory[0].bytes(), &mut |offset, part| {
         part.iter_mut().zip(offset..).for_each(|(out, at)| *out = byte(11, 0, at));
     });
-    let small = PublishOptions { shard_bytes: 256, ..PublishOptions::default() };
+    let small = PublishOptions { shard_bytes: Some(256), ..PublishOptions::default() };
     origin.register("o", &memory, &small).expect("published");
     let object = receiver.find("o", None).expect("there");
     assert_eq!(object.layout.shards() as usize, SHARDS);

@@ -79,7 +79,7 @@ p2p_store_t p2pStoreCreate(const p2p_store_options_t *options);
 void p2pStoreDestroy(p2p_store_t store);
 
 /* Publishes memory as an object and serves it: each range is one of its buffers, cut into shards of max_shard_size
- * bytes (64 MiB are usual). Other bytes than before become the next version; unless force_create is set, they are
+ * bytes at most (64 MiB are usual) and of fewer where that makes less than 256 of them, down to 64 KiB. Other bytes than before become the next version; unless force_create is set, they are
  * refused while anybody has the object. */
 int p2pStoreRegister(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
                      size_t count, uint64_t max_shard_size, int force_create);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvplane::rpc::p2p::ObjectSummary;
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Control, Error, GetOptions, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status};
+use kvplane::{Control, Error, GetOptions, Layout, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status};
 
 use crate::rim::{array, guarded, text, write_text};
 
@@ -240,7 +240,9 @@ pub(crate) unsafe extern "C" fn p2pStoreRegister(
                 Err(error) if code_of(&error) == PAYLOAD_NOT_FOUND => None,
                 Err(error) => return Err(code_of(&error)),
             };
-            let options = PublishOptions { version, shard_bytes: max_shard_size, ..PublishOptions::default() };
+            let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
+            let shard_bytes = Some(Layout::fitting_shard_bytes(&sizes).min(max_shard_size));
+            let options = PublishOptions { version, shard_bytes, ..PublishOptions::default() };
             store.register(name, &regions, &options).map(|_| ()).map_err(|error| code_of(&error))
         })
     }

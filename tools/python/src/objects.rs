@@ -165,7 +165,7 @@ impl Objects {
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
         version: Option<u64>,
-        #[pyo3(from_py_with = number_of)] shard_bytes: u64,
+        shard_bytes: Option<&Bound<'_, PyAny>>,
         about: Vec<u8>,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
@@ -173,6 +173,7 @@ impl Objects {
         if let Some(version) = version.filter(|version| i64::try_from(*version).is_err()) {
             return Ok(failed(INVALID, format!("version {version}: give one from 1 to {}", i64::MAX)));
         }
+        let shard_bytes = shard_bytes.map(number_of).transpose()?;
         let options = PublishOptions { version, shard_bytes, about };
         let done = waiting(py, || {
             let regions = regions(&addresses, &sizes, false)?;

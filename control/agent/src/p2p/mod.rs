@@ -129,20 +129,15 @@ impl P2pConfig {
 }
 
 /// How an object is published.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PublishOptions {
     /// Its version; without one, the newest if that is equal, and else the one after it.
     pub version: Option<u64>,
-    /// Buffers are cut into shards of this many bytes.
-    pub shard_bytes: u64,
+    /// Buffers are cut into shards of this many bytes; without it, of as many as suit the object
+    /// ([`Layout::fitting_shard_bytes`]).
+    pub shard_bytes: Option<u64>,
     /// Words about it that its users read.
     pub about: Vec<u8>,
-}
-
-impl Default for PublishOptions {
-    fn default() -> Self {
-        Self { version: None, shard_bytes: 64 << 20, about: Vec::new() }
-    }
 }
 
 /// An object as the catalog knows it.
@@ -344,8 +339,9 @@ impl P2pStore {
                 Limits::REGIONS_PER_SEGMENT
             )));
         }
-        let sizes = regions.iter().map(|region| region.bytes() as u64).collect();
-        let layout = Layout::new(sizes, options.shard_bytes).map_err(|error| malformed(&error))?;
+        let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
+        let shard_bytes = options.shard_bytes.unwrap_or_else(|| Layout::fitting_shard_bytes(&sizes));
+        let layout = Layout::new(sizes, shard_bytes).map_err(|error| malformed(&error))?;
         let hashes = replica::hashes(&layout, regions);
         let spec = Arc::new(ObjectSpec { layout, hashes, about: options.about.clone() });
         spec.check().map_err(|error| malformed(&error))?;

@@ -13,6 +13,14 @@ pub const MAX_NAME_BYTES: usize = 4096;
 /// The most bytes that are kept about an object.
 pub const MAX_ABOUT_BYTES: usize = 128 << 10;
 
+/// Shards that an object has at least, where nobody says how long they are to be: a receiver sends on what it has, shard
+/// by shard, so that few shards are few steps of that.
+const FITTING_SHARDS: u64 = 256;
+/// The shortest that such shards are: each one takes an order and a wake-up, however short it is.
+const FITTING_LEAST_BYTES: u64 = 64 << 10;
+/// The longest, unless there were more than there may be.
+const FITTING_MOST_BYTES: u64 = 64 << 20;
+
 /// Where a shard is within its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
@@ -63,6 +71,20 @@ impl Layout {
         }
         starts.push(shards as u32);
         Ok(Self { sizes, shard_bytes, starts })
+    }
+
+    /// How long shards of buffers of these sizes are, in bytes, where nobody says: a power of two that makes 256 to 511
+    /// of them, from 64 KiB to 64 MiB; more where there would be more shards than there may be.
+    #[must_use]
+    pub fn fitting_shard_bytes(sizes: &[u64]) -> u64 {
+        let total = sizes.iter().fold(0, |total: u64, bytes| total.saturating_add(*bytes));
+        let wanted = (total / FITTING_SHARDS).clamp(FITTING_LEAST_BYTES, FITTING_MOST_BYTES);
+        let mut bytes = 1 << wanted.ilog2();
+        let shards_of = |bytes: u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(size.div_ceil(bytes)));
+        while shards_of(bytes) > u64::from(MAX_SHARDS) && bytes < 1 << 63 {
+            bytes *= 2;
+        }
+        bytes
     }
 
     /// Its buffers' sizes in bytes.
@@ -215,5 +237,36 @@ fn shortened(name: &str) -> String {
     match name.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn shards_follow_the_object() {
+        for (mib, kib) in [(0, 64), (1, 64), (16, 64), (64, 256), (100, 256), (1 << 10, 4 << 10), (16 << 10, 64 << 10)] {
+            assert_eq!(Layout::fitting_shard_bytes(&[mib << 20]), kib << 10, "{mib} MiB");
+        }
+        // Beyond 64 MiB only where there would be too many: 4 TiB are 32,768 shards of 128 MiB.
+        assert_eq!(Layout::fitting_shard_bytes(&[4 << 40]), 128 << 20);
+        assert_eq!(Layout::fitting_shard_bytes(&[(4 << 40) + 1]), 256 << 20);
+        assert_eq!(Layout::fitting_shard_bytes(&[]), 64 << 10);
+    }
+
+    proptest! {
+        #[test]
+        fn there_are_256_shards_where_the_object_allows_and_never_too_many(
+            sizes in prop::collection::vec(prop_oneof![0..1u64 << 20, 0..1u64 << 34, 0..1u64 << 44], 0..40),
+        ) {
+            let total: u64 = sizes.iter().sum();
+            let bytes = Layout::fitting_shard_bytes(&sizes);
+            let layout = Layout::new(sizes, bytes).expect("as many as there may be");
+            prop_assert!(total < 256 * bytes || layout.shards() >= 256);
+            prop_assert!(bytes == FITTING_LEAST_BYTES || total / bytes >= 256, "{} of {bytes} B", layout.shards());
+        }
     }
 }

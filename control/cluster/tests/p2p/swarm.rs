@@ -1,6 +1,6 @@
 //! How fast everybody has everything, and who sends how much.
 
-use kvplane_cluster::p2p::Place;
+use kvplane_cluster::p2p::{Layout, Place};
 
 use crate::fluid::{Fluid, Link, SECOND};
 
@@ -58,6 +58,16 @@ fn many_receivers_take_little_longer_than_one() {
         assert!(found.time <= 1.25, "{receivers} receivers: {:.3} x the bound", found.time);
         assert!(found.egress <= 1.3, "{receivers} receivers: the origin sent {:.3} x the object", found.egress);
         assert!(found.most <= 2.0, "{receivers} receivers: one sent {:.3} x the object", found.most);
+    }
+}
+
+/// What nobody has said how to cut is in as many shards as that takes: beside the object at the speed of one link.
+#[test]
+fn an_object_that_nobody_has_said_how_to_cut_takes_little_longer_than_its_bytes() {
+    for receivers in [2, 8, 16] {
+        let shards = BYTES / Layout::fitting_shard_bytes(&[BYTES]);
+        let time = spread(receivers, shards, receivers).time * binomial(receivers, shards) / ALONE_NS;
+        assert!(time <= 1.2, "{receivers} receivers, {shards} shards: {time:.3} x the object's bytes");
     }
 }
 

@@ -89,9 +89,10 @@ struct Put {
     /// Its version; without one, the one after the newest.
     #[arg(long)]
     version: Option<u64>,
-    /// Size of a shard, the piece in which it travels.
-    #[arg(long, default_value = "4MiB", value_parser = size::parse_some)]
-    shard: u64,
+    /// Size of a shard, the piece in which it travels; without, one that suits the object: at least 256 shards, of
+    /// 64 KiB to 64 MiB.
+    #[arg(long, value_parser = size::parse_some)]
+    shard: Option<u64>,
     /// Read the files into memory first. Without, they are served from where they are, and must be neither changed nor
     /// made shorter meanwhile: changed bytes are found out by who fetches them, a shorter file ends this process, which
     /// says so.

@@ -176,7 +176,7 @@ class Objects:
         addresses: Sequence[int],
         sizes: Sequence[int],
         version: Optional[int],
-        shard_bytes: int,
+        shard_bytes: Optional[int],
         about: bytes,
     ) -> int: ...
     def unregister(self, name: str, version: Optional[int]) -> int: ...

@@ -33,9 +33,6 @@ from kvplane._buffers import exporter
 from kvplane._engine import TransferEngine
 from kvplane._errors import InvalidArgument, Unreachable, error
 
-#: Buffers are cut into shards of as many bytes, the pieces in which they travel.
-SHARD_BYTES = 64 << 20
-
 
 class Object(NamedTuple):
     """What an object is."""
@@ -153,11 +150,13 @@ class ObjectStore:
         buffers: Sequence[Any],
         version: Optional[int] = None,
         *,
-        shard_bytes: int = SHARD_BYTES,
+        shard_bytes: Optional[int] = None,
         about: bytes = b"",
     ) -> int:
         """Publishes an object and serves it from where it is; its version, the next one unless it is said.
 
+        Buffers are cut into shards of `shard_bytes`, the pieces in which they travel; of as many as suit the object
+        unless that is said: at least 256 shards of 64 KiB to 64 MiB, where it is long enough.
         The buffers must stay as they are until `unregister` has returned.
         """
         views, addresses, sizes = self._places(buffers, False)
