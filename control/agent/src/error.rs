@@ -46,7 +46,8 @@ pub enum Error {
         /// Those of which it has a certificate.
         found: Vec<Role>,
     },
-    /// Others could reach what is shared here, and this control plane makes no tickets by which they could be told apart.
+    /// Others could reach what is shared here, and this control plane makes no tickets by which they could be told
+    /// apart.
     NoTickets {
         /// Where it would listen.
         listen: SocketAddr,
@@ -118,8 +119,8 @@ impl fmt::Display for Error {
                 };
                 write!(
                     f,
-                    "this needs a certificate of role {}: there is no {} in {}{there}; `kvplane ctl cert issue {usual}` \
-                     makes one",
+                    "this needs a certificate of role {}: there is no {} in {}{there}; `kvplane ctl cert issue \
+                     {usual}` makes one",
                     names(wanted, "", " or "),
                     names(wanted, ".pem", " or "),
                     directory.display(),
@@ -127,8 +128,8 @@ impl fmt::Display for Error {
             }
             Self::NoTickets { listen } => write!(
                 f,
-                "whoever reaches {listen} could read what is shared, for this control plane makes no tickets: listen on \
-                 a loopback address, or use one that makes them (kvplane control without --no-tickets)"
+                "whoever reaches {listen} could read what is shared, for this control plane makes no tickets: listen \
+                 on a loopback address, or use one that makes them (kvplane control without --no-tickets)"
             ),
             Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,

@@ -1,7 +1,7 @@
 //! Tasks, hosted: first owners are asked for copies by orders, and callers told how far that is.
 //!
-//! In memory only. Numbers of tasks count on from one that is drawn when a control plane begins to lead, so that none is
-//! taken for another's after a restart, whatever the host's clock says.
+//! In memory only. Numbers of tasks count on from one that is drawn when a control plane begins to lead, so that none
+//! is taken for another's after a restart, whatever the host's clock says.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

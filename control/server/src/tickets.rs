@@ -1,8 +1,8 @@
 //! Data tickets: the control plane makes them, and gives nodes the keys to check them with.
 //!
-//! With a state directory the keys and the ticket time outlive the process, in files of their own that only the user can
-//! read, and with the state in etcd they are there: so a restart changes nothing for who holds a ticket, whatever the
-//! host's clock says by then ([`TicketTime`]).
+//! With a state directory the keys and the ticket time outlive the process, in files of their own that only the user
+//! can read, and with the state in etcd they are there: so a restart changes nothing for who holds a ticket, whatever
+//! the host's clock says by then ([`TicketTime`]).
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

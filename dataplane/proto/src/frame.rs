@@ -48,8 +48,8 @@ pub const KNOWS_COPIES: u64 = 1;
 /// name stripes, as these may be gone. A node that does not know it does not look there, and does not say.
 pub const KNOWS_HEADS: u64 = 1;
 
-/// In the argument of a greeting over a plain connection: whoever greets begins with TLS once it is told that it must. A
-/// node that is older does not look at it.
+/// In the argument of a greeting over a plain connection: whoever greets begins with TLS once it is told that it must.
+/// A node that is older does not look at it.
 pub const OFFERS_TLS: u64 = 1;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 

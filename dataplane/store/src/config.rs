@@ -23,8 +23,8 @@ pub struct StoreConfig {
     pub max_object_bytes: u64,
     /// What decides which object goes when room is needed.
     pub eviction: Eviction,
-    /// Of segmented LRU: the part of what a tenant has, and of the pool, that objects hit more than once may fill before
-    /// the oldest of them have to prove themselves again. 0 makes the eviction order plain LRU.
+    /// Of segmented LRU: the part of what a tenant has, and of the pool, that objects hit more than once may fill
+    /// before the oldest of them have to prove themselves again. 0 makes the eviction order plain LRU.
     pub protected_percent: u8,
     /// When more of the pool is used than this, puts evict a few objects more than they need, until
     /// `low_watermark_percent` is reached. 100: nobody evicts before there is need, and the pool holds the most.

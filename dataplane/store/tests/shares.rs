@@ -177,7 +177,8 @@ fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the lease, the sizes and how often things were read: half of a lease's worth of what came last is there.
+    /// Whatever the lease, the sizes and how often things were read: half of a lease's worth of what came last is
+    /// there.
     #[test]
     fn what_came_last_is_there_whatever_the_lease(
         eviction in prop::sample::select(&[Eviction::SegmentedLru, Eviction::Lru][..]),

@@ -7,8 +7,8 @@
 //!
 //! Who checks tickets has a [`HeardTime`]: it follows what an authenticated control plane tells it, and its own
 //! monotonic clock in between. A control plane that lost its state may tell any other time. Then another [`TimeLine`]
-//! begins for the keys that it gives, and the keys that were known before keep theirs: neither is a ticket that was made
-//! just now taken for one that has ended, nor do older ones end before their time or last longer.
+//! begins for the keys that it gives, and the keys that were known before keep theirs: neither is a ticket that was
+//! made just now taken for one that has ended, nor do older ones end before their time or last longer.
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;

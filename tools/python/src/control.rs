@@ -174,8 +174,8 @@ fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
     one.ip().is_loopback() && other.ip().is_loopback()
 }
 
-/// Whether data connections over TCP are sealed: `off`, `offer` or `require`, as a caller says, else as `KVPLANE_DATA_TLS`
-/// does; else where a node says that they must be.
+/// Whether data connections over TCP are sealed: `off`, `offer` or `require`, as a caller says, else as
+/// `KVPLANE_DATA_TLS` does; else where a node says that they must be.
 pub(crate) fn tls_of(given: Option<&str>) -> PyResult<DataTls> {
     let variable = std::env::var("KVPLANE_DATA_TLS").ok().filter(|value| !value.is_empty());
     let Some(text) = given.map(str::to_owned).or(variable) else { return Ok(DataTls::Offer) };

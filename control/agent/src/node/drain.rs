@@ -61,8 +61,8 @@ impl Wait {
 
 impl Node {
     /// Gives its slots away and waits until their new owners have fetched what was in them, or this time is over; while
-    /// the control plane does not answer and nothing is fetched, 5 s at most. The node stays a member without slots until
-    /// it is dropped. How many objects are left.
+    /// the control plane does not answer and nothing is fetched, 5 s at most. The node stays a member without slots
+    /// until it is dropped. How many objects are left.
     ///
     /// # Errors
     /// When the control plane does not answer, or refuses: nobody else owns slots. When a shard does not answer.

@@ -13,8 +13,8 @@ pub const MAX_NAME_BYTES: usize = 4096;
 /// The most bytes that are kept about an object.
 pub const MAX_ABOUT_BYTES: usize = 128 << 10;
 
-/// Shards that an object has at least, where nobody says how long they are to be: a receiver sends on what it has, shard
-/// by shard, so that few shards are few steps of that.
+/// Shards that an object has at least, where nobody says how long they are to be: a receiver sends on what it has,
+/// shard by shard, so that few shards are few steps of that.
 const FITTING_SHARDS: u64 = 256;
 /// The shortest that such shards are: each one takes an order and a wake-up, however short it is.
 const FITTING_LEAST_BYTES: u64 = 64 << 10;
@@ -248,7 +248,8 @@ mod tests {
 
     #[test]
     fn shards_follow_the_object() {
-        for (mib, kib) in [(0, 64), (1, 64), (16, 64), (64, 256), (100, 256), (1 << 10, 4 << 10), (16 << 10, 64 << 10)] {
+        for (mib, kib) in [(0, 64), (1, 64), (16, 64), (64, 256), (100, 256), (1 << 10, 4 << 10), (16 << 10, 64 << 10)]
+        {
             assert_eq!(Layout::fitting_shard_bytes(&[mib << 20]), kib << 10, "{mib} MiB");
         }
         // Beyond 64 MiB only where there would be too many: 4 TiB are 32,768 shards of 128 MiB.

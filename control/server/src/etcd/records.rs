@@ -405,7 +405,10 @@ mod tests {
         };
         let found = [entry("state", b"1 00000000000000ff"), entry("ticket-time", b"77"), entry("tickets", b"t")];
         let stored = sort(&found, 3).expect("good");
-        assert_eq!((stored.state_id, stored.tickets.as_deref(), stored.ticket_time_s), (Some(255), Some("t"), Some(77)));
+        assert_eq!(
+            (stored.state_id, stored.tickets.as_deref(), stored.ticket_time_s),
+            (Some(255), Some("t"), Some(77))
+        );
         assert!(sort(&[entry("ticket-time", b"noon")], 3).expect_err("damaged").contains("\"noon\""));
         assert!(sort(&[entry("state", b"2 00")], 3).expect_err("newer").contains("format \"2\""));
         assert!(sort(&[entry("records/x", b"junk")], 3).is_err());

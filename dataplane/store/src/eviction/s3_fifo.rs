@@ -4,8 +4,8 @@
 //! enter the *small* queue, a tenth of the pool. At its old end those that were asked for more than once go to the
 //! *main* queue, the others are evicted and remembered as *ghosts*: who comes back soon enough enters the main queue at
 //! once. At the old end of the main queue those that were asked for since go round again, with one less to their
-//! credit. Victims are taken from the small queue while that fills its share, else from the main queue. A tenth of the pool
-//! would be all that a tenant with a small quota has: nothing would ever leave its main queue.
+//! credit. Victims are taken from the small queue while that fills its share, else from the main queue. A tenth of the
+//! pool would be all that a tenant with a small quota has: nothing would ever leave its main queue.
 //!
 //! Each turn of the main queue is paid for by an access, and each object leaves the small queue once. Pinned objects
 //! are passed over as `segment` says. The entry's stamp has the order above two bits of frequency.

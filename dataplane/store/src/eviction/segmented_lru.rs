@@ -2,8 +2,8 @@
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE Computer, 1994). New
 //! objects enter *probation* at its recent end. An access moves an object to the recent end of *protected*. When
-//! protected outgrows its share, its least recent objects go back to the recent end of probation. Victims are taken from
-//! the old end of probation, then of protected.
+//! protected outgrows its share, its least recent objects go back to the recent end of probation. Victims are taken
+//! from the old end of probation, then of protected.
 //!
 //! The share is of what the policy holds when somebody has to go, and never more than that of the pool. Who may fill
 //! only a part of the pool (a tenant with a quota, one of several, a store of few objects) would otherwise protect all

@@ -10,10 +10,7 @@ use super::types::{CloseReason, Output, PeerKey};
 
 impl Service {
     /// The body's items, or the end of the connection.
-    pub(super) fn items<'a, T: Item>(
-        header: &Header,
-        body: &'a [u8],
-    ) -> Result<Items<'a, T>, CloseReason> {
+    pub(super) fn items<'a, T: Item>(header: &Header, body: &'a [u8]) -> Result<Items<'a, T>, CloseReason> {
         decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
     }
 
@@ -40,7 +37,14 @@ impl Service {
     }
 
     /// Answers with a body of items that starts at `start` of the arena.
-    pub(super) fn answer_items(&mut self, peer: PeerKey, operation: Operation, header: &Header, start: usize, items: usize) {
+    pub(super) fn answer_items(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+        start: usize,
+        items: usize,
+    ) {
         let body = start..self.bytes.len();
         let header = Header::reply(Kind::Reply(operation), header.request, Status::Ok)
             .with_body(&self.bytes[body.clone()], items);

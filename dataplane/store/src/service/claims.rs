@@ -2,8 +2,8 @@
 //!
 //! An index of an SSD knows digests, not names, and a former owner is not here: whose such an object is stands in its
 //! tail only. A request of who may use one tenant's objects only, and that names such an object, is *claimed*: it waits
-//! until the tails are read, or the objects are here, and is carried out then as if it had come then. What was learnt is
-//! remembered for a while. Gets are claimed one by one, other requests as a whole, since they have one answer.
+//! until the tails are read, or the objects are here, and is carried out then as if it had come then. What was learnt
+//! is remembered for a while. Gets are claimed one by one, other requests as a whole, since they have one answer.
 //!
 //! Invariant: an asker is told of no object of another tenant, and of none whose tenant is not known. Not here: lists,
 //! which read the names of all that they return ([`super::keys`]).

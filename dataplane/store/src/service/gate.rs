@@ -86,8 +86,8 @@ impl Service {
         session.is_some_and(|session| session.generation == peer.generation && session.greeted && !session.closing)
     }
 
-    /// A connection may use this tenant's objects only, as if a ticket said so: for a host that knows by itself whose it
-    /// is.
+    /// A connection may use this tenant's objects only, as if a ticket said so: for a host that knows by itself whose
+    /// it is.
     pub fn bind(&mut self, peer: PeerKey, tenant: u32) {
         if let Some(session) = find(&mut self.sessions, peer) {
             session.pass.tenant = Some(tenant);

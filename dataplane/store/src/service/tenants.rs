@@ -44,7 +44,8 @@ impl Service {
         foreign
     }
 
-    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known here.
+    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known
+    /// here.
     pub(super) fn is_hidden(&self, digest: Digest) -> bool {
         self.asker_tenant.is_some() && self.whose(digest).is_none()
     }

@@ -131,9 +131,9 @@ pub(crate) struct TransferEngineBench {
     /// GPU: 0 or -1, as there is no driver of GPU memory.
     #[arg(long = "gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
     _gpu_id: i32,
-    /// Lets a target's --local_server_name be another address than a loopback one. Whoever reaches it may read and write
-    /// all of the registered memory: there is no authentication. An initiator gives nobody its memory, and needs no
-    /// such word.
+    /// Lets a target's --local_server_name be another address than a loopback one. Whoever reaches it may read and
+    /// write all of the registered memory: there is no authentication. An initiator gives nobody its memory, and needs
+    /// no such word.
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,

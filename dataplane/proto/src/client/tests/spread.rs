@@ -108,7 +108,11 @@ fn a_get_says_how_many_owners_have_the_object() {
                 let batch = rig.submit(&[request]);
                 rig.run();
                 let result = rig.client.results(batch)[0];
-                assert_eq!((result.status, result.version.0, result.replicas), (Status::Ok, 7, replicas), "{request:?}");
+                assert_eq!(
+                    (result.status, result.version.0, result.replicas),
+                    (Status::Ok, 7, replicas),
+                    "{request:?}"
+                );
                 rig.finish(batch);
             }
             let batch = rig.submit(&[Request::Size(digest(0))]);

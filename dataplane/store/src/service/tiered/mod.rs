@@ -293,10 +293,9 @@ impl Service {
         let Some(tiered) = &mut self.tiered else { return true };
         tiered.closing = true;
         // Reads go on being of use to nobody; recovery begins anew.
-        let under_way = tiered
-            .calls
-            .values()
-            .any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. } | Call::Name { .. } | Call::Claim { .. }));
+        let under_way = tiered.calls.values().any(|call| {
+            !matches!(call, Call::Read { .. } | Call::Tail { .. } | Call::Name { .. } | Call::Claim { .. })
+        });
         tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
     }
 

@@ -31,9 +31,9 @@ pub struct TierPolicy {
     /// How often an object must have been asked for lately to stay in memory after it was read from the SSD: 1 keeps
     /// everything.
     pub promote_times: u8,
-    /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts of objects that
-    /// must be written are refused as busy, and their clients retry them: backpressure. Only the selective policy leaves
-    /// objects unwritten instead, as it promises no object to the SSD.
+    /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts of objects
+    /// that must be written are refused as busy, and their clients retry them: backpressure. Only the selective policy
+    /// leaves objects unwritten instead, as it promises no object to the SSD.
     pub backlog_percent: u8,
     /// How much of the pool may be filled by objects that are read ahead, in percent. 0: nothing is read ahead.
     pub prefetch_percent: u8,

@@ -1,9 +1,9 @@
 //! Which objects are asked for most, for people who look.
 //!
-//! One get in [`EACH`], by chance more or less lest objects that take turns keep step with it, is a sample, so that most
-//! gets cost a subtraction. Samples of a while are counted by Misra and Gries' "Finding repeated elements" (Science of
-//! Computer Programming 2, 1982): counts are never too high, and whoever has a good share of all is among them, however
-//! many objects there are.
+//! One get in [`EACH`], by chance more or less lest objects that take turns keep step with it, is a sample, so that
+//! most gets cost a subtraction. Samples of a while are counted by Misra and Gries' "Finding repeated elements"
+//! (Science of Computer Programming 2, 1982): counts are never too high, and whoever has a good share of all is among
+//! them, however many objects there are.
 
 use kvplane_proto::Digest;
 
@@ -116,7 +116,8 @@ impl Popular {
         HotObjects { over_ns: now_ns.saturating_sub(self.began_ns).max(1), objects }
     }
 
-    /// The hottest objects of the window before, or of the one under way where that is old enough to tell, or the first.
+    /// The hottest objects of the window before, or of the one under way where that is old enough to tell, or the
+    /// first.
     pub(super) fn hottest(&self, now_ns: u64) -> HotObjects {
         let since_ns = now_ns.saturating_sub(self.began_ns);
         if since_ns >= 2 * WINDOW_NS {
@@ -171,8 +172,8 @@ mod tests {
     }
 
     proptest! {
-        /// No count is above what was sampled, there are never too many, and whoever has a large share of the samples is
-        /// among them.
+        /// No count is above what was sampled, there are never too many, and whoever has a large share of the samples
+        /// is among them.
         #[test]
         fn counts_are_never_too_high(keys in prop::collection::vec(0u8..255, 1..3000), favourite in 0u8..255) {
             let mut popular = Popular::default();

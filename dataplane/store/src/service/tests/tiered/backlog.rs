@@ -76,9 +76,7 @@ fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
 /// All slots of this shard's are to come from another node; keys that are in them.
 fn with_a_former_owner(world: &mut World) -> Vec<u8> {
     let us = identity();
-    let members = |ours, others| {
-        vec![member(us.node, us.incarnation, ours), member(OTHER, Incarnation(1), others)]
-    };
+    let members = |ours, others| vec![member(us.node, us.incarnation, ours), member(OTHER, Incarnation(1), others)];
     let before = ClusterMap { epoch: Epoch(world.epoch + 1), replicas: 1, members: members(0, 1), former: None };
     let before = SlotOwners::of(&before);
     world.service.follow(world.state, &before);
@@ -91,9 +89,8 @@ fn with_a_former_owner(world: &mut World) -> Vec<u8> {
     let now = SlotOwners::of(&now);
     world.service.follow(world.state, &now);
     world.settle();
-    let ours = |key: &u8| {
-        now.owner(digest(*key).slot()).is_some_and(|owner| (owner.node, owner.shard) == (us.node, us.shard))
-    };
+    let ours =
+        |key: &u8| now.owner(digest(*key).slot()).is_some_and(|owner| (owner.node, owner.shard) == (us.node, us.shard));
     (0..=255).filter(ours).collect()
 }
 

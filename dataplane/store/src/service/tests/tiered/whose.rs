@@ -1,4 +1,5 @@
-//! What an asker whose ticket is for one tenant sees of what is on the SSD: all that is that tenant's, and nothing else.
+//! What an asker whose ticket is for one tenant sees of what is on the SSD: all that is that tenant's, and nothing
+//! else.
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{
@@ -53,11 +54,7 @@ impl Two {
     fn put(&mut self, peer: PeerKey, tenant: &[u8], number: u32) -> Digest {
         let key = number.to_le_bytes();
         let name = ObjectName { tenant, key: if number % 4 == 3 { b"" } else { &key } };
-        let digest = if name.key.is_empty() {
-            ObjectName { tenant, key: &key }.digest()
-        } else {
-            name.digest()
-        };
+        let digest = if name.key.is_empty() { ObjectName { tenant, key: &key }.digest() } else { name.digest() };
         let options = PutOptions { tenant: tenant_number(tenant), ..PutOptions::default() };
         let bytes = bytes_of(digest);
         assert_eq!(self.world.put_named(peer, (&name, digest), &bytes, &options), Status::Ok);

@@ -36,9 +36,8 @@ impl World {
         }
         let (request, sum) = (self.next_request(), payload_checksum(bytes));
         self.asked.insert(request.index, Asked::Other);
-        let header = Header::request(Kind::Request(Operation::Put), request)
-            .with_body(&body, 1)
-            .with_payload(length, Some(sum));
+        let header =
+            Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1).with_payload(length, Some(sum));
         let to = self.service.request(peer, &header, &body, self.now_ns);
         self.write_tails();
         if let PayloadTo::Place(place) = to {
