@@ -45,6 +45,16 @@ fn losses() {
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
 }
 
+/// The control plane loses all that it remembers while members live on, and nothing that they have is missing for it.
+#[test]
+fn a_control_plane_that_loses_its_state_loses_no_object() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_lost_state, |_, _| {});
+    println!("{total}; {} objects with two owners", total.doubled);
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.doubled > 0 && total.adoptions > 0, "nothing was adopted: {total}");
+}
+
 /// Seeds that found a bug once.
 #[test]
 fn seeds_that_failed_once() {

@@ -16,6 +16,16 @@ fn seeds() {
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above with the command that repeats it");
 }
 
+/// Clocks that differ and jump shut nobody out.
+#[test]
+fn clocks() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 10, Scenario::of_clocks, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.hits > 0, "nothing was read: {total}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_history() {
     let run = |seed| run(Scenario::of_seed(seed)).expect("a good seed");

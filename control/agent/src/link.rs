@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Request, Streamed, Welcome};
@@ -338,8 +339,10 @@ async fn live(
         if of_state.replace(state).is_some_and(|before| before != state) {
             shared.holder.renew_at_once();
         }
+        // A control plane without a map may have lost its state: the map that is known goes on until there is another.
         if let Some(map) = seen.map
             && known != Some((state, map.epoch))
+            && (map.epoch != Epoch(0) || shared.generation.load(Ordering::Acquire) == 0)
         {
             known = Some((state, map.epoch));
             *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(StateMap { state, map });

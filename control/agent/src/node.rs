@@ -7,6 +7,7 @@
 
 mod drain;
 mod follower;
+mod life;
 mod membership;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kvplane_engine::{
     FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS,
@@ -179,9 +180,7 @@ impl Node {
             Some(node) => node,
             None => NodeId(seed()?.max(1)),
         };
-        // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former
-        // life.
-        let born_ns = unix_ns();
+        let born_ns = life::begin(&link, node)?;
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
         check_listen(config.listen, &tickets)?;
         let (life, tls) = ((node, Incarnation(born_ns)), link.keychain(config.data_tls)?);
@@ -203,6 +202,7 @@ impl Node {
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),
             kept_since: Epoch(0),
+            unanswered: 0,
             life: Arc::new(Mutex::new(born_ns)),
             tickets,
         };
@@ -276,11 +276,6 @@ impl Drop for Node {
             let _ = thread.join();
         }
     }
-}
-
-fn unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The directory of Unix sockets, private to the user.

@@ -18,6 +18,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{Claim, ClusterMap, Former, Member, Restarts};
 use kvplane_proto::states::Step;
 
+use crate::adoption::Adoption;
 use crate::catalog::{Catalog, Segment, SegmentOwner};
 use crate::config::ClusterConfig;
 use crate::devices::Devices;
@@ -77,6 +78,8 @@ pub struct Cluster {
     pub(crate) catalog: Catalog,
     pub(crate) tenants: Tenants,
     pub(crate) devices: BTreeMap<NodeId, Devices>,
+    /// There is no map yet, and members may know one of a state that was lost.
+    pub(crate) adoption: Option<Adoption>,
     pub(crate) counters: Counters,
     pub(crate) now_ns: u64,
     /// The newest map; what members say now is in it after `publish`.
@@ -105,6 +108,7 @@ impl Cluster {
         assert!(self.outputs.is_empty(), "{} outputs were not taken before the next input", self.outputs.len());
         self.advance(now_ns);
         let reply = match input {
+            Input::Offer { offer } => self.offer(*offer),
             Input::Join { member, capacity_bytes, version } => self.join(member, capacity_bytes, version),
             Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
@@ -209,6 +213,7 @@ impl Cluster {
         for node in live {
             self.check_silence(node);
         }
+        self.adopt_due();
         self.share_out();
         for name in self.catalog.expire(self.now_ns) {
             self.counters.expired_segments += 1;
@@ -276,6 +281,7 @@ impl Cluster {
         self.due_ns = None;
         self.arm(members);
         self.arm(segments);
+        self.arm(self.adoption.as_ref().and_then(Adoption::due_ns));
         self.arm(Some(self.settle_until_ns).filter(|&at_ns| self.share_waits && at_ns > self.now_ns));
     }
 
@@ -404,7 +410,7 @@ impl Cluster {
 
 /// A digest of what the owners of a map follow from; nothing where there are no owners. One copy of each slot goes by
 /// numbers, shares and shards alone; of failure domains it matters only who shares one, not what it is called.
-fn claims(map: &ClusterMap) -> Option<u128> {
+pub(crate) fn claims(map: &ClusterMap) -> Option<u128> {
     let owners: Vec<&Member> = map.members.iter().filter(|member| member.weight > 0).collect();
     let mut bytes = vec![map.replicas];
     for member in &owners {

@@ -37,6 +37,9 @@ pub struct ClusterConfig {
     pub heartbeat_deadline_ns: u64,
     /// After a restart of the control plane: time for members to find it again, before silence counts.
     pub restart_grace_ns: u64,
+    /// Of a state without any map, which may be one that was lost: how long members have to offer theirs before others
+    /// may join. None takes every such state for a new cluster's.
+    pub adoption_wait_ns: Option<u64>,
     /// How long a change of owners that can wait does so at most, until what the one before it moved has come.
     pub settle_most_ns: u64,
     /// Bounds.
@@ -79,6 +82,7 @@ impl ClusterConfig {
             suspect_after_ns: DEFAULT_SUSPECT_NS,
             heartbeat_deadline_ns: DEFAULT_DEADLINE_NS,
             restart_grace_ns: DEFAULT_GRACE_NS,
+            adoption_wait_ns: None,
             settle_most_ns: DEFAULT_SETTLE_NS,
             limits: DEFAULT_LIMITS,
         }
@@ -104,6 +108,7 @@ impl ClusterConfig {
         let least = (3 * interval).max(self.suspect_after_ns + 1);
         range("heartbeat_deadline_ns", self.heartbeat_deadline_ns, least, u64::MAX / 2)?;
         range("restart_grace_ns", self.restart_grace_ns, interval, u64::MAX / 2)?;
+        range("adoption_wait_ns", self.adoption_wait_ns.unwrap_or(0), 0, u64::MAX / 2)?;
         range("settle_most_ns", self.settle_most_ns, 0, u64::MAX / 2)?;
         range("limits.members", limits.members as u64, 1, MAX_MEMBERS as u64)?;
         range("limits.ended_lives", limits.ended_lives as u64, 1, 1 << 20)?;

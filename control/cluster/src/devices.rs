@@ -27,6 +27,7 @@ pub struct Devices {
 
 impl Cluster {
     pub(crate) fn attach(&mut self, node: NodeId, life: Incarnation, devices: u128) -> Result<Reply, Rejection> {
+        self.refuse_while_adopting(node)?;
         let known = self.devices.get(&node);
         if let Some(later) = known.filter(|known| known.incarnation > life) {
             self.counters.stale += 1;
@@ -44,6 +45,14 @@ impl Cluster {
             self.changes.push(Change::Put(Record::Devices(said)));
         }
         Ok(Reply::DevicesKept { since })
+    }
+
+    /// The last life of a node that is known of, as a member or by its devices; 0 where none is.
+    #[must_use]
+    pub fn last_life(&self, node: NodeId) -> Incarnation {
+        let joined = self.rows.get(&node).map(|row| row.member.incarnation);
+        let attached = self.devices.get(&node).map(|said| said.incarnation);
+        joined.max(attached).unwrap_or(Incarnation(0))
     }
 
     /// A life of a node begins; without devices, unless it has said which.

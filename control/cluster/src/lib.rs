@@ -11,6 +11,7 @@
 //! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is
 //! alive but ill should do.
 
+mod adoption;
 mod catalog;
 mod cluster;
 mod conductor;
@@ -29,6 +30,7 @@ mod state;
 mod tasks;
 mod tenants;
 
+pub use adoption::Offer;
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 pub use cluster::Cluster;
 pub use conductor::{

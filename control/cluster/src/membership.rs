@@ -24,6 +24,7 @@ impl Cluster {
             return Err(Rejection::Version { bytes: version.len() });
         }
         let node = member.node;
+        self.refuse_while_adopting(node)?;
         if let Some(row) = self.rows.get(&node) {
             if member.incarnation <= row.member.incarnation {
                 let same = row.member == member && row.capacity_bytes == capacity_bytes && row.version == version;
@@ -118,6 +119,9 @@ impl Cluster {
     pub(crate) fn heartbeat(&mut self, node: NodeId, life: Incarnation, load: Load) -> Result<Reply, Rejection> {
         self.expect_life(node, life)?;
         let joining = self.rows[&node].state == MemberState::Joining;
+        if joining {
+            self.refuse_while_adopting(node)?;
+        }
         if !self.step(node, MemberEvent::Heartbeat) {
             self.counters.stale += 1;
             return Err(Rejection::Ended { node, incarnation: life, state: self.rows[&node].state });

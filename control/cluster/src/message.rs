@@ -3,6 +3,7 @@
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 
+use crate::adoption::Offer;
 use crate::catalog::{ClientId, Segment, SegmentOwner};
 use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
@@ -33,6 +34,12 @@ pub enum Input {
         capacity_bytes: u64,
         /// Version of its program, for the operator.
         version: String,
+    },
+    /// A member that is not known says which map it follows: of a state that was lost, if there is no map yet. It is
+    /// refused where there is one.
+    Offer {
+        /// What it says.
+        offer: Box<Offer>,
     },
     /// A life of a node that is about to join says which devices it has. One that does not has none.
     AttachDevices {
@@ -153,6 +160,8 @@ pub enum Reply {
         /// How long it may be silent before it is out.
         heartbeat_deadline_ns: u64,
     },
+    /// To an offer: the member goes on by its map, and says that it is alive, until it is known or refused.
+    Offered,
     /// To what devices it has: what is on them is of use if it is of a map of this epoch or a later one.
     DevicesKept {
         /// See above.
@@ -216,6 +225,14 @@ pub enum Reply {
 pub enum Output {
     /// Make these changes durable, in order and in one transaction.
     Persist(Vec<Change>),
+    /// The state that was lost is gone on with: make its identity and these changes durable, in one transaction. Whoever
+    /// was told another identity of the state is to be told this one before the map that follows.
+    Adopt {
+        /// Identity of the state.
+        state: u64,
+        /// In order.
+        changes: Vec<Change>,
+    },
     /// A member was silent beyond its deadline: whatever waits for it should give up.
     MemberLost {
         /// Who.
@@ -282,4 +299,6 @@ pub struct Counters {
     pub late_calls: u64,
     /// Maps published with a new epoch.
     pub epochs: u64,
+    /// Times that a lost state was gone on with, as members offered it.
+    pub adoptions: u64,
 }

@@ -62,6 +62,17 @@ pub enum Rejection {
         /// The node.
         node: NodeId,
     },
+    /// A map was offered, and is not adopted: there is one already, or it makes no sense. The member is not known: drop
+    /// what it holds and join with a greater incarnation.
+    OfferRefused {
+        /// The node.
+        node: NodeId,
+    },
+    /// There is no map yet, and members of a state that was lost may still offer theirs: ask again.
+    Adopting {
+        /// When it makes sense to ask again.
+        retry_after_ns: u64,
+    },
     /// The description of the member is over a limit.
     Member(MapError),
     /// The version text is too long.
@@ -175,6 +186,16 @@ impl fmt::Display for Rejection {
                     "node {node} is the only one with a share of the slots: let another join before it is drained"
                 )
             }
+            Self::OfferRefused { node } => write!(
+                f,
+                "node {node} is no member, and the map that it follows is not adopted; drop its objects and join anew"
+            ),
+            Self::Adopting { retry_after_ns } => write!(
+                f,
+                "the control plane has no map yet, and waits for members that know one, in case its state was lost: \
+                 try again in {} ms",
+                retry_after_ns.div_ceil(1_000_000)
+            ),
             Self::Ended { node, incarnation, state } => write!(
                 f,
                 "node {node}: incarnation {incarnation} is over ({state:?}); drop its objects and join with a \

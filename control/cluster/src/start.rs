@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, MapError};
 
+use crate::adoption::Adoption;
 use crate::catalog::Catalog;
 use crate::cluster::{Cluster, Row};
 use crate::config::{ClusterConfig, ConfigError};
@@ -19,7 +20,7 @@ use crate::state::MemberState;
 use crate::tenants::{MAX_TENANTS, Tenants};
 
 /// Beyond this an epoch was not counted but corrupted; it leaves room to count on for ever.
-const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
+pub(crate) const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
 
 /// Why a cluster does not start from the stored records.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +102,7 @@ impl Cluster {
             catalog: Catalog::default(),
             tenants: Tenants::default(),
             devices: BTreeMap::new(),
+            adoption: None,
             counters: Counters::default(),
             now_ns,
             map,
@@ -115,6 +117,9 @@ impl Cluster {
             config,
         };
         cluster.restore(restored)?;
+        if let Some(wait_ns) = cluster.config.adoption_wait_ns.filter(|_| cluster.map.epoch == Epoch(0)) {
+            cluster.adoption = Some(Adoption::new(now_ns.saturating_add(wait_ns)));
+        }
         cluster.publish();
         if !matches!(cluster.outputs.back(), Some(Output::MapChanged(_))) {
             cluster.outputs.push_back(Output::MapChanged(cluster.map.clone()));

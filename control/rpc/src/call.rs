@@ -17,11 +17,11 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
-    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
-    OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportTiers,
-    RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders, is_large,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
+    ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
+    ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment,
+    WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -38,6 +38,8 @@ pub(crate) struct Call {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) connection: Connection,
     pub(crate) caller: Caller,
+    /// Identity of the state that the caller was told of.
+    pub(crate) state: u64,
 }
 
 impl Call {
@@ -124,6 +126,9 @@ impl Call {
         let mut known = call.known_epoch;
         loop {
             let map = maps.borrow_and_update().clone();
+            if map.state != self.state {
+                return self.began_anew();
+            }
             if known != Some(map.epoch) {
                 known = Some(map.epoch);
                 if !self.write(&mut send, &map.frame).await {
@@ -209,6 +214,8 @@ impl Call {
             Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
             Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
             Undrain::KIND => self.answer(frame, |c| service.undrain(caller, c)),
+            OfferMap::KIND => self.answer(frame, |c| service.offer_map(caller, c)),
+            GetLife::KIND => self.answer(frame, |c| service.get_life(caller, c)),
             AttachDevices::KIND => self.answer(frame, |c| service.attach_devices(caller, c)),
             GetMap::KIND => self.get_map(frame),
             RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),
@@ -292,6 +299,16 @@ impl Call {
     fn get_map(&self, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
         decode::<GetMap>(frame)?;
         self.service.observe(Event::Called { method: GetMap::METHOD, ok: true });
-        Ok(self.service.maps().borrow().frame.to_vec())
+        let map = self.service.maps().borrow().clone();
+        if map.state != self.state {
+            self.began_anew();
+        }
+        Ok(map.frame.to_vec())
+    }
+
+    /// Ends the connection: its caller was told the identity of another state, whose epochs do not compare with those of
+    /// the present one.
+    fn began_anew(&self) {
+        self.connection.close(CloseCode::StandingBy.wire(), b"the control plane goes on with another state");
     }
 }

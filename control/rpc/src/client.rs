@@ -2,7 +2,10 @@
 //!
 //! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a
 //! wait that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its
-//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
+//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown. Only one
+//! that was refused as [`RefusalCode::NotReady`] is asked again, within its deadline: nothing has come of it.
+//!
+//! [`RefusalCode::NotReady`]: crate::error::RefusalCode::NotReady
 //!
 //! A connection on which an answer is overdue is closed and remade: a control plane that was killed and started again
 //! cannot say that it forgot the old connection, and waiting for the idle timeout would cost seconds.
@@ -183,8 +186,15 @@ impl Client {
             return Err(CallError::BadRequest(CodecError::TooLarge { kind: R::KIND, bytes, limit_bytes }));
         }
         let until = Instant::now() + self.shared.limits.call_deadline;
-        let (connection, _) = self.connection(until).await?;
-        self.exchange::<R>(&connection, &frame, until).await
+        loop {
+            let (connection, _) = self.connection(until).await?;
+            let outcome = self.exchange::<R>(&connection, &frame, until).await;
+            // Nothing has come of a call that was refused so.
+            match outcome.as_ref().err().and_then(CallError::not_ready) {
+                Some(wait) if Instant::now() + wait < until => tokio::time::sleep(wait).await,
+                _ => return outcome,
+            }
+        }
     }
 
     /// Sends a report as a datagram on the present connection, which is made if there is none. It may be lost, and what

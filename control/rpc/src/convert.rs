@@ -82,10 +82,11 @@ impl From<core::Rejection> for Refusal {
         use core::Rejection as R;
         let code = match &rejection {
             R::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
-            R::Ended { .. } => RefusalCode::LifeEnded,
+            R::Ended { .. } | R::OfferRefused { .. } => RefusalCode::LifeEnded,
             R::Unknown { .. } => RefusalCode::UnknownMember,
             R::IncarnationReused { .. } => RefusalCode::IncarnationReused,
             R::NodeIdInUse { .. } => RefusalCode::NodeIdInUse,
+            R::Adopting { .. } => RefusalCode::NotReady,
             R::UnknownClient { .. } => RefusalCode::UnknownClient,
             R::SegmentNameTaken { .. } | R::TenantNumber { .. } => RefusalCode::AlreadyExists,
             R::LastOwner { .. } => RefusalCode::NotPermitted,
@@ -98,7 +99,7 @@ impl From<core::Rejection> for Refusal {
             R::Member(_) | R::Version { .. } | R::SegmentName { .. } | R::SegmentTtl { .. } => RefusalCode::BadRequest,
         };
         let mut refusal = Self::new(code, rejection.to_string());
-        if let R::NodeIdInUse { retry_after_ns, .. } = rejection {
+        if let R::NodeIdInUse { retry_after_ns, .. } | R::Adopting { retry_after_ns } = rejection {
             refusal.retry_after_ns = Some(retry_after_ns);
         }
         refusal

@@ -14,6 +14,9 @@ use crate::codec::{CodecError, Message};
 use crate::limits::REASON_BYTES;
 use crate::tls::PROTOCOL_NAME;
 
+/// Least time between two tries of a call for which the control plane is not ready.
+const LEAST_WAIT: Duration = Duration::from_millis(20);
+
 macro_rules! refusal_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal),+ $(,)?) => {
         /// Why the control plane refused a call.
@@ -57,6 +60,8 @@ refusal_codes! {
     NodeIdInUse = 13,
     /// The client has no segment, or they expired: register again.
     UnknownClient = 14,
+    /// The control plane waits for members of a state that it may have lost: try again a little later.
+    NotReady = 15,
 }
 
 /// A refused call, as it travels.
@@ -153,6 +158,16 @@ impl CallError {
             Self::Lost { .. } => 103,
             Self::BadReply { .. } => 104,
             Self::BadRequest(_) => 105,
+        }
+    }
+
+    /// How long to wait before the call is made again, where the control plane is not ready for it yet.
+    pub(crate) fn not_ready(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(refusal) if refusal.known_code() == Some(RefusalCode::NotReady) => {
+                Some(Duration::from_nanos(refusal.retry_after_ns.unwrap_or(0)).max(LEAST_WAIT))
+            }
+            _ => None,
         }
     }
 

@@ -26,7 +26,7 @@ pub use crate::events::{
 pub use crate::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
-pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
+pub use crate::moves::{AttachDevices, DevicesKept, Drain, GetLife, LastLife, OfferMap, Settled, Undrain};
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
     ObjectFound, ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
@@ -181,6 +181,8 @@ messages! {
     LocateObject = 0x005a small => ObjectPlaces;
     JoinRanks = 0x005b small => RanksJoined;
     WantShards = 0x005c large => Done;
+    GetLife = 0x0060 small => LastLife;
+    OfferMap = 0x0061 large => Done;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -225,6 +227,7 @@ messages! {
     FetchOrders = 0x8058 large;
     ObjectPlaces = 0x805a large;
     RanksJoined = 0x805b large;
+    LastLife = 0x8060 small;
 }
 
 /// First call of every connection.

@@ -1,5 +1,61 @@
 //! Messages about when a node gets its share of the slots, and loses it: its devices, what has moved, and draining.
 
+use bincode::de::{Decode, Decoder};
+use bincode::enc::{Encode, Encoder};
+use bincode::error::{DecodeError, EncodeError};
+use kvplane_proto::map::ClusterMap;
+
+use crate::message::{Join, MapReply};
+
+/// Asks which life of a node is known last: the next one has a greater number, whatever the clock of its host says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetLife {
+    /// Which node.
+    pub node: u64,
+}
+
+/// The answer to [`GetLife`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct LastLife {
+    /// The incarnation of that life; 0 where none is known.
+    pub incarnation: u64,
+}
+
+/// A member that the control plane does not know says which map it follows, before it begins a new life: the control
+/// plane may have lost its state, and goes on with what members say of it. Refused as an unknown member's where it has
+/// not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferMap {
+    /// The member as it joined, and bytes and version as it said them.
+    pub join: Join,
+    /// Which state of the control plane the map is of.
+    pub state: u64,
+    /// The map.
+    pub map: ClusterMap,
+    /// A digest of its devices' identities; 0 for none.
+    pub devices: u128,
+    /// Since which epoch no life of the node went without them.
+    pub since: u64,
+}
+
+impl Encode for OfferMap {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        self.join.encode(encoder)?;
+        self.state.encode(encoder)?;
+        MapReply { map: self.map.clone() }.encode(encoder)?;
+        self.devices.encode(encoder)?;
+        self.since.encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for OfferMap {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        let (join, state) = (Join::decode(decoder)?, u64::decode(decoder)?);
+        let map = MapReply::decode(decoder)?.map;
+        Ok(Self { join, state, map, devices: u128::decode(decoder)?, since: u64::decode(decoder)? })
+    }
+}
+
 /// A life of a node that is about to join says which devices it has: what is on them counts only if no life of the node
 /// went without them. A life that does not say it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]

@@ -10,11 +10,11 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetRoom, GetSegment, GetTicket,
-    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
-    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportTiers,
-    RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
+    ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
+    ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment,
+    WatchEvents, WatchMap, WatchOrders,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -79,6 +79,8 @@ macro_rules! rights {
 rights! {
     Hello = "hello" ANY;
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
+    OfferMap = "offer_map" MEMBERS |call| Some(Scope::Node(call.join.member.node.0));
+    GetLife = "get_life" MEMBERS |call| Some(Scope::Node(call.node));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     Settled = "settled" MEMBERS |call| Some(Scope::Node(call.node));
@@ -177,6 +179,8 @@ mod tests {
     const EXPECTED: &[&str] = &[
         "hello cncsa",
         "join cn",
+        "offer_map cn",
+        "get_life cn",
         "attach_devices cn",
         "heartbeat cn",
         "settled cn",

@@ -234,7 +234,12 @@ impl Host {
     }
 
     async fn serve(self: &Arc<Self>, service: &Arc<dyn Service>, connection: &Connection, caller: Caller) {
-        let call = || Call { host: self.clone(), service: service.clone(), connection: connection.clone(), caller };
+        // What the first exchange tells: nothing was told before.
+        let state = service.maps().borrow().state;
+        let call = || {
+            let (host, service, connection) = (self.clone(), service.clone(), connection.clone());
+            Call { host, service, connection, caller, state }
+        };
         // Calls die with this set: with the connection.
         let mut calls = JoinSet::new();
         let mut recheck = tokio::time::interval(self.limits.recheck_interval);

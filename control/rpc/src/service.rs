@@ -15,12 +15,12 @@ use crate::conductor::{
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, Leave, ListHot, ListSegments, ListShards,
-    ListTasks, ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents,
-    ReportHot, ReportShard, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply,
-    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
+    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
+    ListSegments, ListShards, ListTasks, ListTiers, MapReply, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
+    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportTiers, Room, SegmentList, SegmentReply,
+    SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList,
+    TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -97,6 +97,10 @@ pub trait Service: Send + Sync + 'static {
     fn hello(&self, caller: Caller, call: Hello) -> Result<Welcome, Refusal>;
     /// Makes a node a member.
     fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal>;
+    /// A member that is not known says which map it follows.
+    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<Done, Refusal>;
+    /// Which life of a node is known last.
+    fn get_life(&self, caller: Caller, call: GetLife) -> Result<LastLife, Refusal>;
     /// A life of a node says which devices it has.
     fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
     /// A sign of life, with load.
@@ -330,17 +334,20 @@ pub fn item_frame<I: Message>(item: &I) -> Result<ItemFrame, CodecError> {
 /// A map, encoded once for all who watch it.
 #[derive(Clone, Debug)]
 pub struct MapFrame {
+    /// Identity of the state that it is of.
+    pub(crate) state: u64,
     pub(crate) epoch: u64,
     pub(crate) frame: Arc<[u8]>,
 }
 
 impl MapFrame {
-    /// Encodes `reply`.
+    /// Encodes `reply`, whose map is of the state with this identity. A connection whose caller was told another one is
+    /// closed, and not told the map.
     ///
     /// # Errors
     /// [`CodecError::TooLarge`].
-    pub fn new(reply: &MapReply) -> Result<Self, CodecError> {
-        Ok(Self { epoch: reply.map.epoch.0, frame: encode(reply)?.into() })
+    pub fn new(reply: &MapReply, state: u64) -> Result<Self, CodecError> {
+        Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into() })
     }
 
     /// Epoch of the map.

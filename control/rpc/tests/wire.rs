@@ -79,6 +79,9 @@ fn golden_frames() {
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("Undrain", encode(&Undrain { node: 7, incarnation: None }));
+    let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
+    show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
+    show("GetLife", encode(&GetLife { node: 7 }));
     show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));
@@ -105,6 +108,7 @@ fn golden_frames() {
     let joined = Joined { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
     show("Joined", encode(&joined));
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
+    show("LastLife", encode(&LastLife { incarnation: 9 }));
     show("DevicesKept", encode(&DevicesKept { since: 5 }));
     show("Renewed", encode(&Renewed { segments: 2 }));
     show("Done", encode(&Done));
@@ -334,7 +338,7 @@ fn kinds_are_distinct() {
 fn refusal_codes_never_change() {
     let codes: Vec<(u16, String)> = RefusalCode::ALL.iter().map(|code| (*code as u16, format!("{code:?}"))).collect();
     let names: Vec<&str> = codes.iter().map(|(_, name)| name.as_str()).collect();
-    assert_eq!(codes.iter().map(|(code, _)| *code).collect::<Vec<_>>(), (1..=14).collect::<Vec<_>>());
+    assert_eq!(codes.iter().map(|(code, _)| *code).collect::<Vec<_>>(), (1..=15).collect::<Vec<_>>());
     assert_eq!(
         names,
         [
@@ -351,7 +355,8 @@ fn refusal_codes_never_change() {
             "LifeEnded",
             "IncarnationReused",
             "NodeIdInUse",
-            "UnknownClient"
+            "UnknownClient",
+            "NotReady"
         ]
     );
 }

@@ -119,7 +119,7 @@ pub(crate) struct Control {
 impl Control {
     /// Takes a cluster that was just made and carries out its first outputs.
     pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
-        let map = MapReply { map: cluster.map().clone() };
+        let (map, state) = (MapReply { map: cluster.map().clone() }, store.state_id());
         let control = Self {
             core: Mutex::new(Core {
                 cluster,
@@ -132,7 +132,7 @@ impl Control {
                 owners: None,
                 failure: None,
             }),
-            maps: watch::channel(frame(&map)?).0,
+            maps: watch::channel(frame(&map, state)?).0,
             failed: watch::channel(None).0,
             rearm: Notify::new(),
             started,
@@ -233,9 +233,13 @@ impl Control {
         while let Some(output) = core.cluster.poll_output() {
             match output {
                 Output::Persist(changes) => self.persist(core, &changes)?,
+                Output::Adopt { state, changes } => {
+                    tracing::warn!(state, records = changes.len(), "goes on with the state that members offered");
+                    self.adopt(core, state, &changes)?;
+                }
                 Output::MapChanged(map) => {
                     tracing::info!(epoch = map.epoch.0, members = map.members.len(), "publishes a map");
-                    self.maps.send_replace(frame(&MapReply { map })?);
+                    self.maps.send_replace(frame(&MapReply { map }, core.store.state_id())?);
                     core.forget_gone();
                 }
                 // Who waits for a member sees the map without it; the loss itself is in the counters.
@@ -486,8 +490,8 @@ pub(crate) struct View {
     pub(crate) tenants: TenantList,
 }
 
-fn frame(map: &MapReply) -> Result<MapFrame, Refusal> {
-    MapFrame::new(map).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
+fn frame(map: &MapReply, state: u64) -> Result<MapFrame, Refusal> {
+    MapFrame::new(map, state).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
 }
 
 #[cfg(test)]

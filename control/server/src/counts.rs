@@ -95,6 +95,7 @@ fn describe() {
         ("kvplane_cluster_suspicions_total", "Times that a member became suspect."),
         ("kvplane_cluster_rejections_total", "Inputs that the cluster refused."),
         ("kvplane_cluster_late_calls_total", "Times that the control plane itself was late."),
+        ("kvplane_control_adoptions_total", "Times that a lost state was gone on with, as members offered it."),
     ];
     for (name, text) in counters {
         describe_counter!(name, Unit::Count, text);
@@ -132,6 +133,7 @@ fn fill_cluster(view: &View) {
     counter!("kvplane_cluster_suspicions_total").absolute(counters.suspicions);
     counter!("kvplane_cluster_rejections_total").absolute(counters.rejections);
     counter!("kvplane_cluster_late_calls_total").absolute(counters.late_calls);
+    counter!("kvplane_control_adoptions_total").absolute(counters.adoptions);
 }
 
 pub(crate) fn is_live(member: &MemberStatus) -> bool {

@@ -168,9 +168,11 @@ impl Drop for Etcd {
 }
 
 impl Turn {
-    /// Makes `changes` durable, all or none; blocks for [`PATIENCE`] at most. After an error the turn is over.
-    pub(crate) fn commit(&self, changes: &[Change]) -> Result<(), String> {
-        self.send(changes.iter().map(records::key_change).collect())
+    /// Makes `changes` durable, all or none, with the identity of the state where another is gone on with; blocks for
+    /// [`PATIENCE`] at most. After an error the turn is over.
+    pub(crate) fn commit(&self, state_id: Option<u64>, changes: &[Change]) -> Result<(), String> {
+        let state = state_id.map(records::state_change);
+        self.send(changes.iter().map(records::key_change).chain(state).collect())
     }
 
     /// Keeps the keys that tickets are made with.

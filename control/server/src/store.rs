@@ -148,6 +148,17 @@ impl Store {
 
     /// Makes `changes` durable, all or none.
     pub(crate) fn commit(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        self.write(None, changes)
+    }
+
+    /// The same, and from then on this is the identity of the state.
+    pub(crate) fn adopt(&mut self, state_id: u64, changes: &[Change]) -> Result<(), StoreError> {
+        self.write(Some(state_id), changes)?;
+        self.state_id = state_id;
+        Ok(())
+    }
+
+    fn write(&mut self, state_id: Option<u64>, changes: &[Change]) -> Result<(), StoreError> {
         #[cfg(test)]
         if self.broken {
             let (path, reason) = (PathBuf::from("broken"), "a test".to_owned());
@@ -155,7 +166,7 @@ impl Store {
         }
         let (database, path) = match &self.place {
             Place::Nowhere => return Ok(()),
-            Place::Etcd(turn) => return turn.commit(changes).map_err(StoreError::Etcd),
+            Place::Etcd(turn) => return turn.commit(state_id, changes).map_err(StoreError::Etcd),
             Place::File(database, path) => (database, path),
         };
         let transaction = database.begin_write().map_err(failed(path, "write"))?;
@@ -175,6 +186,10 @@ impl Store {
                     }
                 }
             }
+        }
+        if let Some(state_id) = state_id {
+            let mut about = transaction.open_table(ABOUT).map_err(failed(path, "write"))?;
+            about.insert("state", state_id).map_err(failed(path, "write"))?;
         }
         transaction.commit().map_err(failed(path, "sync"))
     }

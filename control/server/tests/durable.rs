@@ -12,9 +12,9 @@ use std::time::Duration;
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 use kvplane_rpc::message::*;
-use kvplane_rpc::{Authority, ClientConfig, ClusterName, LocalCluster, Role};
+use kvplane_rpc::{Authority, ClientConfig, ClusterName, LocalCluster, RefusalCode, Role};
 use kvplane_server::{ControlConfig, ControlServer, STATE_FILE};
-use support::{Scratch, beat, client, enter, run};
+use support::{Scratch, beat, client, enter, join, run};
 
 const STATE: &str = "KVPLANE_TEST_STATE_DIRECTORY";
 const LISTEN: &str = "KVPLANE_TEST_LISTEN";
@@ -22,6 +22,8 @@ const LISTEN: &str = "KVPLANE_TEST_LISTEN";
 fn config(state: &Path) -> ControlConfig {
     let mut config = ControlConfig::new("test");
     config.state_directory = Some(state.to_owned());
+    // Members may offer their map where there is none, and nobody waits for that.
+    config.cluster.adoption_wait_ns = Some(0);
     config
 }
 
@@ -106,6 +108,46 @@ fn map_and_epoch_survive_a_kill() {
         node.call(&beat(1, 1)).await.expect("a member goes on without joining again");
         enter(&node, 4, 1).await;
         assert!(map(&local).await.0.epoch > before.epoch, "the epoch goes on from where it was");
+    });
+}
+
+#[test]
+fn a_state_that_was_lost_is_gone_on_with_as_members_say() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let (child, local) = spawn(&state, ANYWHERE);
+        let node = client(&local, Role::Node).await;
+        enter(&node, 1, 1).await;
+        enter(&node, 2, 1).await;
+        let (before, state_id) = map(&local).await;
+        drop(child);
+        fs::remove_file(state.join(STATE_FILE)).expect("it is there");
+
+        let (child, local) = spawn(&state, ANYWHERE);
+        let (node, other) = (client(&local, Role::Node).await, client(&local, Role::Client).await);
+        assert_ne!(other.welcome().await.expect("connected").state_id, state_id);
+        // One that was told of the empty state watches, and is told of the other before its map.
+        let mut watch = other.watch_map();
+        watch.newer(None).await;
+        for id in [1, 2] {
+            let unknown = node.call(&beat(id, 1)).await.expect_err("it is not known");
+            assert_eq!(unknown.refusal(), Some(RefusalCode::UnknownMember));
+            let offer = OfferMap { join: join(id, 1), state: state_id, map: before.clone(), devices: 0, since: 0 };
+            node.call(&offer).await.expect("it is taken");
+        }
+        node.call(&beat(1, 1)).await.expect("a member goes on without joining again");
+        let (after, same_state) = map(&local).await;
+        assert_eq!((&after.members, same_state), (&before.members, state_id));
+        assert!(after.epoch > before.epoch, "no epoch is told twice");
+        while watch.state().map.is_none_or(|map| map.epoch != after.epoch) {
+            watch.changed().await;
+        }
+        assert_eq!(watch.state().state_id, state_id);
+        drop(child);
+
+        let (_child, local) = spawn(&state, ANYWHERE);
+        assert_eq!(map(&local).await, (after, state_id), "it was made durable");
     });
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use kvplane_cluster::{Input, Load, Rejection, Reply};
+use kvplane_cluster::{Input, Load, Offer, Rejection, Reply};
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Slot};
 use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
@@ -99,9 +99,10 @@ impl World {
                 }
                 self.tell_control(Party::Node(index), Message::Fetch(Party::Node(index)));
             }
-            Ok(_) | Err(Rejection::NodeIdInUse { .. } | Rejection::LastOwner { .. }) => {}
+            Ok(_) | Err(Rejection::NodeIdInUse { .. } | Rejection::LastOwner { .. } | Rejection::Adopting { .. }) => {}
+            Err(Rejection::Unknown { .. }) => self.offer_map(index),
             // Nobody can say who had its slots meanwhile.
-            Err(Rejection::Unknown { .. }) => self.begin_again(index),
+            Err(Rejection::OfferRefused { .. }) => self.begin_again(index),
             // Its slots are elsewhere: it drops what it holds and comes back as a new life. A late answer to a message
             // that was sent before a rejoin does not get here: it carries the former incarnation.
             Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
@@ -118,13 +119,29 @@ impl World {
         }
     }
 
+    /// The control plane does not know the node: it may have lost its state. Without a map, there is nothing to offer.
+    fn offer_map(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        let Some(map) = &node.map else { return self.begin_again(index) };
+        let member = node.member(index, self.scenario.shards);
+        if map.member(member.node).is_none_or(|mapped| mapped.incarnation != member.incarnation) {
+            return self.begin_again(index);
+        }
+        let devices = self.disks_of(index).map(|devices| (devices, node.kept_since.unwrap_or(Epoch(0))));
+        let (capacity_bytes, version) = (self.scenario.pool_bytes, "world".to_owned());
+        let offer = Offer { state: STATE, map: (**map).clone(), member, capacity_bytes, version, devices };
+        let input = Input::Offer { offer: Box::new(offer) };
+        let incarnation = node.incarnation;
+        self.tell_control(Party::Node(index), Message::Node(index, incarnation, input));
+    }
+
     /// The process goes on under a new incarnation: its shards drop what they have and close their connections.
     fn begin_again(&mut self, index: usize) {
         let node = &mut self.nodes[index];
         node.incarnation += 1;
         node.joined = false;
         node.kept_since = None;
-        (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
+        (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));
         let incarnation = node.incarnation;
         for life in node.shards.clone() {
             self.lives[life].epoch = 0;
@@ -145,7 +162,7 @@ impl World {
             return;
         }
         let Some(since) = self.standing_of(map) else { return };
-        self.nodes[index].epoch = epoch;
+        (self.nodes[index].epoch, self.nodes[index].map) = (epoch, Some(Rc::clone(map)));
         self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
         let mut owners = self.owners_of(map);
         let kept_since = self.nodes[index].kept_since.unwrap_or(Epoch(0));

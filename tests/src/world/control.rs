@@ -16,6 +16,7 @@ use super::check::{Rule, broken};
 use super::faults::Party;
 use super::queue::{Event, Message};
 use super::scenario::{MS, Mischief};
+use super::tickets::Tickets;
 
 /// The control plane.
 pub(crate) struct Control {
@@ -26,7 +27,13 @@ pub(crate) struct Control {
     published: Option<Rc<ClusterMap>>,
     pub(crate) epochs: Epochs,
     armed_ns: u64,
+    /// Its disk was lost: what it finds at its start may be a new cluster's, or not.
+    lost: bool,
+    pub(crate) tickets: Tickets,
 }
+
+/// How long members have to come where the state was lost.
+const ADOPTION_NS: u64 = 1000 * MS;
 
 impl Control {
     pub(crate) fn new(replicas: u8) -> Self {
@@ -45,7 +52,16 @@ impl Control {
             published: None,
             epochs: Epochs::default(),
             armed_ns: u64::MAX,
+            lost: false,
+            tickets: Tickets::default(),
         }
+    }
+
+    /// All that it made durable is gone.
+    pub(crate) fn lose(&mut self) {
+        self.disk.clear();
+        self.tickets.lose();
+        self.lost = true;
     }
 
     fn persist(&mut self, changes: &[Change]) {
@@ -71,11 +87,14 @@ impl World {
         }
         let records: Result<Vec<Record>, _> = self.control.disk.values().map(|bytes| Record::decode(bytes)).collect();
         let started = records.map_err(|error| error.to_string()).and_then(|records| {
-            Cluster::new(self.control.config.clone(), records, self.now_ns).map_err(|error| error.to_string())
+            let mut config = self.control.config.clone();
+            config.adoption_wait_ns = self.control.lost.then_some(ADOPTION_NS);
+            Cluster::new(config, records, self.now_ns).map_err(|error| error.to_string())
         });
         match started {
             Ok(cluster) => {
                 self.control.life += 1;
+                self.start_tickets();
                 self.control.cluster = Some(cluster);
                 self.control.armed_ns = u64::MAX;
                 self.carry_out();
@@ -104,6 +123,11 @@ impl World {
                         self.after(down_ns, Event::StartControl);
                         return false;
                     }
+                }
+                Output::Adopt { state, changes } => {
+                    self.control.persist(&changes);
+                    self.detail(state, || format!("the control plane goes on with state {state}"));
+                    self.statistics.adoptions += 1;
                 }
                 Output::MemberLost { .. } => {}
                 Output::MapChanged(map) => self.publish(map),
@@ -157,6 +181,9 @@ impl World {
             Message::Node(node, incarnation, input) => {
                 let answer = cluster.handle(input.clone(), now_ns);
                 if self.carry_out() {
+                    if answer.is_ok() && matches!(input, Input::Heartbeat { .. }) {
+                        self.tell_tickets(Party::Node(*node));
+                    }
                     self.tell(Party::Node(*node), Message::Answer(*incarnation, answer));
                 }
             }
@@ -164,14 +191,18 @@ impl World {
                 if let Some(map) = self.control.published.clone() {
                     self.tell(*party, Message::Map(map));
                 }
+                if matches!(party, Party::Client(_)) {
+                    self.tell_tickets(*party);
+                }
             }
-            Message::Answer(..) | Message::Map(_) => {}
+            Message::Answer(..) | Message::Map(_) | Message::Tickets(_) => {}
         }
     }
 
     /// A message from the control plane arrives.
     pub(crate) fn party_hears(&mut self, party: Party, message: &Message) {
         match (party, message) {
+            (_, Message::Tickets(told)) => self.hear_tickets(party, told),
             (Party::Node(node), Message::Map(map)) => self.node_sees_map(node, map),
             (Party::Node(node), Message::Answer(incarnation, answer)) => self.agent_hears(node, *incarnation, answer),
             (Party::Client(client), Message::Map(map)) if self.clients[client].alive => {
@@ -205,7 +236,7 @@ impl World {
         self.carry(from, Event::ToControl, &message);
     }
 
-    fn tell(&mut self, to: Party, message: Message) {
+    pub(crate) fn tell(&mut self, to: Party, message: Message) {
         let message = Rc::new(message);
         self.carry(to, |message| Event::FromControl(to, message), &message);
     }

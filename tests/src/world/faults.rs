@@ -37,10 +37,14 @@ pub(crate) enum Fault {
     PartitionData,
     PartitionControl,
     SlowNode,
+    /// The control plane is killed, and its disk is gone.
+    LoseControl,
+    /// A host that the control plane may run on is set to another time.
+    SetClock,
 }
 
 /// How many kinds there are.
-pub(crate) const FAULTS: usize = 8;
+pub(crate) const FAULTS: usize = 10;
 
 const ALL: [Fault; FAULTS] = [
     Fault::ResetConnection,
@@ -51,6 +55,8 @@ const ALL: [Fault; FAULTS] = [
     Fault::PartitionData,
     Fault::PartitionControl,
     Fault::SlowNode,
+    Fault::LoseControl,
+    Fault::SetClock,
 ];
 
 /// Two parties that cannot hear each other.
@@ -151,6 +157,12 @@ impl World {
                 self.crash_control();
                 self.after(down_ns, Event::StartControl);
             }
+            Fault::LoseControl => {
+                self.crash_control();
+                self.control.lose();
+                self.after(down_ns, Event::StartControl);
+            }
+            Fault::SetClock => self.set_clock(),
             Fault::PartitionData if other != node && down_ns.is_multiple_of(3) => {
                 self.partition(Party::Node(other), Party::Node(node), down_ns);
             }

@@ -32,6 +32,7 @@ mod scenario;
 mod segments;
 mod server;
 mod statistics;
+mod tickets;
 mod tier;
 mod trace;
 mod workload;
@@ -64,6 +65,7 @@ struct Streams {
     segments: Rng,
     disk: Rng,
     without: Rng,
+    clocks: Rng,
 }
 
 /// The whole world.
@@ -109,6 +111,7 @@ impl World {
             segments: Rng::new(seed, "segments"),
             disk: Rng::new(seed, "disk events"),
             without: Rng::new(seed, "without disks"),
+            clocks: Rng::new(seed, "clocks"),
         };
         let mut world = Self {
             now_ns: MS,

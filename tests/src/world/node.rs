@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
-use kvplane_proto::map::{Member, ShardAddress};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::rng::Rng;
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::{Identity, PeerKey, Service};
@@ -32,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) drains: bool,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
+    /// The map of that epoch.
+    pub(crate) map: Option<Rc<ClusterMap>>,
     /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
     pub(crate) heard: (Epoch, Epoch),
     /// It was started without its disks.
@@ -137,6 +140,7 @@ impl Node {
             drains: false,
             joined: false,
             epoch: Epoch(0),
+            map: None,
             heard: (Epoch(0), Epoch(0)),
             without: false,
             kept_since: None,
@@ -183,7 +187,7 @@ impl World {
         node.incarnation += 1;
         node.joined = false;
         (node.leaving, node.drains) = (false, false);
-        (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
+        (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));
         node.slowness = 1;
         node.ports += u16::from(moved);
         node.shards.clear();
@@ -222,6 +226,9 @@ impl World {
             segment_name: String::new(),
         };
         let mut service = Service::new(identity, Some(store));
+        if let Some(challenges) = self.challenges() {
+            service.want_tickets(challenges);
+        }
         let segment_bytes = segment_bytes(&self.scenario);
         let segment_id = register(&mut service, segment_bytes);
         let tier = self.open_tier(index, shard, &mut service);

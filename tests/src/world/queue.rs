@@ -11,6 +11,7 @@ use kvplane_proto::map::ClusterMap;
 
 use super::faults::Party;
 use super::network::Way;
+use super::tickets::Told;
 
 /// Something that happens at a time. Names of things that can die carry the life they mean.
 #[derive(Clone, Debug)]
@@ -82,6 +83,8 @@ pub(crate) enum Message {
     Answer(u64, Result<Reply, Rejection>),
     /// A map.
     Map(Rc<ClusterMap>),
+    /// A ticket, and for a node the keys.
+    Tickets(Rc<Told>),
 }
 
 struct Entry {
@@ -148,7 +151,7 @@ impl Event {
             Self::ToControl(message) | Self::FromControl(_, message) => match &**message {
                 Message::Node(_, _, input) => matches!(input, Input::Heartbeat { .. }),
                 Message::Answer(_, answer) => matches!(answer, Ok(Reply::Alive { .. })),
-                Message::Fetch(_) | Message::Map(_) => true,
+                Message::Fetch(_) | Message::Map(_) | Message::Tickets(_) => true,
             },
             _ => false,
         }
@@ -195,6 +198,7 @@ impl Message {
             Self::Fetch(party) => 2 ^ party.word() << 8,
             Self::Answer(incarnation, answer) => 3 ^ incarnation << 8 ^ u64::from(answer.is_ok()) << 20,
             Self::Map(map) => 4 ^ map.epoch.0 << 8,
+            Self::Tickets(_) => 5,
         }
     }
 }

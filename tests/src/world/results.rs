@@ -78,6 +78,8 @@ impl World {
             let word = result.status as u64 ^ mix64(result.bytes) ^ mix64(!result.version.0);
             self.detail(word, || format!("client {client} {asked:?} -> {result:?}"));
             self.statistics.outcome(result.status);
+            let let_in = self.check_ticket(client, result.status);
+            self.require(let_in);
             if let What::Write { write, .. } = asked.what {
                 self.cells_written(write, result.status == Status::Ok);
             }

@@ -104,6 +104,8 @@ pub struct Scenario {
     pub(crate) keeps: bool,
     /// Copies are wished for of objects that are there, and not asked for by their puts.
     pub(crate) wishes: bool,
+    /// Shards want tickets.
+    pub(crate) tickets: bool,
 }
 
 /// How often what goes wrong.
@@ -166,6 +168,7 @@ impl Scenario {
             hedge_ns: 0,
             keeps: false,
             wishes: false,
+            tickets: false,
         }
     }
 
@@ -204,6 +207,34 @@ impl Scenario {
         let faults_from_ns = 1500 * MS;
         scenario.chances =
             Chances { spike, fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
+        scenario
+    }
+
+    /// The control plane loses its state, once or several times, while objects are put that stay where they are. Members
+    /// live on all the while, and what they have does too.
+    #[must_use]
+    pub fn of_lost_state(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "lost state");
+        let mut scenario = Self::of_losses(seed);
+        scenario.tickets = rng.chance(0.5);
+        scenario.chances.weights = [0; super::faults::FAULTS];
+        scenario.chances.weights[super::faults::Fault::SetClock as usize] = rng.below(2);
+        scenario.chances.weights[super::faults::Fault::LoseControl as usize] = 2;
+        scenario.chances.weights[super::faults::Fault::CrashControl as usize] = rng.below(2);
+        scenario.chances.control_loss = [0.0, 0.3][rng.below(2) as usize];
+        scenario.chances.control_duplicate = [0.0, 0.2][rng.below(2) as usize];
+        scenario.chances.control_crash_in_publish = [0.0, 0.2][rng.below(2) as usize];
+        scenario.chances.faults_most = Some(1 + rng.below(4));
+        scenario
+    }
+
+    /// The scenario of a seed in which shards want tickets, and the control plane goes from host to host, whose clocks
+    /// differ and jump.
+    #[must_use]
+    pub fn of_clocks(seed: u64) -> Self {
+        let mut scenario = Self { tickets: true, ..Self::of_seed(seed) };
+        scenario.chances.weights[super::faults::Fault::SetClock as usize] = 4;
+        scenario.chances.weights[super::faults::Fault::CrashControl as usize] = 3;
         scenario
     }
 
@@ -367,7 +398,8 @@ impl Chances {
             ..Self::default()
         };
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;
-        for weight in &mut chances.weights {
+        // Control planes that lose their state, and clocks that jump, are in scenarios of their own.
+        for weight in &mut chances.weights[..super::faults::FAULTS - 2] {
             *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };
         }
         chances

@@ -39,6 +39,8 @@ pub struct Statistics {
     pub doubled: u64,
     /// Maps published.
     pub epochs: u64,
+    /// Times that a control plane without its state went on with what members offered.
+    pub adoptions: u64,
     /// Operations of disks.
     pub disk_ops: u64,
     /// Disks whose process or power failed.
@@ -83,6 +85,7 @@ impl Statistics {
         self.doubled += other.doubled;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
+        self.adoptions += other.adoptions;
         self.disk_ops += other.disk_ops;
         self.crashes += other.crashes;
         self.without += other.without;

@@ -22,8 +22,9 @@ impl World {
         if !self.is_client(client, life) || self.clients[client].batches_left == 0 || self.trouble.calm {
             return;
         }
-        // A user waits for the first map, as the real client does when it connects.
-        if self.clients[client].client.epoch().0 == 0 {
+        // A user waits for the first map and a ticket, as the real client does when it connects.
+        let lacks_ticket = self.scenario.tickets && !self.clients[client].has_ticket;
+        if lacks_ticket || self.clients[client].client.epoch().0 == 0 {
             self.after(5 * MS, Event::Act(client, life));
             return;
         }

@@ -38,6 +38,10 @@ impl Host {
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
+            Self::Clocks => ("world", "clocks", "KVPLANE_SEEDS"),
+            Self::LostState => {
+                ("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS")
+            }
         }
     }
 }

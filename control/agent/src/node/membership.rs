@@ -1,7 +1,8 @@
 //! A node's membership: joining, heartbeats, and the slots that each new map gives its shards.
 //!
-//! A control plane that lost its state counts epochs anew and knows no members. Then nobody can say who had our slots
-//! meanwhile: whoever finds that out first, the heartbeat or the map, begins a new life.
+//! A control plane that lost its state knows no members. Whoever is not known offers the map that it follows, and goes on
+//! by it: the control plane adopts that, unless it has given slots to others by then. In that case nobody can say who had
+//! our slots meanwhile: whoever finds that out first, the offer or the map, begins a new life.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +13,10 @@ use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{
-    AttachDevices, Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment, Settled,
+    AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, Settled,
 };
 
-use super::unix_ns;
+use super::life;
 use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
 use crate::shard_report::ShardReports;
@@ -26,6 +27,11 @@ use crate::tier_report::TierReports;
 const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
 /// How long a node that ends waits until the control plane has taken note of it.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a control plane that waits for members of a lost state may take until it is ready for others: its deadline
+/// for heartbeats, with room.
+const READY: Duration = Duration::from_secs(30);
+/// Offers in a row that end without an answer: a control plane of an earlier version, which ends the connection.
+const OFFERS: u32 = 3;
 /// How often the membership thread looks around between heartbeats.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -47,6 +53,8 @@ pub(super) struct Membership {
     pub(super) figures: ShardReports,
     /// What is on its devices counts if they knew a map of this epoch or of a later one.
     pub(super) kept_since: Epoch,
+    /// Offers of the map that were not answered, in a row.
+    pub(super) unanswered: u32,
     /// The present life, for who reports beside.
     pub(super) life: Arc<Mutex<u64>>,
     /// What peers of the shards prove, if they do.
@@ -56,25 +64,55 @@ pub(super) struct Membership {
 impl Membership {
     pub(super) fn join(&mut self) -> Result<(), Error> {
         self.attach_devices()?;
-        self.link.call_unless(
-            &self.stop,
-            Join { member: self.member.clone(), capacity_bytes: self.capacity_bytes, version: software().to_owned() },
-        )?;
+        self.call_when_ready(&self.said())?;
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.settled = None;
         self.tell_settled(Epoch(0))?;
         self.heartbeat()
     }
 
+    /// What a join says.
+    fn said(&self) -> Join {
+        let (member, version) = (self.member.clone(), software().to_owned());
+        Join { member, capacity_bytes: self.capacity_bytes, version }
+    }
+
+    /// Makes a call for which the control plane may not be ready yet.
+    fn call_when_ready<R>(&self, call: &R) -> Result<R::Reply, Error>
+    where
+        R: Request + Clone + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        let begun = std::time::Instant::now();
+        loop {
+            match self.link.call_unless(&self.stop, call.clone()) {
+                Err(Error::Call(error))
+                    if error.refusal() == Some(RefusalCode::NotReady)
+                        && begun.elapsed() < READY
+                        && !self.stop.load(Ordering::Relaxed) =>
+                {
+                    // It was refused for as long as a call may take; what is said of that is in the log once.
+                    tracing::info!(node = self.member.node.0, "waits for the control plane: {error}");
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// A digest of the identities of its devices; 0 without any.
+    fn devices(&self) -> u128 {
+        let fold = |devices: u128, shard: &ShardHandle| devices.rotate_left(7) ^ shard.device().unwrap_or(0);
+        self.shards.iter().fold(0, fold)
+    }
+
     /// Says which devices this life has, and hears which maps they must have known for what is on them to count.
     fn attach_devices(&mut self) -> Result<(), Error> {
-        let fold = |devices: u128, shard: &ShardHandle| devices.rotate_left(7) ^ shard.device().unwrap_or(0);
-        let devices = self.shards.iter().fold(0, fold);
+        let devices = self.devices();
         if devices == 0 {
             return Ok(());
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.kept_since = Epoch(self.link.call_unless(&self.stop, AttachDevices { node, incarnation, devices })?.since);
+        self.kept_since = Epoch(self.call_when_ready(&AttachDevices { node, incarnation, devices })?.since);
         Ok(())
     }
 
@@ -232,6 +270,11 @@ impl Membership {
     fn recover(&mut self, error: Error) -> Result<(), Error> {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
+            Some(RefusalCode::UnknownMember) if self.offer_map()? => Err(Error::Argument(
+                "the control plane does not know this node, and may have lost its state: it was told which map the node \
+                 follows"
+                    .to_owned(),
+            )),
             // Our slots are others' by now, or may be. What we hold may be older than what they were given.
             Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => {
                 tracing::warn!(node = self.member.node.0, "its life was declared over: a new one begins ({error})");
@@ -241,16 +284,36 @@ impl Membership {
         }
     }
 
+    /// Tells a control plane that does not know us which map we follow; false when it does not want to hear that, as
+    /// slots were given to others.
+    fn offer_map(&mut self) -> Result<bool, Error> {
+        let followed = self.link.state_map().filter(|known| known.state == self.state && self.applied != Epoch(0));
+        let Some(StateMap { state, map }) = followed else { return Ok(false) };
+        let (join, devices) = (self.said(), self.devices());
+        let offer = OfferMap { join, state, map: (*map).clone(), devices, since: self.kept_since.0 };
+        match self.link.call_unless(&self.stop, offer) {
+            Ok(_) => {
+                self.unanswered = 0;
+                Ok(true)
+            }
+            Err(Error::Call(error)) if error.refusal().is_some() => Ok(false),
+            Err(error) => {
+                self.unanswered += 1;
+                if self.unanswered < OFFERS { Err(error) } else { Ok(false) }
+            }
+        }
+    }
+
     /// Drops what the shards have, and joins as a new life of this node. The shards are first: no member ever has what
     /// it had before it was one.
     fn begin_life(&mut self) -> Result<(), Error> {
-        let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
+        let incarnation = Incarnation(life::next(self.member.incarnation.0));
         for shard in self.shards.iter() {
             shard.begin_life(incarnation)?;
         }
         self.member.incarnation = incarnation;
         *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
-        self.applied = Epoch(0);
+        (self.applied, self.unanswered) = (Epoch(0), 0);
         self.join()?;
         self.list_pool()
     }

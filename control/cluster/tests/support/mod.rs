@@ -10,7 +10,7 @@ use kvplane_cluster::{
     Change, Cluster, ClusterConfig, Input, Load, MemberState, Output, Record, Rejection, Reply, Segment, SegmentKind,
     SegmentOwner,
 };
-use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 
 /// A millisecond, the unit of these tests.
@@ -21,6 +21,8 @@ pub(crate) struct Driver {
     pub(crate) store: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(crate) published: ClusterMap,
     pub(crate) lost: Vec<(u64, u64)>,
+    /// Identity of the state that it goes on with, if it lost its own.
+    pub(crate) adopted: Option<u64>,
     pub(crate) now_ns: u64,
 }
 
@@ -46,7 +48,7 @@ impl Driver {
     pub(crate) fn start(config: ClusterConfig, store: BTreeMap<Vec<u8>, Vec<u8>>, now_ns: u64) -> Self {
         let cluster = Cluster::new(config, records(&store), now_ns).expect("the store and the settings fit");
         let published = cluster.map().clone();
-        let mut driver = Self { cluster, store, published, lost: Vec::new(), now_ns };
+        let mut driver = Self { cluster, store, published, lost: Vec::new(), adopted: None, now_ns };
         let first: Vec<Output> = std::iter::from_fn(|| driver.cluster.poll_output()).collect();
         assert!(matches!(first.last(), Some(Output::MapChanged(map)) if map == driver.cluster.map()));
         for output in first {
@@ -70,6 +72,12 @@ impl Driver {
         while let Some(output) = self.cluster.poll_output() {
             match output {
                 Output::Persist(changes) => self.persist(&changes),
+                Output::Adopt { state, changes } => {
+                    self.persist(&changes);
+                    self.adopted = Some(state);
+                    // It goes on from the epoch that was offered, and not from one of its own.
+                    self.published.epoch = Epoch(self.cluster.map().epoch.0 - 1);
+                }
                 Output::MemberLost { node, incarnation } => self.lost.push((node.0, incarnation.0)),
                 Output::MapChanged(map) => {
                     epochs += 1;

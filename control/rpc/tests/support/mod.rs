@@ -60,12 +60,12 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn new(state_id: u64, epoch: u64) -> Arc<Self> {
-        let frame = MapFrame::new(&MapReply { map: map(epoch) }).expect("a small map");
+        let frame = MapFrame::new(&MapReply { map: map(epoch) }, state_id).expect("a small map");
         Arc::new(Self { maps: watch::channel(frame).0, events: Mutex::default(), callers: Mutex::default(), state_id })
     }
 
     pub fn publish(&self, epoch: u64) {
-        let frame = MapFrame::new(&MapReply { map: map(epoch) }).expect("a small map");
+        let frame = MapFrame::new(&MapReply { map: map(epoch) }, self.state_id).expect("a small map");
         self.maps.send_replace(frame);
     }
 
@@ -103,6 +103,12 @@ impl Service for Recorder {
     }
     fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
         Ok(Done)
+    }
+    fn offer_map(&self, _: Caller, _: OfferMap) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    fn get_life(&self, _: Caller, call: GetLife) -> Result<LastLife, Refusal> {
+        Ok(LastLife { incarnation: call.node })
     }
     fn attach_devices(&self, _: Caller, _: AttachDevices) -> Result<DevicesKept, Refusal> {
         Ok(DevicesKept { since: 1 })

@@ -1,6 +1,6 @@
 //! The calls, each as one input to the cluster or one look at it.
 
-use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
+use kvplane_cluster::{ClientId, Input, Offer, Reply, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
@@ -8,12 +8,13 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, Leave, ListHot, ListSegments, ListShards,
-    ListTasks, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents,
-    ReportHot, ReportShard, ReportTiers, Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant,
-    Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys,
-    TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
+    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
+    ListSegments, ListShards, ListTasks, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant,
+    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportTiers, Room, SHARDS_PER_REPORT, Segment,
+    SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
+    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
+    WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -67,6 +68,24 @@ impl Service for Control {
             }
             reply => Err(unexpected(&reply)),
         }
+    }
+
+    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<Done, Refusal> {
+        let OfferMap { join: Join { member, capacity_bytes, version }, state, map, devices, since } = call;
+        let (node, epoch, members) = (member.node.0, map.epoch.0, map.members.len());
+        let devices = (devices != 0).then_some((devices, Epoch(since)));
+        let offer = Box::new(Offer { state, map, member, capacity_bytes, version, devices });
+        match self.handle(Input::Offer { offer })? {
+            Reply::Offered => {
+                tracing::warn!(node, epoch, members, from = %caller.address, "a member offers the map that it follows");
+                Ok(Done)
+            }
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn get_life(&self, _: Caller, call: GetLife) -> Result<LastLife, Refusal> {
+        Ok(LastLife { incarnation: self.core()?.cluster.last_life(NodeId(call.node)).0 })
     }
 
     fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {

@@ -4,12 +4,24 @@ use kvplane_cluster::Change;
 use kvplane_rpc::{Refusal, RefusalCode};
 
 use super::{Control, Core};
+use crate::store::StoreError;
 
 impl Control {
     /// Makes changes durable, all or none. When that fails, nothing may be changed any more and the control plane
     /// stops.
     pub(super) fn persist(&self, core: &mut Core, changes: &[Change]) -> Result<(), Refusal> {
-        let Err(error) = core.store.commit(changes) else { return Ok(()) };
+        let outcome = core.store.commit(changes);
+        self.check_outcome(core, outcome)
+    }
+
+    /// The same, with the identity of the state that is gone on with.
+    pub(super) fn adopt(&self, core: &mut Core, state: u64, changes: &[Change]) -> Result<(), Refusal> {
+        let outcome = core.store.adopt(state, changes);
+        self.check_outcome(core, outcome)
+    }
+
+    fn check_outcome(&self, core: &mut Core, outcome: Result<(), StoreError>) -> Result<(), Refusal> {
+        let Err(error) = outcome else { return Ok(()) };
         let reason = error.to_string();
         tracing::error!("the state cannot be written: {reason}");
         core.failure = Some(reason.clone());

@@ -38,6 +38,10 @@ pub(super) fn tickets_change(text: &str) -> KeyChange {
     (b"tickets".to_vec(), Some(text.as_bytes().to_vec()))
 }
 
+pub(super) fn state_change(state_id: u64) -> KeyChange {
+    (b"state".to_vec(), Some(format!("{FORMAT} {state_id:016x}").into_bytes()))
+}
+
 pub(super) fn ticket_time_change(seconds: u64) -> KeyChange {
     (b"ticket-time".to_vec(), Some(seconds.to_string().into_bytes()))
 }
@@ -184,8 +188,7 @@ impl Fenced<'_> {
             stored = read(self.gateway, self.keys)?;
         }
         if stored.state_id.is_none() {
-            let value = format!("{FORMAT} {fresh_id:016x}").into_bytes();
-            self.commit(&[(b"state".to_vec(), Some(value))]).map_err(gateway)?;
+            self.commit(&[state_change(fresh_id)]).map_err(gateway)?;
             stored.state_id = Some(fresh_id);
         }
         Ok(stored)

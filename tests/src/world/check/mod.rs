@@ -47,6 +47,8 @@ pub enum Rule {
     Liveness,
     /// When all is quiet, nothing is held.
     Leak,
+    /// Who has a ticket that was made just now is let in, and the ticket time never goes back.
+    Tickets,
     /// Honest peers never break the protocol.
     Protocol,
     /// The code under test asserted something that did not hold.

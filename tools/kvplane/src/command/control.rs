@@ -158,6 +158,10 @@ pub(crate) struct Control {
     /// directory.
     #[arg(long, value_name = "DIRECTORY")]
     identity: Option<PathBuf>,
+    /// How long members have to say which map they follow, where the state has none, before others may join: it may be
+    /// a new cluster's, or one that was lost. 6 where certificates are older than the state, else 0.
+    #[arg(long, value_name = "SECONDS")]
+    adoption_wait: Option<u32>,
     /// Nodes that may keep each object, best effort: 1, or 2 for a second copy of what puts request one of.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
@@ -185,16 +189,23 @@ pub(crate) struct Setup<'a> {
     pub(crate) runtime_directory: Option<&'a PathBuf>,
     /// How tickets for data connections are made, if they are.
     pub(crate) tickets: Option<TicketConfig>,
+    /// How long members of a lost state have to come, where there is no map; none where no state can be lost.
+    pub(crate) adoption_wait: Option<Duration>,
 }
 
+/// How long members have to come of a state that may have been lost: the longest wait between their tries to connect,
+/// and a heartbeat.
+const ADOPTION_WAIT: Duration = Duration::from_secs(6);
+
 pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
-    let Setup { cluster, listen, state, etcd, identity, replicas, runtime_directory, tickets } = setup;
+    let Setup { cluster, listen, state, etcd, identity, replicas, runtime_directory, tickets, adoption_wait } = setup;
     let publish = match runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
     };
     let mut config = ControlConfig::new(cluster);
     config.cluster.replicas = replicas;
+    config.cluster.adoption_wait_ns = adoption_wait.map(|wait| u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
     config.listen = listen;
     config.http_listen = Some(http.address);
     config.kv_events_listen = http.kv_events;
@@ -251,12 +262,24 @@ impl Control {
             runtime_directory: self.runtime_directory.as_ref(),
             tickets: (!self.no_tickets)
                 .then(|| TicketConfig { lifetime_s: self.ticket_lifetime, ..TicketConfig::default() }),
+            adoption_wait: Some(self.adoption_wait()),
         };
         let mut control = start(setup, &self.http)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
         stop::wait(|| watch(&mut control))?;
         Ok(control.shutdown(SHUTDOWN)?)
+    }
+
+    /// How long members of a lost state have to come. Where the authority is as new as the directory of the state, nobody
+    /// has a certificate of it: it is a new cluster.
+    fn adoption_wait(&self) -> Duration {
+        let is_new = self.identity.is_none() && !self.state.join("ca.key").exists();
+        match self.adoption_wait {
+            Some(seconds) => Duration::from_secs(seconds.into()),
+            None if is_new => Duration::ZERO,
+            None => ADOPTION_WAIT,
+        }
     }
 
     /// Where the state is: in a directory, or in etcd.

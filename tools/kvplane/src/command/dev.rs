@@ -61,6 +61,8 @@ impl Dev {
             runtime_directory: self.shape.runtime_directory.as_ref(),
             // All of it is one process, on loopback.
             tickets: None,
+            // Its members end with it.
+            adoption_wait: None,
         };
         let mut plane = control::start(setup, &self.http)?;
         let runtime_directory = self.shape.runtime_directory.clone();

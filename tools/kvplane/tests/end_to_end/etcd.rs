@@ -214,13 +214,13 @@ fn an_etcd_that_was_wiped_or_is_full_is_survived() {
     cluster.etcd.kill();
     std::fs::remove_dir_all(cluster.etcd.directory()).unwrap();
     cluster.etcd.restart();
-    // Another state: members join it as they would a new cluster.
+    // The member says which map it follows, and goes on with what it has.
     cluster.assert_member();
+    cluster.assert_has("first", "1");
     let put = || {
         let file = cluster.place.file("value", b"2");
         let put = ["put", "second", file.to_str().unwrap()];
         let is_put = ctl(&cluster.place, &cluster.at(), "people", &put).status.success();
-        // What went to the life before this one is gone with it.
         let got = ctl(&cluster.place, &cluster.at(), "people", &["get", "second"]);
         (is_put && got.status.success()).then(|| got.well())
     };

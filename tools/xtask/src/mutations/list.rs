@@ -11,6 +11,10 @@ pub(super) enum Host {
     Replicas,
     /// The same, few objects that are replaced often and read by all.
     HotObjects,
+    /// Shards that want tickets, and a control plane on hosts whose clocks differ and jump.
+    Clocks,
+    /// A control plane that loses its state.
+    LostState,
 }
 
 /// A planted bug.
@@ -240,5 +244,37 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "            self.flushes.durable = self.flushes.covered_mark;",
         replace: "            self.flushes.durable = self.flushes.written;",
         host: Host::Tiers,
+    },
+    Mutation {
+        name: "ticket-time-from-the-clock",
+        invariant: "the ticket time goes on from what is durable, whatever the host's clock shows",
+        file: "dataplane/ticket/src/time.rs",
+        find: "            Some(durable_s) => durable_s,",
+        replace: "            Some(_) => host_s,",
+        host: Host::Clocks,
+    },
+    Mutation {
+        name: "one-time-line-for-all",
+        invariant: "a ticket is compared on the time line of its key",
+        file: "dataplane/ticket/src/time.rs",
+        find: "            (Some(_), None) => TimeLine::of(told_s, now_s),",
+        replace: "            (Some(_), None) => TimeLine::default(),",
+        host: Host::LostState,
+    },
+    Mutation {
+        name: "empty-state-is-a-new-cluster",
+        invariant: "a control plane without a map adopts what living members say",
+        file: "control/cluster/src/start.rs",
+        find: "adoption_wait_ns.filter(|_| cluster.map.epoch == Epoch(0))",
+        replace: "adoption_wait_ns.filter(|_| cluster.map.epoch != Epoch(0))",
+        host: Host::LostState,
+    },
+    Mutation {
+        name: "adoption-forgets-who-owned-what",
+        invariant: "what members say is adopted with the layout that it is of",
+        file: "control/cluster/src/adoption.rs",
+        find: "        self.layout = Layout { since, claims: claims(&map).unwrap_or(0), former };",
+        replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| since == Epoch(0)) };",
+        host: Host::LostState,
     },
 ];

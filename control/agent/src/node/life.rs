@@ -1,0 +1,64 @@
+//! The numbers of a node's lives. They grow from life to life whatever the clock of the host does: what a node puts in
+//! a later life is newer than all of before, and of two lives everybody knows which is over.
+//!
+//! The host's wall clock gives the number of a first life. Those after it are above the last one that the control plane
+//! knows of, also where the clock was set back meanwhile.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvplane_proto::ids::NodeId;
+use kvplane_rpc::message::GetLife;
+
+use crate::error::Error;
+use crate::link::ControlLink;
+
+/// Least distance between the numbers of two processes of a node. The versions of its objects count on from its number,
+/// by one each: no process counts that far.
+const STEP: u64 = 1 << 40;
+
+/// The number of the life that begins with this process.
+///
+/// # Errors
+/// When the control plane does not answer, or refuses.
+pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
+    let last = match link.call(GetLife { node: node.0 }) {
+        Ok(known) => known.incarnation,
+        // One of an earlier version does not know the question, and ends the connection.
+        Err(Error::Call(error)) if error.refusal().is_none() => 0,
+        Err(error) => return Err(error),
+    };
+    Ok(after(last, clock_ns()))
+}
+
+/// The number of the life that begins in a process which goes on: its versions do too.
+pub(super) fn next(present: u64) -> u64 {
+    clock_ns().max(present.saturating_add(1))
+}
+
+const fn after(last: u64, clock_ns: u64) -> u64 {
+    let least = last.saturating_add(STEP);
+    if last > 0 && clock_ns < least { least } else { clock_ns }
+}
+
+fn clock_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Not 0, which is no life.
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_above_the_last_one_whatever_the_clock_shows() {
+        let clock_ns = 1_764_000_000_000_000_000;
+        assert_eq!(after(0, clock_ns), clock_ns, "nothing is known of it");
+        assert_eq!(after(clock_ns - 2 * STEP, clock_ns), clock_ns);
+        // A quick restart, a clock that was set back by two hours, and one of 1970.
+        for shown_ns in [clock_ns + 5_000_000_000, clock_ns - 7_200_000_000_000, 1] {
+            assert_eq!(after(clock_ns, shown_ns), clock_ns + STEP);
+        }
+        assert!(next(u64::MAX / 2) > u64::MAX / 2);
+    }
+}

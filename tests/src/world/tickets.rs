@@ -1,0 +1,157 @@
+//! Tickets, and the clocks of the hosts that a control plane runs on: they differ, and jump either way. What a control
+//! plane keeps of its keys and of its ticket time is on its disk, and is lost with that.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kvplane_proto::Status;
+use kvplane_ticket::{Challenges, Credential, Mint, Rights, Role, Terms, TicketKey, TicketTime};
+
+use super::World;
+use super::check::{Checked, Rule, broken};
+use super::faults::Party;
+use super::queue::Message;
+
+/// How long a ticket is good, and tickets are made with one key, in seconds.
+const TIMES_S: (u64, u64) = (3, 2);
+/// What a clock shows that is right, at the beginning of the world, in seconds.
+const NOON_S: u64 = 1_700_000_000;
+/// By how much clocks are wrong, in seconds.
+const WRONG_S: [i64; 5] = [0, 7_200, -7_200, 1_200, -1_000_000_000];
+/// Hosts on which the control plane runs by turns.
+const HOSTS: usize = 2;
+
+/// What the control plane tells of tickets.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// The time and the keys, for a node.
+    keys: Option<(u64, Vec<TicketKey>)>,
+    credential: Arc<Credential>,
+}
+
+/// What makes tickets, while the control plane runs; and what is durable of it.
+#[derive(Default)]
+pub(crate) struct Tickets {
+    running: Option<(Mint, TicketTime)>,
+    keys: Option<Vec<TicketKey>>,
+    time_s: Option<u64>,
+    /// By how much the clock of each host is wrong, and on which the control plane runs.
+    wrong_s: [i64; HOSTS],
+    host: usize,
+    /// The greatest time that was told since the state was lost.
+    told_s: u64,
+}
+
+impl Tickets {
+    pub(crate) fn lose(&mut self) {
+        (self.keys, self.time_s, self.told_s) = (None, None, 0);
+    }
+}
+
+impl World {
+    /// The control plane starts, here or on another host.
+    pub(crate) fn start_tickets(&mut self) {
+        if !self.scenario.tickets {
+            return;
+        }
+        let faults = &mut self.streams.clocks;
+        let tickets = &mut self.control.tickets;
+        tickets.host = faults.below(HOSTS as u64) as usize;
+        let wall_s = (NOON_S + self.now_ns / 1_000_000_000).saturating_add_signed(tickets.wrong_s[tickets.host]);
+        let time = TicketTime::begin(tickets.time_s, wall_s, TIMES_S.0, self.now_ns);
+        let now_s = time.now(self.now_ns);
+        let draw = |out: &mut [u8]| -> Result<(), std::convert::Infallible> {
+            out.iter_mut().for_each(|byte| *byte = faults.below(256) as u8);
+            Ok(())
+        };
+        let Ok(mut mint) = Mint::new("world", TIMES_S, now_s, draw);
+        if let Some(keys) = tickets.keys.clone() {
+            mint.resume(keys, now_s);
+        }
+        tickets.keys = Some(mint.keys().cloned().collect());
+        tickets.running = Some((mint, time));
+    }
+
+    /// A clock is set.
+    pub(crate) fn set_clock(&mut self) {
+        let faults = &mut self.streams.clocks;
+        let host = faults.below(HOSTS as u64) as usize;
+        let wrong_s = WRONG_S[faults.below(WRONG_S.len() as u64) as usize];
+        self.control.tickets.wrong_s[host] = wrong_s;
+        self.detail(host as u64, || format!("the clock of host {host} is wrong by {wrong_s} s"));
+    }
+
+    /// The control plane gives a ticket, and a node the keys.
+    pub(crate) fn tell_tickets(&mut self, to: Party) {
+        let (faults, now_ns) = (&mut self.streams.clocks, self.now_ns);
+        let tickets = &mut self.control.tickets;
+        let Some((mint, time)) = &mut tickets.running else { return };
+        if let Some(wanted_s) = time.wanted(now_ns) {
+            tickets.time_s = Some(wanted_s);
+            time.reserve(wanted_s);
+        }
+        let now_s = time.now(now_ns);
+        let draw = |out: &mut [u8]| -> Result<(), std::convert::Infallible> {
+            out.iter_mut().for_each(|byte| *byte = faults.below(256) as u8);
+            Ok(())
+        };
+        let Ok(_) = mint.rotate(now_s, false, draw);
+        tickets.keys = Some(mint.keys().cloned().collect());
+        let rights = Rights::READ.and(Rights::WRITE);
+        let (role, rights, holder, incarnation) = match to {
+            Party::Node(node) => (Role::Node, rights.and(Rights::FETCH), node as u64 + 1, self.nodes[node].incarnation),
+            Party::Client(_) | Party::Control => (Role::Client, rights, 1_000 + to.word(), 0),
+        };
+        let terms = Terms { role, rights, tenant: None, holder, incarnation, epochs: (0, u64::MAX) };
+        let credential = Arc::new(mint.issue(&terms, now_s));
+        let keys = matches!(to, Party::Node(_)).then(|| (now_s, mint.keys().cloned().collect()));
+        let before_s = std::mem::replace(&mut tickets.told_s, now_s);
+        if now_s < before_s {
+            self.violate(broken(Rule::Tickets, format!("the ticket time went back from {before_s} s to {now_s} s")));
+        }
+        self.tell(to, Message::Tickets(Rc::new(Told { keys, credential })));
+    }
+
+    /// What the control plane tells of tickets arrives.
+    pub(crate) fn hear_tickets(&mut self, party: Party, told: &Told) {
+        let now_ns = self.now_ns;
+        match party {
+            Party::Node(node) if self.nodes[node].up => {
+                for life in self.nodes[node].shards.clone() {
+                    if let Some((seconds, keys)) = &told.keys {
+                        self.lives[life].service.learn_keys(keys.clone(), *seconds, now_ns);
+                        self.drain_service(life, None);
+                    }
+                    let fetcher = self.lives[life].fetcher;
+                    self.clients[fetcher].client.set_credential(Arc::clone(&told.credential), now_ns);
+                    self.drain_client(fetcher);
+                }
+            }
+            Party::Client(client) if self.clients[client].alive => {
+                self.clients[client].has_ticket = true;
+                self.clients[client].client.set_credential(Arc::clone(&told.credential), now_ns);
+                self.drain_client(client);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a shard challenges with, if it wants tickets.
+    pub(crate) fn challenges(&mut self) -> Option<Challenges> {
+        let mut seed = [0; 32];
+        seed.iter_mut().for_each(|byte| *byte = self.streams.clocks.below(256) as u8);
+        self.scenario.tickets.then(|| Challenges::new(seed))
+    }
+
+    /// Everybody here has a ticket that is good: nobody is refused for it.
+    pub(crate) fn check_ticket(&self, client: usize, status: Status) -> Checked {
+        let refused = matches!(status, Status::Prove | Status::Unauthorized | Status::TicketEnded);
+        if refused && self.scenario.tickets {
+            return Err(broken(
+                Rule::Tickets,
+                format!("client {client} was refused although it may come in: {status}"),
+            ));
+        }
+        Ok(())
+    }
+}
