@@ -4,7 +4,6 @@ Names and rules are the original's. Where a tensor-parallel axis is the only one
 several axes it names each of them, in the order dp, tp, ep, pp.
 """
 
-import json
 from collections import namedtuple
 
 #: The kinds of axes in the order in which keys have them; the index is the number in a tensor's header.
@@ -94,11 +93,15 @@ def narrowed(tensor, axis):
 
 def manifest(axis):
     """What is stored beside the parts, so that readers with another number of ranks find them."""
+    import json
+
     return json.dumps({"split_dim": axis.split, "size": axis.size}).encode()
 
 
 def manifest_axis(value):
     """The axis of a manifest with rank 0, or None where the bytes are no manifest."""
+    import json
+
     try:
         said = json.loads(value)
         split, size = said["split_dim"], said["size"]

@@ -100,7 +100,7 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
 fn a_get_says_how_many_owners_have_the_object() {
     for config in [stream_config(), shared_config()] {
         for (version, replicas) in [(7 | COPY, 2), (7, 1)] {
-            let mut rig = rig(config);
+            let mut rig = rig(config.clone());
             rig.objects.insert(digest(0), Object { bytes: BYTES, version });
             let whole = Request::Get(digest(0), local(0, 0, BYTES));
             let parts = [Request::GetRange, Request::PeekRange].map(|part| part(digest(0), 0, local(0, BYTES, 1)));
