@@ -4,17 +4,13 @@
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds, run_with_lines};
 
-/// Runs every so many-th seed; what happened, and the seeds that failed.
-fn share(seeds: impl Iterator<Item = u64>) -> (Statistics, Vec<u64>) {
-    run_seeds(seeds, 5, Scenario::of_tiers, |_, _| {})
-}
-
-#[test]
-fn seeds() {
+/// Runs seeds of a kind, as many as were asked for: what happened.
+fn run_all(of: fn(u64) -> Scenario) -> (u64, Statistics) {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_TIER_SEEDS", number("KVPLANE_SEEDS", 12)));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let shares: Vec<(Statistics, Vec<u64>)> = std::thread::scope(|scope| {
-        let start = |thread| scope.spawn(move || share((first + thread..first + count).step_by(threads)));
+        let share = move |thread| run_seeds((first + thread..first + count).step_by(threads), 5, of, |_, _| {});
+        let start = |thread| scope.spawn(move || share(thread));
         let running: Vec<_> = (0..threads as u64).map(start).collect();
         running.into_iter().map(|share| share.join().expect("a share of the seeds")).collect()
     });
@@ -25,7 +21,27 @@ fn seeds() {
     }
     println!("{count} seeds: {total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above with the command that repeats it");
+    (count, total)
+}
+
+#[test]
+fn seeds() {
+    let (count, total) = run_all(Scenario::of_tiers);
     assert!(count < 10 || total.audited > 0 && total.crashes > count, "nothing was put to the test: {total}");
+}
+
+/// Nodes that were away with their disks: what others removed or replaced meanwhile stays so.
+#[test]
+fn absences() {
+    let (count, total) = run_all(Scenario::of_absences);
+    assert!(count < 10 || total.kept.0 > 0, "no slot was compared: {total}");
+}
+
+/// What was promised is there when its node is back.
+#[test]
+fn returns() {
+    let (count, total) = run_all(Scenario::of_returns);
+    assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
 /// Seeds that failed once, in this tree or in one before it. What was wrong stands in docs/testing.md.
@@ -33,7 +49,7 @@ const FAILED_ONCE: [u64; 14] = [293, 598, 694, 1147, 2285, 3102, 3524, 4026, 440
 
 #[test]
 fn seeds_that_failed_once() {
-    let (_, failed) = share(FAILED_ONCE.into_iter());
+    let (_, failed) = run_seeds(FAILED_ONCE.into_iter(), 5, Scenario::of_tiers, |_, _| {});
     assert!(failed.is_empty(), "seeds that failed: {failed:?}");
 }
 
@@ -47,12 +63,15 @@ fn the_same_seed_gives_the_same_history() {
 
 /// Runs seeds with a host's bug until a rule breaks; it must be one of `rules`.
 fn caught(mischief: Mischief, rules: &[Rule]) {
+    caught_among(Scenario::of_tiers_with, mischief, rules);
+}
+
+fn caught_among(of: fn(u64, Mischief) -> Scenario, mischief: Mischief, rules: &[Rule]) {
     for seed in 0..100 {
-        if let Err(failure) = run(Scenario::of_tiers_with(seed, mischief)) {
+        if let Err(failure) = run(of(seed, mischief)) {
             println!("{mischief:?}: after {seed} seeds, {failure}");
             if !rules.contains(&failure.violation.rule) {
-                let _ = run_with_lines(Scenario::of_tiers_with(seed, mischief))
-                    .inspect_err(|failure| println!("{failure}"));
+                let _ = run_with_lines(of(seed, mischief)).inspect_err(|failure| println!("{failure}"));
             }
             assert!(rules.contains(&failure.violation.rule), "{mischief:?} was found, but not by {rules:?}: {failure}");
             return;
@@ -84,4 +103,9 @@ fn a_disk_that_is_believed_although_its_slots_changed_hands() {
 #[test]
 fn a_life_without_its_disk_that_nobody_hears_of() {
     caught(Mischief::HideDisks, &[Rule::Removed]);
+}
+
+#[test]
+fn changes_that_whoever_comes_back_does_not_hear_of() {
+    caught_among(Scenario::of_absences_with, Mischief::HideChanges, &[Rule::Removed]);
 }

@@ -62,7 +62,7 @@ const GAUGES: [Number; 12] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 38] = [
+const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -102,6 +102,15 @@ const TIER_COUNTERS: [Number; 38] = [
     ("kvplane_tier_removals_total", "Removals written.", |one| tier(one).counters.removals),
     ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
         tier(one).counters.removals_unwritten
+    }),
+    ("kvplane_tier_slots_compared_total", "Slots that came back, with what others changed told.", |one| {
+        tier(one).counters.slots_compared
+    }),
+    ("kvplane_tier_slots_voided_total", "Slots that came back of which nobody knew what had changed.", |one| {
+        tier(one).counters.slots_voided
+    }),
+    ("kvplane_tier_struck_total", "Objects struck out as others had put or removed them.", |one| {
+        tier(one).counters.struck
     }),
     ("kvplane_tier_reclaimed_total", "Objects that reclaim dropped.", |one| tier(one).counters.reclaimed),
     ("kvplane_tier_reinserted_total", "Records that reclaim wrote again.", |one| tier(one).stats.reinserted),

@@ -84,6 +84,8 @@ pub struct Cluster {
     pub(crate) now_ns: u64,
     /// The newest map; what members say now is in it after `publish`.
     pub(crate) map: ClusterMap,
+    /// The owners by the last map that had any: while there are none, slots are still theirs.
+    pub(crate) last_owners: Vec<Member>,
     pub(crate) layout: Layout,
     pub(crate) due_ns: Option<u64>,
     /// Somebody waits for its share, or to lose it; until when owners that have not settled count.
@@ -116,6 +118,7 @@ impl Cluster {
             Input::Refused { node, incarnation } => self.refused(node, incarnation),
             Input::Unanswered { node, incarnation } => self.unanswered(node, incarnation),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
+            Input::Restart { node, incarnation } => self.restart(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),
             Input::Undrain { node, incarnation } => self.undrain(node, incarnation),
             Input::ClientHeartbeat { client } => self.client_heartbeat(client),
@@ -346,7 +349,8 @@ impl Cluster {
                 shards: member.shards.len() as u16,
             };
             let began = owners(&self.map.members).into_iter().map(|member| (member.node, member.incarnation)).collect();
-            let claims_before = owners(before).into_iter().map(claim).collect();
+            let before = owners(if before.iter().any(|member| member.weight > 0) { before } else { &self.last_owners });
+            let claims_before = before.into_iter().map(claim).collect();
             let former = Former { since, from, claims: claims_before, began, restarts: None };
             self.layout = Layout { since, claims, former: Some(former) };
             self.moves_began();
@@ -392,6 +396,9 @@ impl Cluster {
             self.map.epoch.0 += 1;
             self.map.replicas = self.config.replicas;
             let before = core::mem::replace(&mut self.map.members, members);
+            if before.iter().any(|member| member.weight > 0) {
+                self.last_owners.clone_from(&before);
+            }
             self.changes.push(Change::Put(self.header()));
             self.note_layout(&before);
             self.counters.epochs += 1;

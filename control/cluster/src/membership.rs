@@ -199,6 +199,22 @@ impl Cluster {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
+    /// A life ends whose devices are to serve the next one.
+    pub(crate) fn restart(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_life(node, life)?;
+        let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == life);
+        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+        let owns = row.shared && matches!(row.state, MemberState::Active | MemberState::Suspect);
+        if !(has_devices && owns) {
+            return self.leave(node, life);
+        }
+        // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at once.
+        (row.heard, row.heard_ns) = (false, self.now_ns);
+        self.counters.restarts += 1;
+        self.arm_member(node);
+        Ok(Reply::Left { epoch: self.newest_epoch() })
+    }
+
     pub(crate) fn drain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.life_or_present(node, life);
         self.expect_life(node, incarnation)?;

@@ -95,6 +95,15 @@ pub enum Input {
         /// Which life.
         incarnation: Incarnation,
     },
+    /// A member's process ends in order, and its next life is expected soon: where it has devices, its slots wait for
+    /// that as long as for one that is silent, since what is on them is worth more than the wait. One without devices,
+    /// or that is drained, goes as by [`Self::Leave`].
+    Restart {
+        /// Who.
+        node: NodeId,
+        /// Which life ends.
+        incarnation: Incarnation,
+    },
     /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new
     /// owners can fetch what was in them. It lasts as long as this life of it, or until [`Input::Undrain`].
     Drain {
@@ -291,6 +300,8 @@ pub struct Counters {
     pub losses: u64,
     /// Members that left in order.
     pub leaves: u64,
+    /// Lives of members that ended in order, with devices for the next one.
+    pub restarts: u64,
     /// Members that were told to give their slots away.
     pub drains: u64,
     /// Client segments that were not renewed in time.

@@ -106,6 +106,7 @@ impl Cluster {
             counters: Counters::default(),
             now_ns,
             map,
+            last_owners: Vec::new(),
             layout: Layout::default(),
             due_ns: None,
             share_waits: false,

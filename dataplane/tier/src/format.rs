@@ -14,7 +14,7 @@ mod segment;
 mod superblock;
 
 pub use footer::{FOOTER_ENTRY_BYTES, FOOTER_HEADER_BYTES, FooterEntry, FooterPage};
-pub use ownership::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS, Ownership, SlotSet};
+pub use ownership::{Doubt, OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS, Ownership, SlotSet};
 pub use record::{AWAY_MOST, Kind, MAX_CHUNKS, RECORD_HEADER_BYTES, RecordHeader, Shape};
 pub use segment::{Filled, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockFound};

@@ -29,7 +29,7 @@ pub mod types;
 
 pub use config::{OBJECT_BYTES, TierConfig};
 pub use errors::{GetError, OpenError, PutError, Reason, RemoveError};
-pub use format::{Ownership, SlotSet};
+pub use format::{Doubt, Ownership, SlotSet};
 pub use index::{BYTES_PER_OBJECT, MAX_HITS};
 pub use memory::{Memory, Space, Span};
 pub use ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};

@@ -167,9 +167,9 @@ impl World {
         let mut owners = self.owners_of(map);
         let kept_since = self.nodes[index].kept_since.unwrap_or(Epoch(0));
         let since = since.max(kept_since);
-        if kept_since > owners.since {
-            // As a real node: for its disks, a life of its own without them is as good as an owner in between.
-            Rc::make_mut(&mut owners).since = kept_since;
+        if kept_since > Epoch(0) {
+            // As a real node: what its disks hold may be older than what a life of its own did without them.
+            Rc::make_mut(&mut owners).kept = kept_since;
         }
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
@@ -199,7 +199,7 @@ impl World {
         let life = &mut self.lives[index];
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
-            life.service.own(epoch, Standing { state: STATE, since }, owns);
+            life.service.own(epoch, Standing { state: STATE, since, kept: Epoch(0) }, owns);
         } else {
             life.service.follow(STATE, owners);
         }
@@ -248,7 +248,9 @@ impl World {
 
     /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.
     fn dropped(&mut self, lineage: usize, dropped: impl Fn(Digest) -> bool) {
-        if self.scenario.tier.is_some() {
+        if self.scenario.returns {
+            // Its disk has it, and whoever has its slots meanwhile tells what changed.
+        } else if self.scenario.tier.is_some() {
             self.shadow.promises_void(lineage, dropped);
         } else {
             self.shadow.dropped(lineage, self.trace.events, dropped);

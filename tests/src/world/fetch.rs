@@ -9,7 +9,7 @@ use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::SlotOwners;
-use kvplane_proto::message::ObjectName;
+use kvplane_proto::message::{Item, KeyItem, KeyPage, ListReply, ObjectName};
 use kvplane_proto::{Digest, Status};
 use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want, copy_of};
 
@@ -19,7 +19,7 @@ use super::check::memory::{Loan, Memory};
 use super::check::{Rule, broken};
 use super::client::ClientHost;
 use super::faults::Party;
-use super::scenario::{MS, Scenario};
+use super::scenario::{MS, Mischief, Scenario};
 use super::server::Pool;
 
 /// The name of fetches in the ledger of a pool, where connections have their numbers.
@@ -208,6 +208,9 @@ impl World {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
             }
             (Want::Drop(_), None) => FetchDone::Dropped,
+            (Want::List(_, from), None) if from.changes && self.scenario.has(Mischief::HideChanges) => {
+                page.map_or(FetchDone::Failed(first), |page| FetchDone::Page(without_changes(&page)))
+            }
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
             (Want::Object(..), None) if first != Status::Ok => FetchDone::Failed(first),
             (Want::Object(_, place), None) => self.object_came(life, index, *place, results[0].bytes, offset),
@@ -270,4 +273,14 @@ impl World {
             self.lives[life].changed.insert(key);
         }
     }
+}
+
+/// [`Mischief::HideChanges`]: a page that says since when changes are known, and none of them.
+fn without_changes(page: &[u8]) -> Vec<u8> {
+    let Some(page) = KeyPage::decode(page) else { return Vec::new() };
+    let headers: Vec<KeyItem> = page.keys().map(|key| key.item).filter(|item| item.digest.0 << 14 == 0).collect();
+    let mut out = Vec::new();
+    ListReply { items: headers.len() as u64, ..page.reply() }.encode(&mut out);
+    headers.iter().for_each(|item| item.encode(&mut out));
+    out
 }

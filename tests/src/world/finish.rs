@@ -149,6 +149,8 @@ impl World {
             self.statistics.stale_frames += counters.stale_frames;
             self.statistics.chosen += counters.second_chosen;
         }
+        let alive: Vec<usize> = (0..self.lives.len()).filter(|life| self.lives[*life].alive).collect();
+        alive.into_iter().for_each(|life| self.count_kept(life));
         for life in self.lives.iter().filter(|life| life.alive) {
             self.statistics.hot += life.service.copy_counters().hot;
             self.statistics.evictions += life.service.store().map_or(0, |store| store.stats().evictions);

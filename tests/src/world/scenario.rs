@@ -4,6 +4,7 @@
 //! explores less than many runs in which a few things fail often.
 
 use kvplane_proto::rng::Rng;
+use kvplane_store::service::PutAck;
 
 use super::tier::TierScenario;
 
@@ -63,6 +64,8 @@ pub enum Mischief {
     SpoilCopies,
     /// Nodes say that all that moved has come as soon as they hear of a map.
     SettleEarly,
+    /// Whoever asks what changed while it was away hears that nothing did.
+    HideChanges,
 }
 
 /// Everything that a run follows from.
@@ -102,6 +105,8 @@ pub struct Scenario {
     pub(crate) hedge_ns: u64,
     /// Nothing but a fault takes an object away.
     pub(crate) keeps: bool,
+    /// Every object that was promised is still there, also after its node was away and others had its slots.
+    pub(crate) returns: bool,
     /// Copies are wished for of objects that are there, and not asked for by their puts.
     pub(crate) wishes: bool,
     /// Shards want tickets.
@@ -167,6 +172,7 @@ impl Scenario {
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
+            returns: false,
             wishes: false,
             tickets: false,
         }
@@ -306,6 +312,53 @@ impl Scenario {
         scenario.nodes = 1 + rng.below(3) as usize;
         scenario.chances.weights[super::faults::Fault::CrashNode as usize] = 2 + rng.below(6);
         scenario.tier = Some(TierScenario::draw(rng, object_bytes, scenario.keys));
+        scenario
+    }
+
+    /// The scenario of a seed in which nodes are away with their disks for longer than others wait for them, one after
+    /// the other and together, and users remove and replace a lot meanwhile.
+    #[must_use]
+    pub fn of_absences(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "absences");
+        let mut scenario = Self::of_tiers(seed).with_slots_that_move();
+        if let Some(tier) = &mut scenario.tier {
+            tier.suit(Mischief::BelieveDisks);
+            tier.config.segments = 64;
+            tier.policy.ack = [PutAck::Durable, PutAck::Buffered][rng.below(2) as usize];
+            tier.power = tier.policy.ack == PutAck::Durable && rng.chance(0.5);
+        }
+        scenario.replace_chance = 0.3;
+        scenario.shards = 1 + rng.below(2) as u16;
+        scenario.batches = 200;
+        scenario.chances.fault_interval_ns = (60 + rng.below(300)) * MS;
+        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(3);
+        scenario.chances.weights[super::faults::Fault::PartitionControl as usize] = rng.below(3);
+        scenario
+    }
+
+    /// The same with a host's bug in it.
+    #[must_use]
+    pub fn of_absences_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_absences(seed) }
+    }
+
+    /// One node is away with its disk for longer than others wait for it, and comes back, while objects are put that
+    /// stay: all that was promised is there at the end.
+    #[must_use]
+    pub fn of_returns(seed: u64) -> Self {
+        let mut scenario = Self::of_absences(seed);
+        (scenario.keeps, scenario.returns) = (true, true);
+        (scenario.remove_weight, scenario.replace_chance) = (0, 0.0);
+        scenario.keys = 24;
+        scenario.pool_bytes = scenario.object_bytes * 400;
+        (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::LeaveNode as usize] = 1;
+        weights[super::faults::Fault::CrashNode as usize] = 1;
+        let fault_interval_ns = scenario.chances.fault_interval_ns;
+        let faults_from_ns = 1500 * MS;
+        scenario.chances =
+            Chances { fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
         scenario
     }
 

@@ -49,6 +49,8 @@ pub struct Statistics {
     pub without: u64,
     /// Objects found again on disks.
     pub recovered: u64,
+    /// Slots that came back to disks: those that were compared, and those of which nobody knew.
+    pub kept: (u64, u64),
     /// Times that a tier took no more writes.
     pub degraded: u64,
     /// Acknowledged objects that were asked for after a last crash.
@@ -90,6 +92,7 @@ impl Statistics {
         self.crashes += other.crashes;
         self.without += other.without;
         self.recovered += other.recovered;
+        self.kept = (self.kept.0 + other.kept.0, self.kept.1 + other.kept.1);
         self.degraded += other.degraded;
         self.audited += other.audited;
         for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
@@ -120,9 +123,9 @@ impl fmt::Display for Statistics {
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
         if self.disk_ops > 0 {
-            let Self { disk_ops, crashes, without, recovered, degraded, audited, .. } = self;
+            let Self { disk_ops, crashes, without, recovered, kept, degraded, audited, .. } = self;
             write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {without} lives without them, ")?;
-            write!(f, "{recovered} objects recovered, ")?;
+            write!(f, "{recovered} objects recovered, {} slots compared and {} void, ", kept.0, kept.1)?;
             writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
         }
         f.write_str("requests by outcome:")?;

@@ -329,6 +329,7 @@ impl World {
     /// What becomes of a disk when its process ends.
     pub(crate) fn cut_off_disk(&mut self, life: usize, power: bool) {
         let lineage = self.lineage(life);
+        self.count_kept(life);
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
         let at = &mut self.lives[life];
         if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
@@ -351,6 +352,14 @@ impl World {
             self.removals.void();
         }
         self.statistics.crashes += 1;
+    }
+
+    /// Counts what a life found out about slots that came back.
+    pub(crate) fn count_kept(&mut self, life: usize) {
+        let Some(snapshot) = self.lives[life].service.tier_snapshot() else { return };
+        let (compared, void) = (snapshot.counters.slots_compared, snapshot.counters.slots_voided);
+        let kept = &mut self.statistics.kept;
+        *kept = (kept.0 + compared, kept.1 + void);
     }
 
     /// Everybody crashes once more; then all that was promised must be there.

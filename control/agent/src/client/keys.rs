@@ -118,7 +118,7 @@ impl Client {
     /// # Errors
     /// When a shard cannot be asked.
     pub fn list(&mut self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
-        let mut page = self.list_all(cursor, true)?;
+        let mut page = self.list_all(cursor, false)?;
         // Who is nobody's tenant sees what has no name too: it may be anybody's.
         let tenant = self.tenant.clone();
         page.keys.retain(|key| key.tenant == tenant && key.part != Part::Stripe);
@@ -131,8 +131,9 @@ impl Client {
         Ok(page)
     }
 
-    /// The next page of all objects of all tenants.
-    fn list_all(&mut self, cursor: Option<ListCursor>, names: bool) -> Result<ListPage, Error> {
+    /// The next page of all objects of all tenants, with their names. Where it is to be `removed`, what nodes that are
+    /// away have is not to come back either.
+    fn list_all(&mut self, cursor: Option<ListCursor>, removes: bool) -> Result<ListPage, Error> {
         self.follow_map();
         let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let slots = one_slot_each(&map);
@@ -140,8 +141,12 @@ impl Client {
         let at = cursor.filter(|cursor| cursor.epoch == map.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
         let digest = Digest(u128::from(slot.0) << 114);
-        let from = ListFrom { walk: at.walk, from: at.from, names, one: false };
-        let (status, body) = self.ask_list(digest, from)?;
+        let from = ListFrom { walk: at.walk, from: at.from, names: true, removes, ..ListFrom::default() };
+        let (mut status, mut body) = self.ask_list(digest, from)?;
+        if removes && status == Status::BadRequest {
+            // A node of an earlier version, which drops what it has when it was away.
+            (status, body) = self.ask_list(digest, ListFrom { removes: false, ..from })?;
+        }
         if status == Status::Stale {
             // The shard has another order than it had.
             return Ok(ListPage { keys: Vec::new(), next: Some(ListCursor { from: 0, walk: 0, ..at }) });
@@ -159,7 +164,7 @@ impl Client {
 
     /// Returns true only where the owner has recovered everything that it holds and has no such object.
     pub(super) fn is_gone(&mut self, digest: Digest) -> Result<bool, Error> {
-        let from = ListFrom { walk: 0, from: 0, names: false, one: true };
+        let from = ListFrom { one: true, ..ListFrom::default() };
         let (status, body) = self.ask_list(digest, from)?;
         let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
         Ok(page.is_some_and(|page| page.keys().all(|view| view.item.digest != digest)))

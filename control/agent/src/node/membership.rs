@@ -221,8 +221,7 @@ impl Membership {
             return;
         }
         let mut owners = SlotOwners::of(&map);
-        // For a device, a life of ours without it is as good as a slot that was another's.
-        owners.since = owners.since.max(self.kept_since);
+        owners.kept = self.kept_since;
         let owners = Arc::new(owners);
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
         // A full mailbox is tried again at the next look.

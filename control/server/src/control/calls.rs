@@ -128,8 +128,13 @@ impl Service for Control {
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
-        self.handle(Input::Leave { node, incarnation })?;
-        tracing::info!(node = node.0, incarnation = incarnation.0, "a node leaves");
+        // A node that ends by itself comes back, as far as it has devices; whom an operator removes does not.
+        let restarts = call.incarnation.is_some();
+        self.handle(match restarts {
+            true => Input::Restart { node, incarnation },
+            false => Input::Leave { node, incarnation },
+        })?;
+        tracing::info!(node = node.0, incarnation = incarnation.0, restarts, "a node leaves");
         Ok(Done)
     }
 

@@ -320,8 +320,10 @@ impl Client {
         let request = self.open_wire(id, Operation::List);
         let mut header = Header::request(Kind::Request(Operation::List), request);
         header.deadline_us = self.deadline_us(slice);
-        let ListFrom { walk, from, names, one } = from;
-        let flags = if names { ListItem::NAMES } else { 0 } | if one { ListItem::ONE } else { 0 };
+        let ListFrom { walk, from, names, one, changes, removes } = from;
+        let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+        let what = flag(names, ListItem::NAMES) | flag(one, ListItem::ONE);
+        let flags = what | flag(changes, ListItem::CHANGES) | flag(removes, ListItem::REMOVES);
         let body = self.append(|out| ListItem { digest, walk, from, flags }.encode(out));
         self.take_queued(lane, slice);
         self.join_wire(request, slice);

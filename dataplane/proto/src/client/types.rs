@@ -171,6 +171,11 @@ pub struct ListFrom {
     pub names: bool,
     /// Whether only the object of the digest is wanted.
     pub one: bool,
+    /// Whether not objects are wanted, but what changed while the shard had their slots: see
+    /// [`crate::message::ListItem::CHANGES`].
+    pub changes: bool,
+    /// Whether what is listed is to be removed.
+    pub removes: bool,
 }
 
 /// One request of a batch.

@@ -193,14 +193,21 @@ pub struct SlotOwners {
     pub since: Epoch,
     /// See [`Self::since`].
     pub from: Epoch,
+    /// What the devices of this node hold counts only if they knew a map of this epoch or of a later one: a life of the
+    /// node may have gone without them before. Not in the map: the control plane tells it to each node. 0 for nothing.
+    pub kept: Epoch,
     now: Vec<Option<ShardKey>>,
     /// The second owners; empty where slots have one.
     next: Vec<Option<ShardKey>>,
     before: Vec<Option<ShardKey>>,
     /// Who owned slots in the layout before, wherever it is now.
     past: Vec<Option<ShardKey>>,
+    /// The same, also of owners that go on in another life since. Empty where it is the same.
+    laid: Vec<Option<ShardKey>>,
     /// Owners that go on in another life.
     restarts: Option<Restarts>,
+    /// Who owned slots when the layout began.
+    began: Vec<(NodeId, Incarnation)>,
     addresses: Vec<(ShardKey, String, ShardAddress)>,
 }
 
@@ -221,8 +228,10 @@ impl SlotOwners {
         let mut past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
         let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
         let restarts = map.former.as_ref().and_then(|former| former.restarts.clone()).filter(|_| several);
+        let mut laid = Vec::new();
         if let Some(restarts) = &restarts {
             past.resize(SLOTS, None);
+            laid.clone_from(&past);
             before.resize(SLOTS, None);
             for (slot, now) in now.iter().enumerate() {
                 let Some((now, former)) = now.and_then(|now| Some((now, restarts.before(now.node)?))) else { continue };
@@ -237,7 +246,21 @@ impl SlotOwners {
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
-        Self { epoch: map.epoch, since, from, now, next, before, past, restarts, addresses }
+        let began = map.former.as_ref().map_or_else(Vec::new, |former| former.began.clone());
+        Self {
+            epoch: map.epoch,
+            since,
+            from,
+            kept: Epoch(0),
+            now,
+            next,
+            before,
+            past,
+            laid,
+            restarts,
+            began,
+            addresses,
+        }
     }
 
     /// The first owner of a slot.
@@ -285,6 +308,19 @@ impl SlotOwners {
     #[must_use]
     pub fn past(&self, slot: Slot) -> Option<ShardKey> {
         *self.past.get(usize::from(slot.0))?
+    }
+
+    /// Whether an owner has been one, in its present life, since the layout began.
+    #[must_use]
+    pub fn has_lasted(&self, owner: ShardKey) -> bool {
+        self.began.binary_search(&(owner.node, owner.incarnation)).is_ok()
+    }
+
+    /// Who owned a slot when the layout before ended, in the life that it was in then, whatever became of it since.
+    #[must_use]
+    pub fn owner_before(&self, slot: Slot) -> Option<ShardKey> {
+        let laid = if self.laid.is_empty() { &self.past } else { &self.laid };
+        *laid.get(usize::from(slot.0))?
     }
 
     /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there

@@ -170,7 +170,8 @@ records! {
         walk: u64,
         /// From the answer before; 0 to begin.
         from: u64,
-        /// 1: their names are wanted. 2: only the object of this digest is.
+        /// 1: their names are wanted. 2: only the object of this digest is. 4: what changed is wanted instead.
+        /// 8: it is to be removed.
         flags: u64,
     }
     /// Begins the answer to a list.

@@ -26,6 +26,14 @@ impl ListItem {
     pub const NAMES: u64 = 1;
     /// Only the object of the digest is wanted.
     pub const ONE: u64 = 2;
+    /// Not objects are wanted, but what was put or removed, in slots that the shard lost, since others had those. Of
+    /// each slot there is an item whose digest is zeros below the slot for each owner of whom the shard knows that:
+    /// the version is the epoch since which it does, the length says the node, the group the shard. Then come the
+    /// digests.
+    pub const CHANGES: u64 = 4;
+    /// All that is listed is about to be removed, by what it is or is called: what absent owners of the slots have on
+    /// their SSDs, which is not listed, is not to come back either.
+    pub const REMOVES: u64 = 8;
 }
 
 impl KeyItem {

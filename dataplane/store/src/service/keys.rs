@@ -34,6 +34,8 @@ const END: u64 = 1 << 32;
 /// Flags of a [`ListItem`].
 const NAMES: u64 = ListItem::NAMES;
 const ONE: u64 = ListItem::ONE;
+const CHANGES: u64 = ListItem::CHANGES;
+const REMOVES: u64 = ListItem::REMOVES;
 
 /// The pool's memory, to look at.
 pub trait PoolBytes {
@@ -149,14 +151,25 @@ impl Service {
         };
         let status = if let Err(status) = asked {
             status
-        } else if item.flags & !(NAMES | ONE) != 0 || item.from >= END || (item.walk == 0) != (item.from == 0) {
+        } else if item.flags & !(NAMES | ONE | if self.asker_fetches { CHANGES } else { REMOVES }) != 0
+            || item.from >= END
+            || (item.walk == 0) != (item.from == 0)
+        {
             Status::BadRequest
-        } else if item.walk != 0 && item.walk != self.walk_tag() {
+        } else if item.walk != 0
+            && item.walk != if item.flags & CHANGES == 0 { self.walk_tag() } else { self.changes_tag() }
+        {
             // Of another life, in which another order was walked.
             Status::Stale
+        } else if item.flags & CHANGES != 0 {
+            self.answer_changes(peer, header, item.from);
+            return Ok(PayloadTo::Discard);
         } else if self.lists.open.len() >= Limits::LISTS || self.finds_more(item.flags) {
             Status::Busy
         } else {
+            if item.flags & REMOVES != 0 {
+                self.forget_absent();
+            }
             self.lists.next += 1;
             let list = List {
                 peer,
@@ -179,10 +192,11 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    /// Whether a list could miss objects that the SSD still finds, as after a start. A removal of all that is listed
+    /// Whether a list could miss objects that the SSD still finds, as after a start, or that are being compared. A removal of all that is listed
     /// would leave them, and say that it is done. Whoever fetches asks for each object again when it is wanted.
     fn finds_more(&self, flags: u64) -> bool {
-        self.tier_recovers() && flags & ONE == 0 && !self.asker_fetches
+        let in_doubt = || self.compares() || flags & REMOVES != 0 && self.awaits_changes();
+        flags & ONE == 0 && !self.asker_fetches && (self.tier_recovers() || in_doubt())
     }
 
     /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
@@ -205,7 +219,7 @@ impl Service {
     }
 
     /// Names the order of this life of the shard; never 0.
-    fn walk_tag(&self) -> u64 {
+    pub(super) fn walk_tag(&self) -> u64 {
         let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
         mix64(seed ^ mix64(self.identity.incarnation.0)) | 1
     }
@@ -334,6 +348,15 @@ impl Service {
             list.wanted.push(0);
         }
         list.page.push(listed);
+    }
+
+    /// Answers what changed in the slots that left, from a place on.
+    fn answer_changes(&mut self, peer: PeerKey, header: &Header, from: u64) {
+        let (items, next) = self.changes_page(from);
+        let start = self.bytes.len();
+        ListReply { walk: self.changes_tag(), next, items: items.len() as u64 }.encode(&mut self.bytes);
+        items.iter().for_each(|item| item.encode(&mut self.bytes));
+        self.answer_items(peer, Operation::List, header, start, 1);
     }
 
     fn answer_list(&mut self, list: List) {

@@ -190,7 +190,7 @@ impl Service {
 
     /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
     pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
-        self.own(epoch, Standing { state: 0, since: epoch }, owned);
+        self.own(epoch, Standing { state: 0, since: epoch, kept: Epoch(0) }, owned);
     }
 
     /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
@@ -205,7 +205,7 @@ impl Service {
     /// is fetched from their former ones: see [`Self::poll_fetch`].
     pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
         let me = self.key();
-        let standing = Standing { state, since: owners.since };
+        let standing = Standing { state, since: owners.since, kept: owners.kept };
         let owned = |slot| owners.owner(Slot(slot)) == Some(me);
         self.change_owners(owners.epoch, standing, &owned, Some(owners));
         if self.gate.is_some() {
@@ -235,6 +235,8 @@ impl Service {
         }
         self.change_copies(epoch, heard, missed, owners);
         let owners_kept = owners.filter(|_| !missed);
+        // One that has nothing any more was away, or its node is: what an SSD has is kept to be compared.
+        let idle = !(0..SLOTS as u16).any(owned);
         let mut lost = self.end_exports(owners_kept);
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
@@ -242,9 +244,7 @@ impl Service {
             if had && (missed || !owned(slot as u16)) {
                 lost = true;
                 self.owned[word] &= !bit;
-                if !self.export(Slot(slot as u16), self.key(), owners_kept) {
-                    self.slot_left(slot);
-                }
+                self.lose_slot(slot, missed || idle, owners_kept);
             }
         }
         if let (true, false, Some(store)) = (lost, missed, &mut self.store) {

@@ -42,11 +42,16 @@ impl Service {
     }
 
     /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
-    /// were given meanwhile. They are dropped, every connection is closed, and nothing is owned until the next
-    /// [`Self::set_owned`].
+    /// were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every connection is
+    /// closed, and nothing is owned until the next [`Self::set_owned`].
     pub fn begin_life(&mut self, incarnation: Incarnation) {
         self.identity.incarnation = incarnation;
         self.forget_wanted();
+        if self.doubt_owned() {
+            self.counters.dropped_objects += self.store.as_mut().map_or(0, crate::Store::remove_all);
+            self.refuse_void_puts();
+            self.end_void_drafts();
+        }
         self.set_owned(self.epoch, |_| false);
         self.epoch = Epoch(0);
         let peers: Vec<PeerKey> = self

@@ -31,6 +31,9 @@ pub struct Standing {
     pub state: u64,
     /// From this epoch up to the map's no slot has changed hands.
     pub since: Epoch,
+    /// What a device holds counts only if it knew a map of this epoch or of a later one: a life of the node may have
+    /// gone without it before. 0 for nothing.
+    pub kept: Epoch,
 }
 
 /// A connection; the host's index and generation.

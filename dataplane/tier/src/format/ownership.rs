@@ -1,8 +1,9 @@
 //! Which slots the shard owned when it last said so, and what on the device is void: two copies, written one after the
 //! other.
 //!
-//! A start believes what the device has of a slot only if the slot was the shard's by the newest of these notes, and if
-//! the control plane says that no slot has changed hands since.
+//! A start believes what the device has of a slot if the slot was the shard's by the newest of these notes, and if the
+//! control plane says that no slot has changed hands since. Else what it has is in doubt until it was compared with what
+//! happened to the slot meanwhile; a note that is written before that is done says of which slots that is still so.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
@@ -19,6 +20,10 @@ const CHECKSUM_AT: usize = 60;
 const OWNED_AT: usize = 64;
 const VOID_AT: usize = OWNED_AT + SLOTS / 8;
 const END: usize = VOID_AT + SLOTS / 8;
+const DOUBT_EPOCH_AT: usize = 40;
+const DOUBT_FLOOR_AT: usize = 48;
+const DOUBT_AT: usize = END;
+const DOUBT_CHECKSUM_AT: usize = DOUBT_AT + SLOTS / 8;
 
 /// A set of slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +48,27 @@ impl SlotSet {
         self.0.iter().all(|word| *word == 0)
     }
 
+    /// How many are in it.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Puts a slot in.
+    pub fn insert(&mut self, slot: Slot) {
+        self.0[usize::from(slot.0) / 64] |= 1 << (slot.0 % 64);
+    }
+
+    /// Takes a slot out.
+    pub fn remove(&mut self, slot: Slot) {
+        self.0[usize::from(slot.0) / 64] &= !(1 << (slot.0 % 64));
+    }
+
+    /// The slots that are in it, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+        (0..SLOTS as u16).map(Slot).filter(|slot| self.has(*slot))
+    }
+
     /// Makes each word of it from its own and the other's.
     #[must_use]
     pub fn with(&self, other: &Self, both: impl Fn(u64, u64) -> u64) -> Self {
@@ -63,6 +89,27 @@ pub struct Ownership {
     pub void: SlotSet,
     /// See `void`.
     pub floor: Version,
+    /// Slots, owned or not, of which the device has objects that were not compared yet with what others did meanwhile.
+    pub doubt: Doubt,
+}
+
+/// Slots that others had meanwhile, perhaps. An earlier version of this program knows nothing of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Doubt {
+    /// Which.
+    pub slots: SlotSet,
+    /// By a map of this epoch, or a later one, the shard had each of them last.
+    pub epoch: Epoch,
+    /// Their objects with lesser versions are in doubt; the others are of the time since.
+    pub floor: Version,
+}
+
+impl Doubt {
+    /// About nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { slots: SlotSet::none(), epoch: Epoch(0), floor: Version(0) }
+    }
 }
 
 impl Ownership {
@@ -75,11 +122,15 @@ impl Ownership {
         put64(&mut out, 16, self.state);
         put64(&mut out, 24, self.epoch.0);
         put64(&mut out, 32, self.floor.0);
-        for (at, set) in [(OWNED_AT, &self.owned), (VOID_AT, &self.void)] {
+        put64(&mut out, DOUBT_EPOCH_AT, self.doubt.epoch.0);
+        put64(&mut out, DOUBT_FLOOR_AT, self.doubt.floor.0);
+        for (at, set) in [(OWNED_AT, &self.owned), (VOID_AT, &self.void), (DOUBT_AT, &self.doubt.slots)] {
             set.0.iter().enumerate().for_each(|(word, bits)| put64(&mut out, at + 8 * word, *bits));
         }
         let body = frame_checksum(&out[OWNED_AT..END]);
         put32(&mut out, BODY_CHECKSUM_AT, body);
+        let doubt = frame_checksum(&out[DOUBT_AT..DOUBT_CHECKSUM_AT]);
+        put32(&mut out, DOUBT_CHECKSUM_AT, doubt);
         let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
         put32(&mut out, CHECKSUM_AT, checksum);
         out
@@ -96,6 +147,12 @@ impl Ownership {
         {
             return Err(Flaw::Checksum);
         }
+        let slots = &bytes[DOUBT_AT..DOUBT_CHECKSUM_AT];
+        // All zeros: of a version that knew no doubt.
+        let is_earlier = word32(bytes, DOUBT_CHECKSUM_AT) == 0 && slots.iter().all(|byte| *byte == 0);
+        if !is_earlier && word32(bytes, DOUBT_CHECKSUM_AT) != frame_checksum(slots) {
+            return Err(Flaw::Checksum);
+        }
         let set = |at: usize| SlotSet(Box::new(core::array::from_fn(|word| word64(bytes, at + 8 * word))));
         let found = Self {
             state: word64(bytes, 16),
@@ -103,7 +160,49 @@ impl Ownership {
             floor: Version(word64(bytes, 32)),
             owned: set(OWNED_AT),
             void: set(VOID_AT),
+            doubt: Doubt {
+                slots: set(DOUBT_AT),
+                epoch: Epoch(word64(bytes, DOUBT_EPOCH_AT)),
+                floor: Version(word64(bytes, DOUBT_FLOOR_AT)),
+            },
         };
         Ok((word64(bytes, 8), found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note() -> Ownership {
+        let mut doubt = Doubt { slots: SlotSet::none(), epoch: Epoch(7), floor: Version(9 << 32) };
+        doubt.slots.insert(Slot(3));
+        doubt.slots.insert(Slot(16_383));
+        let mut owned = SlotSet::none();
+        owned.insert(Slot(3));
+        Ownership { state: 5, epoch: Epoch(8), owned, void: SlotSet::none(), floor: Version(2), doubt }
+    }
+
+    #[test]
+    fn a_note_says_what_is_in_doubt() {
+        let bytes = note().encode(4, 11);
+        assert_eq!(Ownership::decode(&bytes, 11), Ok((4, note())));
+        let slots: Vec<u16> = note().doubt.slots.iter().map(|slot| slot.0).collect();
+        assert_eq!((slots, note().doubt.slots.count()), (vec![3, 16_383], 2));
+    }
+
+    #[test]
+    fn damage_to_what_is_in_doubt_is_seen() {
+        let mut bytes = note().encode(4, 11);
+        bytes[DOUBT_AT + 100] ^= 1;
+        assert_eq!(Ownership::decode(&bytes, 11), Err(Flaw::Checksum));
+    }
+
+    #[test]
+    fn a_note_of_a_version_without_doubt_is_read() {
+        let mut bytes = Ownership { doubt: Doubt::none(), ..note() }.encode(4, 11);
+        bytes[DOUBT_CHECKSUM_AT..DOUBT_CHECKSUM_AT + 4].fill(0);
+        let (_, found) = Ownership::decode(&bytes, 11).expect("a note");
+        assert_eq!(found.doubt, Doubt::none());
     }
 }

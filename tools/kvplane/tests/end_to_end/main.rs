@@ -4,6 +4,7 @@
 //! Each test has a directory, a cluster name and free loopback ports of its own, so all run side by side; children are
 //! killed when their handles are dropped. One binary, because linking it is what takes long.
 
+mod absences;
 mod admin;
 mod arguments;
 mod certificates;

@@ -145,9 +145,10 @@ impl World {
                         let local = Local { bytes: 40 + which % 90, ..local };
                         Request::GetRange(digest(number), which % 20, local)
                     }
-                    6 if number.is_multiple_of(5) => {
-                        Request::List(digest(number), ListFrom { walk: which, from: which, names: true, one: false })
-                    }
+                    6 if number.is_multiple_of(5) => Request::List(
+                        digest(number),
+                        ListFrom { walk: which, from: which, names: true, ..Default::default() },
+                    ),
                     6 => Request::Read(self.part(which), Local { bytes: 10_000, ..local }),
                     _ => Request::Write(self.part(which), Local { bytes: 10_000, ..local }),
                 }

@@ -12,6 +12,7 @@ use super::super::deferred;
 use super::super::tiered::Waiter;
 use super::super::types::Place;
 use super::super::{Service, Timing};
+use super::changes::Changes;
 
 /// Objects that were put or removed here while their former owner may have them.
 const MASKS_MOST: usize = 1 << 16;
@@ -55,7 +56,8 @@ pub enum Want {
     Describe(Digest),
     /// This object, into the pool.
     Object(Digest, Place),
-    /// A page of what left with its slot. The digest says which shard is meant.
+    /// A page of what left with its slot, or of what changed there while it was this owner's. The digest says which
+    /// shard is meant.
     List(Digest, ListFrom),
     /// That it drops these.
     Drop(Vec<Digest>),
@@ -114,6 +116,8 @@ pub(super) struct Source {
     pub(super) at: ListFrom,
     pub(super) asking: bool,
     pub(super) walked: bool,
+    /// What it told of changes in its slots so far, and where it goes on with that; nothing when it has told all.
+    pub(super) changes: Option<(ListFrom, BTreeMap<Slot, Changes>)>,
     /// Something could not be fetched: once more, when the walk is over.
     pub(super) again: bool,
     pub(super) failures: u32,
@@ -147,6 +151,7 @@ pub(in crate::service) enum Call {
     Describe(Digest),
     Object(Digest),
     List(u32),
+    Changes(u32),
     Drop { source: u32, digests: Vec<Digest> },
     Copy(Digest),
     DropCopies { second: ShardKey, digests: Vec<Digest> },
@@ -160,6 +165,8 @@ pub(super) struct Imports {
     next_source: u32,
     /// The source of each slot; 0 for none.
     by_slot: Vec<u32>,
+    /// Grows whenever a slot's source may be another.
+    pub(super) generation: u64,
     pub(super) next_token: u64,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) objects: BTreeMap<Digest, Object>,
@@ -181,6 +188,7 @@ impl Imports {
             sources: BTreeMap::new(),
             next_source: 0,
             by_slot: Vec::new(),
+            generation: 0,
             next_token: 0,
             calls: BTreeMap::new(),
             objects: BTreeMap::new(),
@@ -202,6 +210,12 @@ impl Imports {
         self.by_slot.get(usize::from(digest.slot().0)).copied().unwrap_or(0)
     }
 
+    /// The slots of a source.
+    pub(super) fn slots_of(&self, source: u32) -> impl Iterator<Item = Slot> + '_ {
+        let slots = self.by_slot.iter().enumerate().filter(move |(_, of)| **of == source);
+        slots.map(|(slot, _)| Slot(slot as u16))
+    }
+
     /// Any digest in a slot of a source.
     pub(super) fn digest_of(&self, source: u32) -> Option<Digest> {
         let slot = self.by_slot.iter().position(|of| *of == source)?;
@@ -216,6 +230,7 @@ impl Imports {
 
     /// Forgets sources that have no slots any more, and what belongs to slots that have another source than before.
     fn settle(&mut self, changed: &BTreeSet<usize>) {
+        self.generation += 1;
         self.sources.values_mut().for_each(|source| source.slots = 0);
         for source in self.by_slot.iter().filter(|source| **source != 0) {
             if let Some(source) = self.sources.get_mut(source) {
@@ -251,6 +266,7 @@ impl Imports {
                 at: ListFrom { names: true, ..ListFrom::default() },
                 asking: false,
                 walked: false,
+                changes: Some((ListFrom { changes: true, ..ListFrom::default() }, BTreeMap::new())),
                 again: false,
                 failures: 0,
                 retry_ns: 0,
@@ -289,6 +305,7 @@ impl Service {
         owners: Option<&SlotOwners>,
     ) {
         let me = self.key();
+        self.change_witness(heard, missed, owners);
         let imports = &mut self.moves.imports;
         let mut changed = BTreeSet::new();
         for (slot, of) in imports.by_slot.iter_mut().enumerate().filter(|(_, of)| **of != 0) {
@@ -317,10 +334,13 @@ impl Service {
         if !changed.is_empty() {
             imports.settle(&changed);
         }
+        self.weigh_doubt(owned, owners);
     }
 
-    /// An object was put or removed here: what its former owner has of it counts no more. Whether it may have had it.
+    /// An object was put or removed here: what its former owners have of it counts no more. Whether one that is still
+    /// there may have had it.
     pub(in crate::service) fn touched(&mut self, digest: Digest) -> bool {
+        self.moves.witness.note(digest);
         let imports = &mut self.moves.imports;
         if imports.sources.is_empty() {
             return false;

@@ -17,10 +17,13 @@
 //! Not here: who owned what before ([`kvplane_proto::map::SlotOwners`]), and how to ask: the host's client does that.
 
 mod asks;
+mod changes;
 mod exports;
 mod imports;
 mod pump;
 
+pub(super) use changes::Changes;
+use changes::Witness;
 use exports::Exports;
 pub(super) use imports::Call;
 use imports::Imports;
@@ -62,12 +65,19 @@ pub struct MoveCounters {
 pub(super) struct Moves {
     pub(super) exports: Exports,
     imports: Imports,
+    /// What changed in slots whose owner before is away.
+    pub(super) witness: Witness,
     counters: MoveCounters,
 }
 
 impl Moves {
     pub(super) fn new() -> Self {
-        Self { exports: Exports::new(), imports: Imports::new(), counters: MoveCounters::default() }
+        Self {
+            exports: Exports::new(),
+            imports: Imports::new(),
+            witness: Witness::default(),
+            counters: MoveCounters::default(),
+        }
     }
 
     /// A question to another shard.
@@ -78,6 +88,11 @@ impl Moves {
     /// What the next question will be called.
     pub(super) const fn next_token(&self) -> u64 {
         self.imports.next_token + 1
+    }
+
+    /// Grows whenever a slot may be fetched from somebody else than before, or from nobody.
+    pub(super) const fn source_generation(&self) -> u64 {
+        self.imports.generation
     }
 
     /// How much is moved in the background.

@@ -1,5 +1,7 @@
 //! What is asked of former owners next, and what becomes of the answers.
 
+use std::collections::BTreeMap;
+
 use kvplane_proto::client::ListFrom;
 use kvplane_proto::message::{KeyPage, ObjectName, Part, PutItem};
 use kvplane_proto::{Digest, Status};
@@ -8,6 +10,7 @@ use super::super::objects::{Made, reserve_status};
 use super::super::tail::TailHead;
 use super::super::types::{Memory, Place};
 use super::super::{Service, owns};
+use super::changes;
 use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
 use crate::{CommitError, Replica, Reserve};
 
@@ -40,6 +43,7 @@ impl Source {
 
     fn is_done(&self) -> bool {
         self.walked
+            && self.changes.is_none()
             && !self.asking
             && self.queue.is_empty()
             && self.drops.is_empty()
@@ -69,7 +73,8 @@ impl Service {
         self.allow();
         let sources: Vec<u32> = self.moves.imports.sources.keys().copied().collect();
         sources.into_iter().find_map(|source| {
-            let next = self.next_drop(source).or_else(|| self.next_object(source)).or_else(|| self.next_page(source));
+            let next = self.next_drop(source).or_else(|| self.next_changes(source));
+            let next = next.or_else(|| self.next_object(source)).or_else(|| self.next_page(source));
             if next.is_none() {
                 // What it waited for may have gone to another source with its slot.
                 self.check_source(source);
@@ -130,7 +135,11 @@ impl Service {
         let now_ns = self.now_ns;
         let imports = &mut self.moves.imports;
         let entry = imports.sources.get_mut(&source)?;
-        let wait = entry.asking || entry.walked || entry.queue.len() >= QUEUED || entry.retry_ns > now_ns;
+        let wait = entry.asking
+            || entry.walked
+            || entry.changes.is_some()
+            || entry.queue.len() >= QUEUED
+            || entry.retry_ns > now_ns;
         if wait || imports.limits.bytes_per_s == 0 {
             return None;
         }
@@ -138,6 +147,61 @@ impl Service {
         let (key, at) = (entry.key, entry.at);
         let digest = imports.digest_of(source)?;
         Some(imports.ask(key, Want::List(digest, at), Call::List(source)))
+    }
+
+    /// Asks what changed in the slots of a source, before anything is fetched of them.
+    fn next_changes(&mut self, source: u32) -> Option<Fetch> {
+        let now_ns = self.now_ns;
+        let imports = &mut self.moves.imports;
+        let entry = imports.sources.get_mut(&source).filter(|entry| !entry.asking && entry.retry_ns <= now_ns)?;
+        let (key, at) = (entry.key, entry.changes.as_ref()?.0);
+        entry.asking = true;
+        let digest = imports.digest_of(source)?;
+        Some(imports.ask(key, Want::List(digest, at), Call::Changes(source)))
+    }
+
+    /// A source has told some of what changed in its slots, or all.
+    fn changes_told(&mut self, source: u32, page: &[u8]) {
+        let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
+        let (Some(page), Some((at, told))) = (KeyPage::decode(page), &mut entry.changes) else {
+            self.changes_not_told(source, true);
+            return;
+        };
+        (entry.asking, entry.failures) = (false, 0);
+        changes::take_items(told, page.keys().map(|key| key.item));
+        let reply = page.reply();
+        *at = ListFrom { walk: reply.walk, from: reply.next, ..*at };
+        if reply.next == 0 {
+            self.changes_known(source);
+        }
+    }
+
+    /// A source did not tell what changed: it is asked again, from the beginning, unless it never will.
+    fn changes_not_told(&mut self, source: u32, never: bool) {
+        let now_ns = self.now_ns;
+        let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
+        entry.asking = false;
+        let begin = ListFrom { changes: true, ..ListFrom::default() };
+        entry.changes = Some((begin, BTreeMap::new()));
+        entry.failed(now_ns);
+        if never {
+            self.changes_known(source);
+        }
+    }
+
+    /// All that a source knows of changes has come.
+    fn changes_known(&mut self, source: u32) {
+        let me = self.key();
+        let imports = &mut self.moves.imports;
+        let slots: Vec<_> = imports.slots_of(source).collect();
+        let Some((_, mut told)) = imports.sources.get_mut(&source).and_then(|entry| entry.changes.take()) else {
+            return;
+        };
+        // It tells of all that left it, also to others.
+        told.retain(|slot, _| slots.binary_search(slot).is_ok());
+        self.resolve_doubt(&slots, &told);
+        self.moves.witness.inherit(told, me);
+        self.check_source(source);
     }
 
     /// Begins to fetch an object in the background.
@@ -261,6 +325,11 @@ impl Service {
             }
             (Call::Object(digest), FetchDone::Failed(Status::Busy)) => self.object_ended(digest, End::Busy),
             (Call::Object(digest), _) => self.object_ended(digest, End::Failed),
+            (Call::Changes(source), FetchDone::Page(page)) => self.changes_told(source, &page),
+            // One of an earlier version knows nothing of changes.
+            (Call::Changes(source), done) => {
+                self.changes_not_told(source, done == FetchDone::Failed(Status::BadRequest));
+            }
             (Call::List(source), FetchDone::Page(page)) => self.listed(source, &page),
             (Call::List(source), _) => self.not_listed(source),
             (Call::Drop { source, digests }, FetchDone::Dropped) => self.dropped_there(source, &digests, true),
@@ -420,6 +489,8 @@ impl Service {
             (entry.walked, entry.again) = (false, false);
         }
         if entry.is_done() {
+            let key = entry.key;
+            self.moves.witness.end_absence(self.moves.imports.slots_of(source), key);
             self.moves.imports.forget(source);
         }
     }

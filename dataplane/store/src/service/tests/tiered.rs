@@ -2,6 +2,7 @@
 //! slots that come and go, and a device that fails.
 
 mod again;
+mod away;
 mod backlog;
 mod memory;
 mod recovering;

@@ -15,6 +15,7 @@
 mod admit;
 mod again;
 mod budget;
+mod doubt;
 mod names;
 mod orders;
 mod ownership;
@@ -46,6 +47,7 @@ pub(super) use reads::Waiter;
 
 use again::Retries;
 use budget::Budget;
+use doubt::Doubts;
 use ownership::Noted;
 use policy::Frequency;
 use prefetch::Prefetched;
@@ -150,6 +152,7 @@ pub(super) struct Tiered {
     held: usize,
     held_bytes: u64,
     sweep: Sweep,
+    doubts: Doubts,
     noted: Noted,
     prefetched: Prefetched,
     budget: Budget,
@@ -189,6 +192,7 @@ impl Tiered {
             held: 0,
             held_bytes: 0,
             sweep: Sweep::new(),
+            doubts: Doubts::new(),
             noted: Noted::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
             budget: Budget::new(policy.bytes_per_day),
@@ -205,14 +209,18 @@ impl Tiered {
     /// What the SSD has of an object that may be given.
     pub(super) fn locate(&self, digest: Digest) -> Option<RecordView> {
         let view = self.tier.locate(digest)?;
-        (!self.removing.contains(&digest) && !self.sweep.hides(&view)).then_some(view)
+        (!self.is_hidden(&view)).then_some(view)
+    }
+
+    /// Whether an object on the SSD may not be given: it is on its way out, or its slot is or was another's.
+    fn is_hidden(&self, view: &RecordView) -> bool {
+        self.removing.contains(&view.digest) || self.sweep.hides(view) || self.doubts.hides(view)
     }
 
     /// Some of what the SSD has and may be given: looks at so many places of the index. Then where to go on.
     pub(super) fn walk(&self, from: usize, most: usize) -> (Vec<RecordView>, Option<usize>) {
         let (views, next) = self.tier.walk(from, most);
-        let hidden = |view: &RecordView| self.removing.contains(&view.digest) || self.sweep.hides(view);
-        (views.into_iter().filter(|view| !hidden(view)).collect(), next)
+        (views.into_iter().filter(|view| !self.is_hidden(view)).collect(), next)
     }
 
     fn call(&mut self, call: Call) -> Token {
@@ -256,6 +264,7 @@ impl Service {
         self.charge_budget();
         self.expire_prefetched();
         let mut progress = self.sweep_tier();
+        progress |= self.resolve_work();
         progress |= self.note_work(memory);
         progress |= self.give_removals(memory);
         progress |= self.give_writes(memory);

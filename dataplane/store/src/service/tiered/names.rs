@@ -27,10 +27,8 @@ impl Service {
     pub(in crate::service) fn tier_between(&self, from: u64, to: u64) -> impl Iterator<Item = RecordView> {
         let tiered = self.tiered.iter();
         tiered.flat_map(move |tiered| {
-            tiered.tier.between(from, to).filter(|view| {
-                // As `locate` does, of what is looked at anyway.
-                !tiered.removing.contains(&view.digest) && !tiered.sweep.hides(view)
-            })
+            // As `locate` does, of what is looked at anyway.
+            tiered.tier.between(from, to).filter(|view| !tiered.is_hidden(view))
         })
     }
 

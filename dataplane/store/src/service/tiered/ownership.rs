@@ -3,9 +3,10 @@
 //!
 //! The tier keeps a durable note of the slots that are owned and by which map. Slots that leave are closed at once. One
 //! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
-//! At a start the note is believed if the control plane says that no slot has changed hands since its map; else all
-//! that the device has is void, and [`Voided`] says why. If the device takes no writes, nothing is waited for: it gets
-//! nothing new either.
+//! At a start the note is believed if the control plane says that no slot has changed hands since its map. If some have,
+//! what the device has is in doubt until it is compared (`doubt.rs`). Where the note says nothing about this cluster's
+//! maps, or the node lived without the device, all is void, and [`Voided`] says why. If the device takes no writes,
+//! nothing is waited for: it gets nothing new either.
 
 use std::fmt;
 
@@ -30,7 +31,8 @@ pub enum Voided {
         /// The control plane's.
         known: Epoch,
     },
-    /// Since the map that it knows, slots of it may have been another's, or the node lived without this device.
+    /// Since the map that it knows, all slots of it were others', and nobody knows what they changed; or the node lived
+    /// without this device.
     Moved {
         /// The device's.
         noted: Epoch,
@@ -51,7 +53,8 @@ impl fmt::Display for Voided {
             ),
             Self::Moved { noted, since } => write!(
                 f,
-                "it knows maps up to {}, and up to {} slots changed owners or the node lived without it",
+                "it knows maps up to {}, and up to {} its slots were others' or the node lived without it, and nobody \
+                 can say what changed",
                 noted.0, since.0
             ),
         }
@@ -86,6 +89,15 @@ impl Noted {
     pub(super) const fn new() -> Self {
         Self { state: 0, restored: false, voided: None, untold: false, wanted: None, dirty: false, writing: None }
     }
+
+    pub(super) const fn state(&self) -> u64 {
+        self.state
+    }
+
+    /// Nothing of what the device had counts: that is told once.
+    pub(super) const fn tell_voided(&mut self, why: Voided) {
+        (self.voided, self.untold) = (Some(why), true);
+    }
 }
 
 impl Service {
@@ -100,34 +112,48 @@ impl Service {
         self.tiered.iter_mut().for_each(|tiered| tiered.noted.wanted = None);
     }
 
-    /// Whether a first map lets what the device has be believed. Reads the device's note once in a life.
+    /// What a first map lets be believed of what the device has. Reads the device's note once in a life.
     pub(in crate::service) fn restore_owned(&mut self, epoch: Epoch, standing: Standing) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return };
         if standing.state != 0 {
             tiered.noted.state = standing.state;
         }
-        if core::mem::replace(&mut tiered.noted.restored, true) {
+        tiered.doubts.heard(epoch, standing);
+        // A life that was over before its first map knows nothing yet.
+        if epoch == Epoch(0) || core::mem::replace(&mut tiered.noted.restored, true) {
             return;
         }
         let note = tiered.tier.ownership();
         // What was formatted just now has nothing that could be void.
         let is_new = tiered.tier.life() <= 1;
-        tiered.noted.voided = match note {
+        let distrust = match note {
             Some(note) => distrust(note, epoch, standing),
             None => (!is_new).then_some(Voided::NoNote),
         };
-        tiered.noted.untold = tiered.noted.voided.is_some();
         let sweep = &mut tiered.sweep;
         sweep.at = Some(0);
-        if let Some(note) = note.filter(|_| tiered.noted.voided.is_none()) {
-            sweep.slots = note.owned.with(&note.void, |owned, void| !owned | void);
-            sweep.regained = note.void.clone();
-            sweep.floor = note.floor;
-            self.owned.copy_from_slice(&note.owned.0[..]);
-            tiered.counters.slots_kept = note.owned.0.iter().map(|word| u64::from(word.count_ones())).sum();
-        } else {
+        let Some(note) = note.filter(|_| distrust.is_none()) else {
             sweep.slots = SlotSet::none().with(&SlotSet::none(), |_, _| u64::MAX);
             sweep.floor = store.next_version();
+            distrust.into_iter().for_each(|why| tiered.noted.tell_voided(why));
+            return;
+        };
+        let (owned, doubted) = (&note.owned, &note.doubt.slots);
+        let held = owned.with(doubted, |owned, doubted| owned | doubted);
+        sweep.slots = held.with(&note.void, |held, void| !held | void);
+        sweep.regained = note.void.clone();
+        sweep.floor = note.floor;
+        let doubts = &mut tiered.doubts;
+        doubts.begin(doubted.iter(), note.doubt.epoch);
+        if standing.since <= note.epoch {
+            doubts.set_bounds(note.doubt.floor, note.state);
+            // A comparison that was cut short is not begun anew: whoever was asked then tells this life nothing.
+            doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
+            self.owned.copy_from_slice(&owned.0[..]);
+            tiered.counters.slots_kept = owned.count();
+        } else {
+            doubts.begin(owned.with(doubted, |owned, doubted| owned & !doubted).iter(), note.epoch);
+            doubts.set_bounds(store.next_version(), note.state);
         }
     }
 
@@ -184,7 +210,8 @@ impl Service {
         }
         let regained = back.with(&tiered.sweep.regained, |one, other| one | other);
         let void = regained.with(&owned, |regained, owned| regained & owned);
-        let note = Ownership { state: tiered.noted.state, epoch, owned, void, floor };
+        let doubt = tiered.doubts.note();
+        let note = Ownership { state: tiered.noted.state, epoch, owned, void, floor, doubt };
         if !tiered.tier.note_ownership(&note, memory) {
             return false;
         }
@@ -229,7 +256,7 @@ impl Service {
     }
 }
 
-/// Why a note is not to be believed; `None` when it is.
+/// Why nothing of what a note says counts; `None` when it does, or what it says is to be compared.
 fn distrust(note: &Ownership, epoch: Epoch, standing: Standing) -> Option<Voided> {
     let noted = note.epoch;
     // 0 is no state.
@@ -239,5 +266,5 @@ fn distrust(note: &Ownership, epoch: Epoch, standing: Standing) -> Option<Voided
     if noted > epoch {
         return Some(Voided::Newer { noted, known: epoch });
     }
-    (standing.since > noted).then_some(Voided::Moved { noted, since: standing.since })
+    (standing.kept > noted).then_some(Voided::Moved { noted, since: standing.kept })
 }

@@ -49,8 +49,15 @@ pub struct TierCounters {
     pub removals_unwritten: u64,
     /// Objects that reclaim dropped.
     pub reclaimed: u64,
-    /// Slots whose objects on the SSD were believed at the start: nobody else can have had them meanwhile.
+    /// Slots whose objects on the SSD were believed at the start or when they came back: nobody else can have had them
+    /// meanwhile.
     pub slots_kept: u64,
+    /// Slots that came back, and whoever had them meanwhile told what was changed there.
+    pub slots_compared: u64,
+    /// Slots that came back of which nobody knew what had changed: what the SSD had of them is void.
+    pub slots_voided: u64,
+    /// Objects struck out as others had put or removed them while their slots were away.
+    pub struck: u64,
     /// Records that the scrubber found not to be whole.
     pub quarantined: u64,
     /// Of those, written again from memory.

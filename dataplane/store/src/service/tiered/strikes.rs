@@ -9,7 +9,7 @@ impl Service {
     /// Whether the SSD can strike out what a put, `replacing` or not, may have to have struck out.
     pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
         let Some(tiered) = &self.tiered else { return Ok(()) };
-        let strikes = replacing || tiered.tier.may_find(digest);
+        let strikes = replacing || tiered.tier.may_find(digest) || tiered.tier.locate(digest).is_some();
         let is_full = strikes && tiered.removals.len() >= REMOVALS_MOST;
         let takes_none = tiered.tier.degraded().is_some();
         // What it takes no tombstone for has to be known first.
@@ -26,7 +26,8 @@ impl Service {
     pub(super) fn must_strike(&self, made: &Made) -> bool {
         let Some(tiered) = &self.tiered else { return false };
         match tiered.tier.degraded() {
-            None => made.replaces || tiered.tier.may_find(made.digest),
+            // What is hidden, and what came to light while the put was under way, is struck out too.
+            None => made.replaces || tiered.tier.may_find(made.digest) || tiered.tier.locate(made.digest).is_some(),
             // One that takes no writes strikes nothing out: what it has, or may have, stands in the way.
             Some(_) => made.replaces && tiered.tier.may_have(made.digest),
         }

@@ -4,7 +4,8 @@
 //! Where there may be such, the slots stay noted as void when the sweep is over, and the next start sweeps them again.
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Version;
+use kvplane_proto::ids::{Slot, Version};
+use kvplane_proto::map::SlotOwners;
 use kvplane_tier::{RecordView, SlotSet};
 
 use super::{Service, Strike};
@@ -57,9 +58,18 @@ impl Sweep {
 }
 
 impl Service {
+    /// A slot is another's from now on, or was in between: its objects stay for its owner to fetch, if that may ask for
+    /// them, or else on the SSD to be compared, if they are to be `kept`.
+    pub(in crate::service) fn lose_slot(&mut self, slot: usize, kept: bool, owners: Option<&SlotOwners>) {
+        if !self.export(Slot(slot as u16), self.key(), owners) && !(kept && self.doubt(Slot(slot as u16))) {
+            self.slot_left(slot);
+        }
+    }
+
     /// A slot is another's from now on.
     pub(in crate::service) fn slot_left(&mut self, slot: usize) {
         let Some(tiered) = &mut self.tiered else { return };
+        tiered.doubts.forget(Slot(slot as u16));
         tiered.sweep.slots.0[slot / 64] |= 1 << (slot % 64);
         tiered.sweep.regained.0[slot / 64] &= !(1 << (slot % 64));
         tiered.sweep.at = Some(0);
@@ -77,7 +87,8 @@ impl Service {
         let mut progress = !views.is_empty() || at > 0;
         let mut void = Vec::new();
         for view in views {
-            if tiered.sweep.hides(&view) && !tiered.removing.contains(&view.digest) {
+            let is_void = tiered.sweep.hides(&view) || tiered.doubts.is_void(&view);
+            if is_void && !tiered.removing.contains(&view.digest) {
                 tiered.sweep.found = true;
                 tiered.counters.swept += 1;
                 tiered.sweep.waiting += 1;
@@ -96,6 +107,7 @@ impl Service {
             tiered.sweep.at = None;
             if !tiered.tier.is_untracked() {
                 (tiered.sweep.slots, tiered.sweep.regained) = (SlotSet::none(), SlotSet::none());
+                tiered.doubts.end_void();
                 tiered.noted.dirty = true;
             }
             progress = true;

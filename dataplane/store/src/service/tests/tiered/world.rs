@@ -191,7 +191,7 @@ impl World {
         let lost: BTreeSet<u16> = self.lost_slots.iter().map(|key| digest(*key).slot().0).collect();
         self.epoch += 1;
         // Nobody else had the others meanwhile: slots are lost and regained one by one here, and no map is missed.
-        let standing = Standing { state: self.state, since: Epoch(self.steady) };
+        let standing = Standing { state: self.state, since: Epoch(self.steady), kept: Epoch(0) };
         self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
     }
 

@@ -1,5 +1,6 @@
 //! Processes that die and start again.
 
+use kvplane_proto::map::SlotOwners;
 use kvplane_tier::Event;
 
 use super::{PEER, Path, World, service};
@@ -23,6 +24,29 @@ impl World {
         self.own();
         self.join(PEER, Path::Stream);
         self.hear();
+    }
+
+    /// As [`Self::restart`], into a cluster of these owners. What the next life asks of others is not answered yet.
+    pub(in super::super) fn restart_among(&mut self, owners: &SlotOwners) {
+        self.die();
+        self.settle();
+        self.service.follow(self.state, owners);
+        self.join(PEER, Path::Stream);
+        while !self.service.tier_snapshot().expect("a tier").is_recovered {
+            self.step();
+        }
+        self.settle();
+    }
+
+    /// The life is declared over, and goes on as another.
+    pub(in super::super) fn begin_life_among(&mut self, owners: &SlotOwners) {
+        let incarnation = super::super::super::rig::identity().incarnation;
+        self.service.begin_life(incarnation);
+        while self.service.poll_output().is_some() {}
+        self.service.peer_gone(PEER, self.now_ns);
+        self.service.follow(self.state, owners);
+        self.join(PEER, Path::Stream);
+        self.settle();
     }
 
     fn die(&mut self) {

@@ -1,0 +1,303 @@
+//! A shard that was away with its SSD: others had its slots meanwhile, and tell what they changed there, or do not.
+
+use kvplane_proto::Digest;
+use kvplane_proto::Status;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Version};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, SlotOwners};
+use kvplane_proto::message::{Item, KeyItem, ListReply, PutOptions};
+
+use super::super::rig::{digest, identity};
+use super::world::{KEYS, May, World};
+use crate::service::{FetchDone, PutAck, TierPolicy, Voided, Want};
+
+/// This node and another: lives and shares.
+type Members = [(u64, u64, u32); 2];
+
+const ALONE: Members = [(7, 3, 1), (8, 1, 0)];
+const AWAY: Members = [(7, 3, 0), (8, 1, 1)];
+
+fn members(of: Members) -> Vec<Member> {
+    let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
+    let member = |(node, life, weight)| Member {
+        node: NodeId(node),
+        incarnation: Incarnation(life),
+        weight,
+        failure_domain: String::new(),
+        host: String::new(),
+        shards: vec![address.clone(); 3],
+    };
+    of.into_iter().map(member).collect()
+}
+
+/// The owners by the last of these layouts, each with the epoch in which it began, at this epoch.
+fn owners(layouts: &[(u64, Members)], epoch: u64) -> SlotOwners {
+    let (since, now) = *layouts.last().expect("a layout");
+    let before = layouts.len().checked_sub(2).map(|at| layouts[at]);
+    let owning = |of: Members| members(of).into_iter().filter(|member| member.weight > 0);
+    let claim =
+        |member: Member| Claim { node: member.node, incarnation: member.incarnation, weight: member.weight, shards: 3 };
+    let former = Former {
+        since: Epoch(since),
+        from: Epoch(before.map_or(since, |(from, _)| from)),
+        claims: before.map_or(Vec::new(), |(_, of)| owning(of).map(claim).collect()),
+        began: owning(now).map(|member| (member.node, member.incarnation)).collect(),
+        restarts: None,
+    };
+    SlotOwners::of(&ClusterMap { epoch: Epoch(epoch), replicas: 1, members: members(now), former: Some(former) })
+}
+
+fn policy() -> TierPolicy {
+    TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() }
+}
+
+/// A shard that is alone, with an object under each of its keys; which those are.
+fn filled(seed: u64) -> (World, Vec<u8>) {
+    let mut world = World::new(seed, policy());
+    world.steady = 5;
+    let alone = owners(&[(5, ALONE)], 5);
+    world.restart_among(&alone);
+    let owner = |key: &u8| alone.owner(digest(*key).slot()).map(|owner| owner.shard);
+    let keys: Vec<u8> = (0..KEYS as u8).filter(|key| owner(key) == Some(identity().shard)).collect();
+    assert!(keys.len() > 3, "{keys:?}");
+    for key in &keys {
+        world.put_with(*key, &PutOptions::default());
+        world.settle();
+    }
+    (world, keys)
+}
+
+/// Nothing is there under these keys any more.
+fn gone(world: &mut World, keys: &[u8]) {
+    for key in keys {
+        world.may.insert(*key, May::from([None]));
+    }
+}
+
+/// What there is under each key is what there may be.
+fn check(world: &mut World, keys: &[u8]) {
+    for key in keys {
+        world.get(*key);
+        world.hear();
+        tell(world, &Told { since: None, changed: &[] });
+        world.settle();
+    }
+}
+
+/// What the other node tells: since when it knows all that was changed while this node was away, and what was.
+struct Told<'a> {
+    since: Option<u64>,
+    changed: &'a [u8],
+}
+
+/// Answers what is asked of the other node. How many pages of changes were wanted.
+fn tell(world: &mut World, told: &Told<'_>) -> usize {
+    let mut pages = 0;
+    while let Some(fetch) = world.service.poll_fetch(world.now_ns) {
+        assert_eq!(fetch.source.node, NodeId(8));
+        let done = match fetch.want {
+            Want::List(_, from) if from.changes => {
+                pages += 1;
+                FetchDone::Page(page(told))
+            }
+            Want::List(..) => {
+                let mut page = Vec::new();
+                ListReply { walk: 1, next: 0, items: 0 }.encode(&mut page);
+                FetchDone::Page(page)
+            }
+            Want::Drop(_) => FetchDone::Dropped,
+            _ => FetchDone::Failed(Status::NotFound),
+        };
+        world.service.fetched(fetch.token, done, world.now_ns);
+    }
+    pages
+}
+
+fn page(told: &Told<'_>) -> Vec<u8> {
+    let plain = |digest| KeyItem {
+        digest,
+        version: Version(0),
+        bytes: 0,
+        group: 0,
+        tenant: 0,
+        soft_pin_ms: 0,
+        key_bytes: 0,
+        tenant_bytes: 0,
+        data_type: 0,
+        flags: 0,
+    };
+    let mut items = Vec::new();
+    for slot in 0..KEYS as u8 {
+        let header = plain(Digest(u128::from(slot) << 114));
+        let shard = u64::from(identity().shard.0);
+        let absence = told.since.map(|since| KeyItem { version: Version(since), bytes: 7, group: shard, ..header });
+        items.extend(absence);
+        items.extend(told.changed.contains(&slot).then(|| plain(digest(slot))));
+    }
+    let mut page = Vec::new();
+    ListReply { walk: 1, next: 0, items: items.len() as u64 }.encode(&mut page);
+    items.iter().for_each(|item| item.encode(&mut page));
+    page
+}
+
+#[test]
+fn what_others_did_not_change_counts_when_the_slots_are_back() {
+    for seed in 0..6 {
+        let (mut world, keys) = filled(1000 + seed);
+        let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
+        world.restart_among(&back);
+        let (changed, same) = keys.split_at(2);
+        assert!(tell(&mut world, &Told { since: Some(5), changed }) > 0);
+        world.settle();
+        gone(&mut world, changed);
+        check(&mut world, &keys);
+        let counters = world.service.tier_snapshot().expect("a tier").counters;
+        assert!(
+            counters.slots_compared > 0 && counters.slots_voided > 0,
+            "of most slots nothing was told: {counters:?}"
+        );
+        assert_eq!((counters.struck, world.service.poll_tier_voided()), (changed.len() as u64, None));
+        // It stays so, whoever comes and goes: nobody is asked again.
+        world.restart_among(&back);
+        check(&mut world, &keys);
+        assert!(!world.may[&same[0]].contains(&None));
+        world.end();
+    }
+}
+
+#[test]
+fn a_life_that_is_declared_over_keeps_what_others_did_not_change() {
+    for seed in 0..4 {
+        let (mut world, keys) = filled(1100 + seed);
+        world.begin_life_among(&owners(&[(5, ALONE), (6, AWAY)], 6));
+        assert!(world.service.store().is_some_and(|store| store.stats().objects == 0), "memory is dropped");
+        world.begin_life_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
+        let (changed, _) = keys.split_at(2);
+        tell(&mut world, &Told { since: Some(6), changed });
+        world.settle();
+        gone(&mut world, changed);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
+
+#[test]
+fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
+    for starts in 1..4 {
+        let (mut world, keys) = filled(1200 + starts);
+        for epoch in 0..starts {
+            world.restart_among(&owners(&[(5, ALONE), (6, AWAY)], 6 + epoch));
+            assert_eq!(world.service.poll_tier_voided(), None);
+        }
+        let at = 10 + starts;
+        world.service.follow(1, &owners(&[(5, ALONE), (6, AWAY), (at, ALONE)], at));
+        world.settle();
+        let (changed, _) = keys.split_at(1);
+        tell(&mut world, &Told { since: Some(6), changed });
+        world.settle();
+        gone(&mut world, changed);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
+
+#[test]
+fn what_nobody_vouches_for_is_void() {
+    for (seed, since) in [None, Some(7), Some(60)].into_iter().enumerate() {
+        let (mut world, keys) = filled(1300 + seed as u64);
+        world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
+        tell(&mut world, &Told { since, changed: &[] });
+        world.settle();
+        gone(&mut world, &keys);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
+
+#[test]
+fn what_nobody_can_be_asked_about_is_void() {
+    let (mut world, keys) = filled(1400);
+    // The other one had the slots in a life that is over.
+    let other: Members = [(7, 3, 1), (8, 2, 0)];
+    world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, other)], 7));
+    gone(&mut world, &keys);
+    check(&mut world, &keys);
+    assert!(matches!(world.service.poll_tier_voided(), Some(Voided::Moved { .. })));
+    assert_eq!(tell(&mut world, &Told { since: Some(1), changed: &[] }), 0);
+    world.end();
+}
+
+#[test]
+fn slots_that_stayed_ours_while_others_changed_hands_count() {
+    let (mut world, keys) = filled(1500);
+    // The shares changed, and nothing that was this node's.
+    let more: Members = [(7, 3, 2), (8, 1, 0)];
+    world.restart_among(&owners(&[(5, ALONE), (6, more)], 6));
+    check(&mut world, &keys);
+    assert!(keys.iter().all(|key| !world.may[key].contains(&None)));
+    world.end();
+}
+
+#[test]
+fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
+    for seed in 0..4 {
+        let (mut world, keys) = filled(1600 + seed);
+        let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
+        world.restart_among(&back);
+        let (changed, same) = keys.split_at(2);
+        // Hidden so far: to those who ask it is not there.
+        for key in [changed[0], same[0]] {
+            world.may.get_mut(&key).expect("a key").insert(None);
+            world.last_put = Status::Ok;
+            world.put_with(key, &PutOptions::default());
+            world.hear();
+            while world.last_put == Status::Busy {
+                world.settle();
+                world.put_with(key, &PutOptions::default());
+                world.hear();
+            }
+        }
+        world.remove(same[1]);
+        for _ in 0..seed * 5 {
+            world.step();
+        }
+        tell(&mut world, &Told { since: Some(5), changed });
+        world.settle();
+        gone(&mut world, &changed[1..]);
+        check(&mut world, &keys);
+        for key in [changed[0], same[0]] {
+            assert!(world.may[&key].len() == 1 && !world.may[&key].contains(&None), "{:?}", world.may[&key]);
+        }
+        world.restart_among(&back);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
+
+/// In the middle of it, the rest may be lost; nothing that was changed comes back, and nothing that was put since goes.
+#[test]
+fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
+    for seed in 0..24 {
+        let (mut world, keys) = filled(1700 + seed);
+        let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
+        world.restart_among(&back);
+        let (changed, same) = keys.split_at(2);
+        world.may.get_mut(&same[0]).expect("a key").insert(None);
+        world.put_with(same[0], &PutOptions { replace: true, ..PutOptions::default() });
+        if seed % 2 == 0 {
+            world.settle();
+        }
+        tell(&mut world, &Told { since: Some(5), changed });
+        for _ in 0..seed {
+            world.step();
+        }
+        gone(&mut world, changed);
+        for key in &same[1..] {
+            world.may.get_mut(key).expect("a key").insert(None);
+        }
+        world.restart_among(&back);
+        tell(&mut world, &Told { since: None, changed: &[] });
+        world.settle();
+        check(&mut world, &keys);
+        world.end();
+    }
+}

@@ -1,0 +1,90 @@
+//! Nodes with SSDs that are away: stopped and started again one after the other, and for so long that others have their
+//! slots.
+
+use kvplane::Client;
+
+use crate::support::{Process, Way, Workplace, health, text, wait_until};
+
+const KEYS: usize = 240;
+
+fn name(key: usize) -> String {
+    format!("object-{key}")
+}
+
+fn value(key: usize, round: usize) -> Vec<u8> {
+    format!("{round}-{key} ").repeat(2000).into_bytes()
+}
+
+fn node(place: &Workplace, number: u64) -> Process {
+    let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
+    place.node(number, &["--pool", "16M", "--shards", "2", "--ssd", &ssd, "--ssd-ack", "buffered"])
+}
+
+/// The object under a key, when somebody answers.
+fn found(client: &mut Client, key: usize) -> Option<Vec<u8>> {
+    wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer")
+}
+
+/// A cluster of three nodes with an object under each key.
+fn cluster(place: &Workplace) -> (Process, Vec<Process>, Client) {
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state)]));
+    control.wait_for("metrics on");
+    let nodes: Vec<Process> = (1..=3).map(|number| node(place, number)).collect();
+    settled(&control, 3);
+    let mut client = place.client(Way::Tcp);
+    for key in 0..KEYS {
+        wait_until(|| client.put(name(key).as_bytes(), &value(key, 0)).ok()).expect("it is taken");
+    }
+    (control, nodes, client)
+}
+
+/// So many nodes are members.
+fn settled(control: &Process, members: u64) {
+    let here = wait_until(|| (health(control.http())["members"] == members).then_some(()));
+    assert_eq!(here, Some(()), "{}", health(control.http()));
+}
+
+#[test]
+fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
+    let place = Workplace::new("rolling");
+    let (_control, mut nodes, mut client) = cluster(&place);
+    for number in [2, 1, 3] {
+        assert!(nodes[number - 1].stop().success());
+        nodes[number - 1] = node(&place, number as u64);
+    }
+    for key in 0..KEYS {
+        // What is not recovered yet is a miss.
+        let back = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
+        assert!(back.is_some(), "object {key} was acknowledged");
+    }
+}
+
+#[test]
+fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
+    let place = Workplace::new("away");
+    let (control, mut nodes, mut client) = cluster(&place);
+    nodes[1].kill();
+    settled(&control, 2);
+    let removed = |key: &usize| key.is_multiple_of(5);
+    let replaced = |key: &usize| key % 5 == 1;
+    for key in (0..KEYS).filter(removed) {
+        wait_until(|| client.remove(name(key).as_bytes()).ok()).expect("somebody answers");
+    }
+    let options = kvplane::PutOptions { replace: true, ..kvplane::PutOptions::default() };
+    for key in (0..KEYS).filter(replaced) {
+        let put = || client.put_with(name(key).as_bytes(), &value(key, 1), &options).ok();
+        wait_until(put).expect("it is taken");
+    }
+    let gone = (0..KEYS).filter(|key| key % 5 > 1 && found(&mut client, *key).is_none()).count();
+    assert!(gone > 0, "the node that was killed had some of them");
+    nodes[1] = node(&place, 2);
+    settled(&control, 3);
+    for key in (0..KEYS).filter(|key| !removed(key)) {
+        let round = usize::from(replaced(&key));
+        let back = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, round)));
+        assert!(back.is_some(), "object {key} of round {round} is there again");
+    }
+    let back: Vec<usize> = (0..KEYS).filter(removed).filter(|key| found(&mut client, *key).is_some()).collect();
+    assert_eq!(back, [0; 0], "what was removed stays so");
+}
