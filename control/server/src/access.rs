@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hyper::HeaderMap;
@@ -24,12 +25,21 @@ impl fmt::Debug for HttpToken {
 }
 
 impl HttpToken {
-    /// Reads a token from a file; white space around it does not count.
+    /// Reads a token from a file that only its owner may read; white space around it does not count.
     ///
     /// # Errors
-    /// When the file cannot be read, or what it holds is no good token: says what to do.
+    /// When the file cannot be read, others than its owner can, or what it holds is no good token: says what to do.
     pub fn read(path: &Path) -> io::Result<Self> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mode = fs::metadata(path).map_err(named)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            let what = format!(
+                "its mode is {:03o}, so that others on this machine may read the token or change it; run chmod 600 on \
+                 it, and use another token",
+                mode & 0o777
+            );
+            return Err(named(io::Error::new(io::ErrorKind::PermissionDenied, what)));
+        }
         let text = fs::read_to_string(path).map_err(named)?;
         Self::new(text.trim()).map_err(|what| named(io::Error::new(io::ErrorKind::InvalidData, what)))
     }
@@ -161,6 +171,24 @@ mod tests {
         for origin in ["http://elsewhere.example", "null", "http://127.0.0.1:81"] {
             assert!(!asked("127.0.0.1:80", Some(origin)), "{origin}");
         }
+    }
+
+    #[test]
+    fn a_token_that_others_may_read_is_refused() {
+        let directory = std::env::temp_dir().join(format!("kvplane-token-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("token");
+        fs::write(&path, "0123456789abcdef\n").expect("a file");
+        for mode in [0o644, 0o640, 0o604, 0o620, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+            let error = HttpToken::read(&path).expect_err("others may read it").to_string();
+            assert!(error.contains(&format!("{mode:03o}")) && error.contains("chmod 600"), "{error}");
+        }
+        for mode in [0o600, 0o400] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+            HttpToken::read(&path).expect("its owner's");
+        }
+        fs::remove_dir_all(&directory).expect("gone");
     }
 
     #[test]

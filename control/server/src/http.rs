@@ -11,14 +11,14 @@
 //! | others | see [`crate::admin`] |
 //!
 //! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which paths that are
-//! only read refuse unread. At most a fixed number of connections are served at a time; further ones wait in the listen
-//! queue.
+//! only read refuse unread. How many connections there are, and who gives way: [`crate::connections`]. `/health` and
+//! `/metrics` are answered beside all other requests.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
@@ -28,21 +28,20 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::access::Access;
 use crate::admin;
 use crate::conductor::shim;
+use crate::connections::{ConnectionLimits, Connections, Entrance, Place};
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
 use crate::server::Role;
 use crate::status;
 
-/// Connections served at a time.
-const CONNECTIONS: usize = 64;
 /// All of a request, from connection to last byte of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The head of a request.
@@ -99,15 +98,15 @@ enum Who {
 }
 
 async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Connections::new(ConnectionLimits::HTTP);
     let mut connections = JoinSet::new();
     loop {
-        // It is never closed.
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    connections.spawn(connection(stream, from.ip(), pages.clone(), permit));
+                    if let Some((place, gives_way)) = place_for(&places, from.ip()).await {
+                        connections.spawn(connection(stream, from.ip(), pages.clone(), place, gives_way));
+                    }
                 }
                 // Out of descriptors, mostly: accepting at once again would spin.
                 Err(_) => sleep(Duration::from_millis(100)).await,
@@ -117,10 +116,31 @@ async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
     }
 }
 
-async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, _permit: OwnedSemaphorePermit) {
+/// A connection's place, as soon as there is one; none where its address has too many. Every connection has an end, so
+/// that this has one too.
+async fn place_for(places: &Arc<Connections>, from: IpAddr) -> Option<(Place, oneshot::Receiver<()>)> {
+    loop {
+        let (entrance, gives_way) = places.enter(from, Instant::now());
+        let until = match entrance {
+            Entrance::Place(place) => return Some((place, gives_way)),
+            Entrance::TooMany => return None,
+            Entrance::Full(until) => until,
+        };
+        tokio::select! {
+            () = places.left() => {}
+            () = sleep_until(until.unwrap_or_else(|| Instant::now() + DEADLINE).into()) => {}
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, place: Place, gives_way: oneshot::Receiver<()>) {
+    let place = Arc::new(place);
+    let held = Arc::clone(&place);
     let service = service_fn(move |request: Request<Incoming>| {
-        let pages = pages.clone();
+        let (pages, place) = (pages.clone(), Arc::clone(&held));
         async move {
+            place.begin();
+            let _turn = place.turn(is_probe(request.uri().path())).await;
             let answer = match &*pages {
                 Who::Leads(pages) => answer(pages, from, request).await,
                 Who::StandsBy(role) => standby_answer(&role.borrow(), request.uri().path()),
@@ -136,7 +156,15 @@ async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, _permit: O
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     // A client that breaks HTTP, dawdles or goes away harms only itself.
-    let _ = timeout(DEADLINE, serving).await;
+    tokio::select! {
+        _ = timeout(DEADLINE, serving) => {}
+        Ok(()) = gives_way => {}
+    }
+}
+
+/// Whether a path is for probes: they find out whether the control plane is well, also when it has much to do.
+fn is_probe(path: &str) -> bool {
+    matches!(path, "/health" | "/metrics")
 }
 
 pub(crate) type Answer = (StatusCode, &'static str, Bytes);
@@ -155,7 +183,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
             ("refused", admin::failure(StatusCode::UNAUTHORIZED, UNAUTHORIZED, what))
         }
         Some(metadata) if request.uri().path() == METADATA => {
-            let (status, body) = metadata.answer(request).await;
+            let (status, body) = metadata.answer(request, from).await;
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
         _ if request.uri().path() == status::JSON => (status::JSON, status::answer(&pages.control, &request)),

@@ -14,6 +14,7 @@ mod access;
 mod admin;
 mod conductor;
 mod config;
+mod connections;
 mod control;
 mod counts;
 mod credentials;

@@ -11,9 +11,12 @@
 //!
 //! An `rpc_meta` key says where an engine's daemon listens. A second engine of that name is refused as long as the
 //! first one's port takes connections, or may do so; when it is closed, the engine was killed and left its key behind.
+//! That is looked at only where the key names the address from which it was put. Who may name other addresses would
+//! learn which of their ports are open, from inside the network.
 
 use std::collections::HashMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +24,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 /// How long it may take to learn that an engine is gone.
@@ -54,8 +57,15 @@ pub(crate) struct Metadata {
 
 #[derive(Default)]
 struct Kept {
-    values: HashMap<String, Bytes>,
+    values: HashMap<String, Value>,
     bytes: usize,
+}
+
+/// A value, and who put it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Value {
+    bytes: Bytes,
+    from: IpAddr,
 }
 
 /// What a put came to.
@@ -64,7 +74,7 @@ enum Put {
     Updated,
     Unchanged,
     /// Refused for this value's sake.
-    Duplicate(Bytes),
+    Duplicate(Value),
     Full,
 }
 
@@ -79,8 +89,8 @@ impl Metadata {
         Self { limits, kept: Mutex::default() }
     }
 
-    /// Answers a request; reads at most one value.
-    pub(crate) async fn answer(&self, request: Request<Incoming>) -> Answer {
+    /// Answers a request from this address; reads at most one value.
+    pub(crate) async fn answer(&self, request: Request<Incoming>, from: IpAddr) -> Answer {
         let Some(key) = request.uri().query().and_then(key) else {
             return say(StatusCode::BAD_REQUEST, "the query must have a key\n");
         };
@@ -93,7 +103,10 @@ impl Metadata {
                 None => say(StatusCode::NOT_FOUND, "metadata not found"),
             },
             Method::PUT => match Limited::new(request.into_body(), self.limits.value_bytes).collect().await {
-                Ok(body) => self.answer_put(key, body.to_bytes()).await,
+                Ok(body) => {
+                    let value = Value { bytes: body.to_bytes(), from: from.to_canonical() };
+                    self.answer_put(key, value).await
+                }
                 Err(error) if error.is::<LengthLimitError>() => {
                     say(StatusCode::PAYLOAD_TOO_LARGE, "the value is too long\n")
                 }
@@ -105,7 +118,7 @@ impl Metadata {
         }
     }
 
-    async fn answer_put(&self, key: String, value: Bytes) -> Answer {
+    async fn answer_put(&self, key: String, value: Value) -> Answer {
         let mut put = self.put(&key, &value, None);
         if let Put::Duplicate(old) = &put
             && is_gone(old).await
@@ -127,14 +140,14 @@ impl Metadata {
     }
 
     fn get(&self, key: &str) -> Option<Bytes> {
-        self.with(|kept| kept.values.get(key).cloned())
+        self.with(|kept| kept.values.get(key).map(|value| value.bytes.clone()))
     }
 
     /// Sets a value. `gone` is the value of an engine that is known to be gone.
-    fn put(&self, key: &str, value: &Bytes, gone: Option<&Bytes>) -> Put {
+    fn put(&self, key: &str, value: &Value, gone: Option<&Value>) -> Put {
         self.with(|kept| {
             let old = kept.values.get(key);
-            if old == Some(value) {
+            if old.is_some_and(|old| old.bytes == value.bytes) {
                 return Put::Unchanged;
             }
             // Two engines of one name would take each other's transfers.
@@ -144,8 +157,8 @@ impl Metadata {
             {
                 return Put::Duplicate(old.clone());
             }
-            let freed = old.map_or(0, |old| key.len() + old.len());
-            let bytes = kept.bytes - freed + key.len() + value.len();
+            let freed = old.map_or(0, |old| key.len() + old.bytes.len());
+            let bytes = kept.bytes - freed + key.len() + value.bytes.len();
             if bytes > self.limits.bytes || (old.is_none() && kept.values.len() >= self.limits.keys) {
                 return Put::Full;
             }
@@ -158,23 +171,38 @@ impl Metadata {
     fn remove(&self, key: &str) -> bool {
         self.with(|kept| {
             let Some(old) = kept.values.remove(key) else { return false };
-            kept.bytes -= key.len() + old.len();
+            kept.bytes -= key.len() + old.bytes.len();
             true
         })
     }
 }
 
-/// Whether nobody listens any more where `meta` says. Only a refusal of the system there says so: what cannot be read,
-/// looked up or reached in time may live.
-async fn is_gone(meta: &Bytes) -> bool {
-    let Ok(meta) = serde_json::from_slice::<serde_json::Value>(meta) else { return false };
-    let host = meta.get("ip_or_host_name").and_then(serde_json::Value::as_str);
-    let port = meta.get("rpc_port").and_then(serde_json::Value::as_u64).and_then(|port| u16::try_from(port).ok());
-    let (Some(host), Some(port)) = (host, port) else { return false };
-    match timeout(LIFE_DEADLINE, TcpStream::connect((host, port))).await {
+/// Whether nobody listens any more where `meta` says, which is where it was put from. Only a refusal of the system
+/// there says so: what cannot be read, is elsewhere or cannot be reached in time may live.
+async fn is_gone(meta: &Value) -> bool {
+    let Some((host, port)) = place_of(&meta.bytes) else { return false };
+    let looked = timeout(LIFE_DEADLINE, async {
+        let named: Vec<IpAddr> = match host.parse::<IpAddr>() {
+            Ok(address) => vec![address],
+            Err(_) => lookup_host((host.as_str(), port)).await?.map(|address| address.ip()).collect(),
+        };
+        if !named.iter().any(|address| address.to_canonical() == meta.from) {
+            return Ok(());
+        }
+        TcpStream::connect((meta.from, port)).await.map(|_| ())
+    });
+    match looked.await {
         Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
         _ => false,
     }
+}
+
+/// Where an engine's daemon is to listen.
+fn place_of(meta: &[u8]) -> Option<(String, u16)> {
+    let meta = serde_json::from_slice::<serde_json::Value>(meta).ok()?;
+    let host = meta.get("ip_or_host_name").and_then(serde_json::Value::as_str)?;
+    let port = meta.get("rpc_port").and_then(serde_json::Value::as_u64)?;
+    Some((host.to_owned(), u16::try_from(port).ok()?))
 }
 
 /// The key in a query; none when it is missing or blank.
@@ -190,6 +218,37 @@ fn key(query: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn value(text: &str) -> Value {
+        Value { bytes: Bytes::copy_from_slice(text.as_bytes()), from: IpAddr::from([127, 0, 0, 1]) }
+    }
+
+    /// A port that nobody listens at is closed, and whoever named another address than its own does not learn that.
+    #[test]
+    fn only_the_address_from_which_a_key_was_put_is_looked_at() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = daemon.local_addr().expect("bound").port();
+        let gone = |host: &str, from: [u8; 4]| {
+            let meta = serde_json::json!({ "ip_or_host_name": host, "rpc_port": port }).to_string();
+            let meta = Value { from: IpAddr::from(from), ..value(&meta) };
+            runtime.block_on(is_gone(&meta))
+        };
+        assert!(!gone("127.0.0.1", [127, 0, 0, 1]), "somebody listens");
+        daemon.set_nonblocking(true).expect("it can be asked");
+        daemon.accept().expect("it was looked at");
+        let elsewhere = [10, 0, 0, 9];
+        for (host, from) in [("127.0.0.1", elsewhere), ("localhost", elsewhere), ("127.0.0.1", [127, 0, 0, 2])] {
+            assert!(!gone(host, from), "{host}");
+        }
+        let untouched = daemon.accept().map(|_| ()).map_err(|error| error.kind());
+        assert_eq!(untouched, Err(io::ErrorKind::WouldBlock), "nobody connected");
+        drop(daemon);
+        assert!(!gone("127.0.0.1", [10, 0, 0, 9]) && !gone("nowhere.invalid", [127, 0, 0, 1]));
+        assert!(gone("127.0.0.1", [127, 0, 0, 1]) && gone("::ffff:127.0.0.1", [127, 0, 0, 1]));
+        assert!(gone("localhost", [127, 0, 0, 1]), "names are looked up");
+        assert!(!runtime.block_on(is_gone(&value("{}"))));
+    }
+
     #[test]
     fn keys_are_decoded_and_blank_ones_refused() {
         assert_eq!(key("key=mooncake%2Fram%2Fa%3A1").as_deref(), Some("mooncake/ram/a:1"));
@@ -203,7 +262,7 @@ mod tests {
     fn numbers_and_bytes_are_limited() {
         let limits = MetadataLimits { keys: 2, key_bytes: 10, value_bytes: 10, bytes: 12 };
         let metadata = Metadata::new(limits);
-        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
+        let put = |key: &str, text: &str| metadata.put(key, &value(text), None);
         assert_eq!(put("a", "12345"), Put::Updated);
         assert_eq!(put("b", "123456"), Put::Full);
         assert_eq!(put("b", "12345"), Put::Updated);
@@ -220,12 +279,12 @@ mod tests {
     #[test]
     fn an_engine_is_not_replaced_by_another_of_its_name() {
         let metadata = Metadata::new(MetadataLimits::default());
-        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
+        let put = |key: &str, text: &str| metadata.put(key, &value(text), None);
         assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Updated);
         assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Unchanged);
-        let old = Bytes::from_static(b"1");
+        let old = value("1");
         assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Duplicate(old.clone()));
-        let (new, other) = (Bytes::from_static(b"2"), Bytes::from_static(b"3"));
+        let (new, other) = (value("2"), value("3"));
         assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&other)), Put::Duplicate(old.clone()));
         assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&old)), Put::Updated);
         assert!(metadata.remove("mooncake/rpc_meta/a"));

@@ -2,12 +2,12 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use kvplane_rpc::message::*;
 use kvplane_rpc::{Authority, Client, ClientConfig, ClusterName, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
 use support::{client, enter, get, raw_http, run};
 
 fn start() -> (ControlHandle, SocketAddr) {
@@ -91,6 +91,38 @@ fn half_open_requests_do_not_keep_others_out() {
         .collect();
     assert_eq!(get(http, "/health").0, "HTTP/1.1 200 OK");
     drop(idle);
+}
+
+/// Whether the server has not closed a connection.
+fn is_open(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("it can be asked");
+    stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Whoever connects and says nothing, or begins requests and does not end them, keeps no probe out, also not until the
+/// server gives them up.
+#[test]
+fn probes_are_answered_beside_connections_that_say_nothing_and_requests_that_do_not_end() {
+    let mut config = ControlConfig::new("test");
+    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    config.mooncake_metadata = Some(MetadataLimits::default());
+    let control = ControlServer::start(config).expect("a control plane");
+    let http = control.http_address().expect("it listens");
+    let put = "PUT /metadata?key=a HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n";
+    for (said, count) in [("", 96), ("GET /hea", 96), (put, 80)] {
+        // A slow machine may need longer than the server's patience, but not every time.
+        let answered = (0..5).any(|_| {
+            let mut streams: Vec<TcpStream> = Vec::new();
+            for _ in 0..count {
+                let mut stream = TcpStream::connect(http).expect("it listens");
+                stream.write_all(said.as_bytes()).expect("sent");
+                streams.push(stream);
+            }
+            let well = |path| get(http, path).0 == "HTTP/1.1 200 OK";
+            well("/health") && well("/metrics") && streams.iter().all(is_open)
+        });
+        assert!(answered, "beside {count} connections that have said {said:?}");
+    }
 }
 
 #[test]

@@ -146,9 +146,11 @@ fn http_beyond_this_machine_needs_a_token_and_with_one_everybody_does() {
     let place = Workplace::new("token");
     let refused = place.run(&["dev", "--pool", "4M", "--http", "0.0.0.0:0"]);
     refused.failed(1, &["--http-token-file"]);
-    let short = place.file("short", b"abc\n");
+    let open = place.file_of_mode("open", b"0123456789abcdef\n", 0o644);
+    place.run(&["dev", "--pool", "4M", "--http-token-file", text(&open)]).failed(1, &["open", "chmod 600"]);
+    let short = place.file_of_mode("short", b"abc\n", 0o600);
     place.run(&["dev", "--pool", "4M", "--http-token-file", text(&short)]).failed(1, &["short", "3 bytes"]);
-    let file = place.file("token", b"0123456789abcdef\n");
+    let file = place.file_of_mode("token", b"0123456789abcdef\n", 0o600);
     let dev = place.dev("4M", &["--http", "0.0.0.0:0", "--http-token-file", text(&file)]);
     let http = SocketAddr::from(([127, 0, 0, 1], dev.http().port()));
     assert_eq!(http_get(http, "/health").0, 200);

@@ -49,6 +49,13 @@ impl Workplace {
         self.directory.join(name)
     }
 
+    /// A file with this content, of this mode.
+    pub(crate) fn file_of_mode(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
+        let path = self.file(name, content);
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        path
+    }
+
     /// A file with this content.
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path(name);

@@ -1,0 +1,239 @@
+//! Connections of the HTTP port: how many there are, from whom, and who gives way.
+//!
+//! A connection is *idle* until the head of its request is there. Whoever connects and says nothing gives way to who
+//! comes next: the oldest first, of the same address where that has as many as one may have. So nobody keeps probes out
+//! by connecting. Requests are carried out so many at a time, and probes beside them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionLimits {
+    /// In all.
+    pub(crate) all: usize,
+    /// From one address; of IPv6 from one network of 64 bits, as that is one host's.
+    pub(crate) of_one_address: usize,
+    /// Requests that are carried out at a time, probes aside.
+    pub(crate) requests: usize,
+    /// How long an idle connection keeps its place: time for a request that is on its way.
+    pub(crate) grace: Duration,
+}
+
+impl ConnectionLimits {
+    /// Those of the HTTP port.
+    pub(crate) const HTTP: Self =
+        Self { all: 512, of_one_address: 192, requests: 64, grace: Duration::from_millis(500) };
+}
+
+/// The connections that there are.
+pub(crate) struct Connections {
+    limits: ConnectionLimits,
+    open: Mutex<Open>,
+    /// Somebody has left.
+    left: Notify,
+    requests: Semaphore,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    by_age: BTreeMap<u64, Entry>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+struct Entry {
+    from: IpAddr,
+    since: Instant,
+    /// Tells an idle one that it is to give way.
+    idle: Option<oneshot::Sender<()>>,
+}
+
+impl Open {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.by_age.remove(&number)?;
+        if let Some(count) = self.by_address.get_mut(&entry.from) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&entry.from);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Has the oldest idle one give way, if it has had its time: of an address, or of all. Else when it will have.
+    fn shed(&mut self, of: Option<IpAddr>, now: Instant, grace: Duration) -> Result<(), Option<Instant>> {
+        let mut idle = self.by_age.iter().filter(|(_, entry)| entry.idle.is_some());
+        let (&number, oldest) = idle.find(|(_, entry)| of.is_none_or(|of| of == entry.from)).ok_or(None)?;
+        let until = oldest.since + grace;
+        if until > now {
+            return Err(Some(until));
+        }
+        if let Some(told) = self.remove(number).and_then(|entry| entry.idle) {
+            // It may be over already.
+            let _ = told.send(());
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of a new connection.
+pub(crate) enum Entrance {
+    /// It has a place.
+    Place(Place),
+    /// Its address has as many as one may have: it is closed.
+    TooMany,
+    /// All places are taken, until somebody leaves or, at the latest then, an idle one has had its time.
+    Full(Option<Instant>),
+}
+
+/// A connection's place, until this is dropped.
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Connections {
+    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Self> {
+        let requests = Semaphore::new(limits.requests);
+        Arc::new(Self { limits, open: Mutex::default(), left: Notify::new(), requests })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // It is whole at every point, so a panic elsewhere does not spoil it.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds a place for a connection that was accepted at this time. What is received then is that it is to give way,
+    /// as long as it is idle.
+    pub(crate) fn enter(self: &Arc<Self>, from: IpAddr, now: Instant) -> (Entrance, oneshot::Receiver<()>) {
+        let from = network_of(from);
+        let (told, gives_way) = oneshot::channel();
+        let mut open = self.open();
+        let limits = &self.limits;
+        if open.by_address.get(&from).is_some_and(|count| *count >= limits.of_one_address)
+            && open.shed(Some(from), now, limits.grace).is_err()
+        {
+            return (Entrance::TooMany, gives_way);
+        }
+        if open.by_age.len() >= limits.all
+            && let Err(until) = open.shed(None, now, limits.grace)
+        {
+            return (Entrance::Full(until), gives_way);
+        }
+        open.next += 1;
+        let number = open.next;
+        open.by_age.insert(number, Entry { from, since: now, idle: Some(told) });
+        *open.by_address.entry(from).or_default() += 1;
+        (Entrance::Place(Place { connections: Arc::clone(self), number }), gives_way)
+    }
+
+    /// Waits until somebody leaves.
+    pub(crate) async fn left(&self) {
+        self.left.notified().await;
+    }
+}
+
+impl Place {
+    /// The head of its request is there: it gives way to nobody any more.
+    pub(crate) fn begin(&self) {
+        if let Some(entry) = self.connections.open().by_age.get_mut(&self.number) {
+            entry.idle = None;
+        }
+    }
+
+    /// A request has its turn; probes have it at once, as they are answered without waiting for anything.
+    pub(crate) async fn turn(&self, is_probe: bool) -> Option<SemaphorePermit<'_>> {
+        if is_probe {
+            return None;
+        }
+        // It is never closed.
+        self.connections.requests.acquire().await.ok()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.open().remove(self.number);
+        self.connections.left.notify_one();
+    }
+}
+
+/// Addresses that are likely one host's count as one.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const LIMITS: ConnectionLimits =
+        ConnectionLimits { all: 6, of_one_address: 3, requests: 2, grace: Duration::from_secs(1) };
+
+    fn host(last: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    fn enter(connections: &Arc<Connections>, from: IpAddr, at: Instant) -> (Place, oneshot::Receiver<()>) {
+        match connections.enter(from, at) {
+            (Entrance::Place(place), gives_way) => (place, gives_way),
+            (Entrance::TooMany, _) => panic!("{from} has too many"),
+            (Entrance::Full(_), _) => panic!("all places are taken"),
+        }
+    }
+
+    #[test]
+    fn idle_ones_give_way_to_who_comes_next_from_the_same_address() {
+        let connections = Connections::new(LIMITS);
+        let start = Instant::now();
+        let mut first: Vec<_> = (0..3).map(|_| enter(&connections, host(1), start)).collect();
+        // Their requests may be on their way.
+        assert!(matches!(connections.enter(host(1), start).0, Entrance::TooMany));
+        let later = start + LIMITS.grace;
+        let fourth = enter(&connections, host(1), later);
+        let told: Vec<bool> = first.iter_mut().map(|(_, gives_way)| gives_way.try_recv().is_ok()).collect();
+        assert_eq!(told, [true, false, false], "the oldest");
+        // Others have places of their own.
+        let other = enter(&connections, host(2), later);
+        // Who has begun gives way to nobody.
+        first.iter().for_each(|(place, _)| place.begin());
+        fourth.0.begin();
+        assert!(matches!(connections.enter(host(1), later + LIMITS.grace).0, Entrance::TooMany));
+        drop((first, fourth, other));
+        assert!(connections.open().by_age.is_empty() && connections.open().by_address.is_empty());
+    }
+
+    #[test]
+    fn idle_ones_of_all_give_way_when_all_places_are_taken() {
+        let connections = Connections::new(LIMITS);
+        let start = Instant::now();
+        let mut idle: Vec<_> = (0..6).map(|at| enter(&connections, host(1 + at / 3), start)).collect();
+        let (entrance, _) = connections.enter(host(9), start);
+        assert!(matches!(entrance, Entrance::Full(Some(until)) if until == start + LIMITS.grace));
+        let ninth = enter(&connections, host(9), start + LIMITS.grace);
+        assert!(idle[0].1.try_recv().is_ok());
+        ninth.0.begin();
+        idle.iter().for_each(|(place, _)| place.begin());
+        let (entrance, _) = connections.enter(host(8), start + 9 * LIMITS.grace);
+        assert!(matches!(entrance, Entrance::Full(None)), "nobody is idle");
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_host() {
+        let of = |text: &str| network_of(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::2:3"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), host(1));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+}
