@@ -156,7 +156,5 @@ fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnaps
         scrub_bad: scrub.pass.bad_records,
         scrub_passes: scrub.passes,
         wanted_free_segments: tier.wanted_free_segments,
-        writes_failed: counters.writes_failed,
-        writes_skipped: counters.writes_skipped,
     }
 }

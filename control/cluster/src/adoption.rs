@@ -1,10 +1,10 @@
 //! What a control plane does that has lost its state: it adopts what living members say of it.
 //!
 //! A state without any map is one of a new cluster, or of one whose state was lost: a wiped etcd, a state file that is
-//! gone. Members tell the two apart, as they follow a map. So nobody is given slots before there was time for members to
-//! offer theirs ([`Offer`]): a member that is not known does that before it begins a new life, in which it would drop
-//! what it has. The newest map of the state that most members follow is adopted, with its owners, lives and layout, and
-//! nothing moves by that.
+//! gone. Members tell the two apart, as they follow a map. So nobody is given slots before there was time for members
+//! to offer theirs ([`Offer`]): a member that is not known does that before it begins a new life, in which it would
+//! drop what it has. The newest map of the state that most members follow is adopted, with its owners, lives and
+//! layout, and nothing moves by that.
 //!
 //! Its epoch is raised by [`EPOCH_GAP`]: a later map of the lost state may have been told to somebody who is not heard,
 //! and no epoch has two maps. Members of the map that have not offered have their usual grace. Whoever owns nothing by

@@ -208,7 +208,8 @@ impl Cluster {
         if !(has_devices && owns) {
             return self.leave(node, life);
         }
-        // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at once.
+        // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at
+        // once.
         (row.heard, row.heard_ns) = (false, self.now_ns);
         self.counters.restarts += 1;
         self.arm_member(node);

@@ -234,8 +234,8 @@ pub enum Reply {
 pub enum Output {
     /// Make these changes durable, in order and in one transaction.
     Persist(Vec<Change>),
-    /// The state that was lost is gone on with: make its identity and these changes durable, in one transaction. Whoever
-    /// was told another identity of the state is to be told this one before the map that follows.
+    /// The state that was lost is gone on with: make its identity and these changes durable, in one transaction.
+    /// Whoever was told another identity of the state is to be told this one before the map that follows.
     Adopt {
         /// Identity of the state.
         state: u64,

@@ -170,6 +170,28 @@ impl Rejection {
             _ => Ok(()),
         }
     }
+
+    /// What is wrong with a segment, or with who registers it.
+    fn fmt_segment(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownClient { client } => {
+                write!(f, "client {client} has no segment, or they expired: register again")
+            }
+            Self::SegmentName { bytes } => {
+                write!(f, "a segment's name has 1 to {MAX_SEGMENT_NAME_BYTES} bytes, not {bytes}")
+            }
+            Self::SegmentTtl { ttl_ns, least_ns, most_ns } => {
+                write!(f, "a time to live of {ttl_ns} ns is not within {least_ns} to {most_ns} ns")
+            }
+            Self::SegmentNameTaken { name, owner } => {
+                write!(f, "segment {name:?} belongs to {owner}: choose another name")
+            }
+            Self::TooManySegments { limit } => {
+                write!(f, "{limit} segments are registered already: withdraw one first")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for Rejection {
@@ -227,26 +249,16 @@ impl fmt::Display for Rejection {
             Self::TooManyShards { wanted } => {
                 write!(f, "the cluster would have {wanted} shards, over the limit of {MAX_MAP_SHARDS}")
             }
-            Self::UnknownClient { client } => {
-                write!(f, "client {client} has no segment, or they expired: register again")
-            }
-            Self::SegmentName { bytes } => {
-                write!(f, "a segment's name has 1 to {MAX_SEGMENT_NAME_BYTES} bytes, not {bytes}")
-            }
-            Self::SegmentTtl { ttl_ns, least_ns, most_ns } => {
-                write!(f, "a time to live of {ttl_ns} ns is not within {least_ns} to {most_ns} ns")
-            }
             Self::TenantName { .. }
             | Self::TenantWeight { .. }
             | Self::TooManyTenants { .. }
             | Self::TenantNumber { .. }
             | Self::UnknownTenant { .. } => self.fmt_tenant(f),
-            Self::SegmentNameTaken { name, owner } => {
-                write!(f, "segment {name:?} belongs to {owner}: choose another name")
-            }
-            Self::TooManySegments { limit } => {
-                write!(f, "{limit} segments are registered already: withdraw one first")
-            }
+            Self::UnknownClient { .. }
+            | Self::SegmentName { .. }
+            | Self::SegmentTtl { .. }
+            | Self::SegmentNameTaken { .. }
+            | Self::TooManySegments { .. } => self.fmt_segment(f),
         }
     }
 }

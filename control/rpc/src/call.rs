@@ -306,8 +306,8 @@ impl Call {
         Ok(map.frame.to_vec())
     }
 
-    /// Ends the connection: its caller was told the identity of another state, whose epochs do not compare with those of
-    /// the present one.
+    /// Ends the connection: its caller was told the identity of another state, whose epochs do not compare with those
+    /// of the present one.
     fn began_anew(&self) {
         self.connection.close(CloseCode::StandingBy.wire(), b"the control plane goes on with another state");
     }

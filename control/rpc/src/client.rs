@@ -2,8 +2,8 @@
 //!
 //! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a
 //! wait that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its
-//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown. Only one
-//! that was refused as [`RefusalCode::NotReady`] is asked again, within its deadline: nothing has come of it.
+//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
+//! Only one that was refused as [`RefusalCode::NotReady`] is asked again, within its deadline: nothing has come of it.
 //!
 //! [`RefusalCode::NotReady`]: crate::error::RefusalCode::NotReady
 //!

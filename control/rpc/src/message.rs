@@ -296,8 +296,8 @@ pub struct Load {
     pub capacity_bytes: u64,
 }
 
-/// Ends a membership. Of a node that ends by itself and has said which devices it has, the slots wait for its next life,
-/// as long as for one that is silent.
+/// Ends a membership. Of a node that ends by itself and has said which devices it has, the slots wait for its next
+/// life, as long as for one that is silent.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Leave {
     /// Which member.

@@ -177,8 +177,4 @@ pub struct TierShard {
     pub scrub_passes: u64,
     /// Segments that reclaim was ordered to free and has not yet; 0 when it is done.
     pub wanted_free_segments: u32,
-    /// Objects that the device failed to take, time and again,
-    pub writes_failed: u64,
-    /// and those for which nothing was free to hold them until they are written.
-    pub writes_skipped: u64,
 }

@@ -4,6 +4,8 @@
 mod conductor;
 #[path = "support/p2p.rs"]
 mod p2p;
+#[path = "support/tiers.rs"]
+mod tiers;
 
 use std::net::SocketAddr;
 
@@ -79,9 +81,7 @@ fn golden_frames() {
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("Undrain", encode(&Undrain { node: 7, incarnation: None }));
-    let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
-    show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
-    show("GetLife", encode(&GetLife { node: 7 }));
+    show_lives(&mut show);
     show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));
@@ -93,7 +93,7 @@ fn golden_frames() {
     show("GetSegment", encode(&GetSegment { name: "s".to_owned() }));
     show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
     show("Status", encode(&Status));
-    show_tier_requests(&mut show);
+    tiers::show_requests(&mut show);
     show_shard_requests(&mut show);
     show(
         "Welcome",
@@ -128,7 +128,7 @@ fn golden_frames() {
             members: vec![member_status()],
         }),
     );
-    show_tier_replies(&mut show);
+    tiers::show_replies(&mut show);
     show_shard_replies(&mut show);
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
     conductor::show_requests(&mut show);
@@ -139,26 +139,14 @@ fn golden_frames() {
     check_complete(&found);
 }
 
+/// What a node says of its lives before it is a member.
+fn show_lives(show: Show<'_>) {
+    let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
+    show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
+    show("GetLife", encode(&GetLife { node: 7 }));
+}
+
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);
-
-fn tier_shard() -> TierShard {
-    TierShard { shard: 1, device: "d".to_owned(), live_bytes: 7, ..TierShard::default() }
-}
-
-fn show_tier_requests(show: Show<'_>) {
-    let report = ReportTiers { node: 7, incarnation: 2, carried_out: 3, shards: vec![tier_shard()] };
-    show("ReportTiers", encode(&report));
-    show("ListTiers", encode(&ListTiers { node: Some(7) }));
-    show("OrderTiers", encode(&OrderTiers { node: None, action: TierAction::Verify { bytes_per_s: 9 } }));
-}
-
-fn show_tier_replies(show: Show<'_>) {
-    let order = TierOrder { number: 4, action: TierAction::Reclaim { free_percent: 20 } };
-    show("TierOrders", encode(&TierOrders { orders: vec![order] }));
-    let node = TierNode { node: 7, incarnation: 2, age_ns: 5, carried_out: 3, shards: vec![tier_shard()] };
-    show("TierList", encode(&TierList { nodes: vec![node] }));
-    show("TiersOrdered", encode(&TiersOrdered { orders: vec![(7, 4)] }));
-}
 
 fn shard_figures() -> ShardFigures {
     let operation = OperationFigures {

@@ -216,8 +216,8 @@ impl Scenario {
         scenario
     }
 
-    /// The control plane loses its state, once or several times, while objects are put that stay where they are. Members
-    /// live on all the while, and what they have does too.
+    /// The control plane loses its state, once or several times, while objects are put that stay where they are.
+    /// Members live on all the while, and what they have does too.
     #[must_use]
     pub fn of_lost_state(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "lost state");

@@ -1,8 +1,8 @@
 //! A node's membership: joining, heartbeats, and the slots that each new map gives its shards.
 //!
-//! A control plane that lost its state knows no members. Whoever is not known offers the map that it follows, and goes on
-//! by it: the control plane adopts that, unless it has given slots to others by then. In that case nobody can say who had
-//! our slots meanwhile: whoever finds that out first, the offer or the map, begins a new life.
+//! A control plane that lost its state knows no members. Whoever is not known offers the map that it follows, and goes
+//! on by it: the control plane adopts that, unless it has given slots to others by then. In that case nobody can say
+//! who had our slots meanwhile: whoever finds that out first, the offer or the map, begins a new life.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -171,8 +171,7 @@ pub struct ListFrom {
     pub names: bool,
     /// Whether only the object of the digest is wanted.
     pub one: bool,
-    /// Whether not objects are wanted, but what changed while the shard had their slots: see
-    /// [`crate::message::ListItem::CHANGES`].
+    /// Whether what changed is wanted, and no objects: see [`crate::message::ListItem::CHANGES`].
     pub changes: bool,
     /// Whether what is listed is to be removed.
     pub removes: bool,
@@ -276,8 +275,7 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
-    /// For gets and puts: how many owners are known to have it. A get knows of the second from the first owner only,
-    /// and where [`super::Config::spread`] is on.
+    /// For gets and puts: how many owners are known to have it; see [`super::Config::spread`].
     pub replicas: u8,
     /// For a draft that was begun: with whom.
     pub life: PeerLife,

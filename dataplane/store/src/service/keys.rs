@@ -192,8 +192,9 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    /// Whether a list could miss objects that the SSD still finds, as after a start, or that are being compared. A removal of all that is listed
-    /// would leave them, and say that it is done. Whoever fetches asks for each object again when it is wanted.
+    /// Whether a list could miss objects that the SSD still finds, as after a start, or that are being compared. A
+    /// removal of all that is listed would leave them, and say that it is done. Whoever fetches asks for each object
+    /// again when it is wanted.
     fn finds_more(&self, flags: u64) -> bool {
         let in_doubt = || self.compares() || flags & REMOVES != 0 && self.awaits_changes();
         flags & ONE == 0 && !self.asker_fetches && (self.tier_recovers() || in_doubt())

@@ -2,8 +2,9 @@
 //! other.
 //!
 //! A start believes what the device has of a slot if the slot was the shard's by the newest of these notes, and if the
-//! control plane says that no slot has changed hands since. Else what it has is in doubt until it was compared with what
-//! happened to the slot meanwhile; a note that is written before that is done says of which slots that is still so.
+//! control plane says that no slot has changed hands since. Else what it has is in doubt until it was compared with
+//! what happened to the slot meanwhile; a note that is written before that is done says of which slots that is still
+//! so.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};

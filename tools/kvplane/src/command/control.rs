@@ -271,8 +271,8 @@ impl Control {
         Ok(control.shutdown(SHUTDOWN)?)
     }
 
-    /// How long members of a lost state have to come. Where the authority is as new as the directory of the state, nobody
-    /// has a certificate of it: it is a new cluster.
+    /// How long members of a lost state have to come. Where the authority is as new as the directory of the state,
+    /// nobody has a certificate of it: it is a new cluster.
     fn adoption_wait(&self) -> Duration {
         let is_new = self.identity.is_none() && !self.state.join("ca.key").exists();
         match self.adoption_wait {

@@ -190,15 +190,12 @@ fn show_shard(shard: &TierShard) {
         bytes => format!("of {:.3} GiB a day", gibibytes(bytes)),
     };
     println!(
-        "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}",
+        "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}; {} not written for that",
         gibibytes(shard.written_bytes),
         amplification(shard),
         gibibytes(shard.day_bytes),
-        shard.admission
-    );
-    println!(
-        "    not written: {} for the day's bytes, {} that the device failed to take, {} skipped",
-        shard.over_budget, shard.writes_failed, shard.writes_skipped
+        shard.admission,
+        shard.over_budget
     );
     println!(
         "    errors: {} reads, {} writes; records: {} damaged, {} stale, {} misdirected, {} quarantined, {} rewritten",
@@ -267,11 +264,6 @@ fn shard_json(shard: &TierShard) -> Value {
             "last_day_bytes": shard.day_bytes,
             "bytes_per_day": shard.bytes_per_day,
             "not_written": shard.over_budget,
-        },
-        "not_written": {
-            "over_budget": shard.over_budget,
-            "failed": shard.writes_failed,
-            "skipped": shard.writes_skipped,
         },
         "scrub": {
             "state": shard.scrub,

@@ -274,7 +274,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         invariant: "what members say is adopted with the layout that it is of",
         file: "control/cluster/src/adoption.rs",
         find: "        self.layout = Layout { since, claims: claims(&map).unwrap_or(0), former };",
-        replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| since == Epoch(0)) };",
+        replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| \
+                  since == Epoch(0)) };",
         host: Host::LostState,
     },
 ];

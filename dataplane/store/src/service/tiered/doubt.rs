@@ -2,13 +2,14 @@
 //! there is counts when the slot is back; what was put or removed meanwhile does not.
 //!
 //! A slot comes into doubt when a start does not find the device's note good any more, when this shard's life was
-//! declared over, when it missed maps, or when it has no slots at all any more and the new owner may not ask it. Until it is resolved, what the SSD has of it from before is hidden: neither given nor struck out. So it
-//! stays while this shard owns nothing, as one that waits for its share does.
+//! declared over, when it missed maps, or when it has no slots at all any more and the new owner may not ask it. Until
+//! it is resolved, what the SSD has of it from before is hidden: neither given nor struck out. So it stays while this
+//! shard owns nothing, as one that waits for its share does.
 //!
 //! When a map gives the slot to this shard again, one of these holds:
 //! * Nobody else had it meanwhile, by what the map tells of the layout before. All counts.
-//! * Its former owner knows all that was changed since this shard had it ([`super::super::moves`]). What that tells of is
-//!   struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed here is newer.
+//! * Its former owner knows all that was changed since this shard had it ([`super::super::moves`]). What that tells of
+//!   is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed here is newer.
 //! * Nobody knows. What the SSD has is void, and is removed bit by bit.
 //!
 //! Objects of this life have versions from `floor` on; they are never in doubt. The device's note says which slots are
@@ -152,8 +153,8 @@ impl Tiered {
 }
 
 impl Service {
-    /// A slot that was served is not any more, or others had it in between: what the SSD has of it is in doubt. False where
-    /// nothing can be kept.
+    /// A slot that was served is not any more, or others had it in between: what the SSD has of it is in doubt. False
+    /// where nothing can be kept.
     pub(super) fn doubt(&mut self, slot: Slot) -> bool {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return false };
         let state = tiered.noted.state();
