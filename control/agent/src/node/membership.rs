@@ -270,8 +270,8 @@ impl Membership {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
             Some(RefusalCode::UnknownMember) if self.offer_map()? => Err(Error::Argument(
-                "the control plane does not know this node, and may have lost its state: it was told which map the node \
-                 follows"
+                "the control plane does not know this node, and may have lost its state: it was told which map the \
+                 node follows"
                     .to_owned(),
             )),
             // Our slots are others' by now, or may be. What we hold may be older than what they were given.

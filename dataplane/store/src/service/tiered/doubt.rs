@@ -9,7 +9,8 @@
 //! When a map gives the slot to this shard again, one of these holds:
 //! * Nobody else had it meanwhile, by what the map tells of the layout before. All counts.
 //! * Its former owner knows all that was changed since this shard had it ([`super::super::moves`]). What that tells of
-//!   is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed here is newer.
+//!   is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed here is
+//!   newer.
 //! * Nobody knows. What the SSD has is void, and is removed bit by bit.
 //!
 //! Objects of this life have versions from `floor` on; they are never in doubt. The device's note says which slots are
