@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use kvplane_cluster::{Change, Cluster, ClusterConfig, Input, Output, Record, RecordKey};
+use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 
 use super::World;
@@ -138,6 +139,10 @@ impl World {
     }
 
     fn publish(&mut self, map: ClusterMap) {
+        // Where the state was lost, the first map says nothing: as real parties, those here keep the one they know.
+        if self.control.lost && map.epoch == Epoch(0) {
+            return;
+        }
         let map = Rc::new(map);
         let published = self.control.epochs.publish(&map);
         self.require(published);

@@ -258,7 +258,9 @@ impl World {
         });
         let again = !self.trouble.calm && self.streams.network.chance(self.scenario.chances.duplicate_reply);
         let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
-        let copy = (again && stream).then(|| {
+        // A shard that repeats its challenge, or its proof, is none that a holder of a ticket believes.
+        let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
+        let copy = (again && stream && !proves).then(|| {
             let bytes = payload.map(|(place, _)| self.lives[life].bytes(place.offset, place.bytes).to_vec());
             Outgoing::new(&header, body, bytes.map(Source::Copy))
         });
