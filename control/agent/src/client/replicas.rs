@@ -9,6 +9,7 @@ use kvplane_proto::message::PutOptions;
 
 use super::puts::put_request;
 use super::questions::address_of;
+use super::stripes::HEAD_BYTES;
 use super::{Client, Put};
 use crate::error::Error;
 
@@ -48,10 +49,16 @@ impl Client {
         }
         let digests: Result<Vec<_>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
         let digests = digests?;
-        let bounce = self.bounce(digests.len())?;
-        let first = |(at, digest): (usize, &_)| Request::PeekRange(*digest, 0, bounce.slice(at, 1).local);
+        let bounce = self.bounce(digests.len() * HEAD_BYTES)?;
+        let room = |at: usize, bytes| bounce.slice(at * HEAD_BYTES, bytes).local;
+        let first = |(at, digest): (usize, &_)| Request::GetRange(*digest, 0, room(at, 1));
         let requests: Vec<Request> = digests.iter().enumerate().map(first).collect();
-        let results = self.run(&requests)?;
+        let mut results = self.run(&requests)?;
+        let striped: Vec<usize> = (0..results.len()).filter(|at| results[*at].status == Status::Striped).collect();
+        let head = |at: &usize| Request::GetHead(digests[*at], room(*at, HEAD_BYTES));
+        let heads: Vec<Request> = striped.iter().map(head).collect();
+        let heads = if heads.is_empty() { Vec::new() } else { self.run(&heads)? };
+        striped.into_iter().zip(heads).for_each(|(at, result)| results[at] = result);
         let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let table = OwnerTable::compute(&map);
         let places = results.into_iter().zip(&digests).map(|(result, digest)| {

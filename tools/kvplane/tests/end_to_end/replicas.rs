@@ -64,6 +64,8 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     let places = client.replicas(&keys).unwrap();
     assert_eq!(places.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1, 0], "{places:?}");
     assert!(places[..2].iter().all(|shards| shards[0] != shards[1]), "{places:?}");
+    let mut shared = Client::connect(&place.client_config(Way::Shm)).unwrap();
+    assert_eq!(shared.replicas(&keys).unwrap(), places);
     let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
     assert!(by_hand.contains(", 2 copies"), "{by_hand}");
     // What is replaced or removed has no copy left that could come back.
