@@ -8,7 +8,7 @@ use kvplane_engine::{RegionError, ShardError};
 use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
 use kvplane_proto::client::SubmitError;
-use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, Role};
+use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, RefusalCode, Role};
 
 /// Why something could not be done.
 #[derive(Debug)]
@@ -156,6 +156,23 @@ impl Error {
     pub(crate) fn interrupted() -> Self {
         let what = "the call was interrupted before it had an outcome".to_owned();
         Self::Status { what, status: Status::Cancelled, cause: None }
+    }
+
+    /// Whether there was no control plane to speak with, as while it starts: who asks again may find one. Not where one
+    /// was there and did not want this caller.
+    #[must_use]
+    pub fn is_control_away(&self) -> bool {
+        match self {
+            Self::Discovery(error) => matches!(error, LocalError::NotPublished { .. } | LocalError::Stale { .. }),
+            Self::Connect(ConnectError::Call(error)) | Self::Call(error) => {
+                let away = matches!(
+                    error,
+                    ControlError::Unreachable { .. } | ControlError::Deadline { .. } | ControlError::Lost { .. }
+                );
+                away || error.refusal() == Some(RefusalCode::ShuttingDown)
+            }
+            _ => false,
+        }
     }
 
     /// The status, when a store or a peer gave one.

@@ -77,8 +77,9 @@ statuses! {
     Cancelled = 18, "cancelled by the caller";
     /// The peer does not know this kind of request.
     Unsupported = 19, "the peer does not support this request";
-    /// The tenant has used up its quota, and what it has cannot be evicted.
-    QuotaExceeded = 20, "the tenant's quota is used up and what it holds cannot be evicted; raise it or remove some";
+    /// The tenant has used up its quota, and what it has cannot be evicted; or the object alone is longer than that.
+    QuotaExceeded = 20, "the tenant's quota of memory has no room for it: the object alone is longer than the quota, \
+                         or the rest is held by what cannot be evicted; kvplane ctl tenants shows and raises it";
     /// No such tenant, where only known ones may put.
     NoTenant = 21, "there is no such tenant; make it with kvplane ctl tenants set";
     /// The share of memory for objects that are never evicted is used up.

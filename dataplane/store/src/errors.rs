@@ -95,6 +95,11 @@ impl fmt::Display for ReserveError {
                 "no space for {requested_bytes} bytes: {free_bytes} free in pieces, {pinned_bytes} \
                  pinned, {reserved_bytes} reserved, the rest would not do: retry later or enlarge the pool"
             ),
+            Self::Quota { bytes, lease_bytes, .. } if bytes > lease_bytes => write!(
+                f,
+                "an object of {bytes} bytes is longer than the {lease_bytes} bytes of its tenant's quota that are for \
+                 this shard: raise the quota, or retry later if the quota is longer"
+            ),
             Self::Quota { bytes, lease_bytes, held_bytes } => write!(
                 f,
                 "{bytes} bytes are too much for the tenant, which may take {lease_bytes} of this shard and holds \

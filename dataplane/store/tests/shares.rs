@@ -174,11 +174,21 @@ fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
     shared.store.check();
 }
 
+#[test]
+fn an_object_longer_than_a_tenants_lease_is_refused_for_that_and_evicts_nothing() {
+    let mut shared = Shared::new(pool(Eviction::SegmentedLru, 64), &[Some(4 * MIB)]);
+    (0..3).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
+    let error = shared.put(0, 9, 5 * MIB).expect_err("it is longer than the lease");
+    assert_eq!(error, ReserveError::Quota { bytes: 5 * MIB, lease_bytes: 4 * MIB, held_bytes: 0 });
+    let said = error.to_string();
+    assert!(said.contains("5242880 bytes is longer than the 4194304 bytes of its tenant's quota"), "{said}");
+    assert_eq!(shared.there(0, 0..3), 3);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the lease, the sizes and how often things were read: half of a lease's worth of what came last is
-    /// there.
+    /// Whatever the lease, the sizes and how often things were read: of what came last, half a lease's worth is there.
     #[test]
     fn what_came_last_is_there_whatever_the_lease(
         eviction in prop::sample::select(&[Eviction::SegmentedLru, Eviction::Lru][..]),

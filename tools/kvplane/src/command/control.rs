@@ -11,8 +11,8 @@ use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
 use kvplane_conductor::policy::Named;
 use kvplane_server::{
-    ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, ObjectsAccess,
-    TicketConfig,
+    ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, Objects,
+    ObjectsAccess, TicketConfig,
 };
 
 use super::conductor::PolicyChoice;
@@ -104,8 +104,8 @@ pub(crate) struct Http {
     /// Address for /health, /metrics, /debug/shards and Mooncake's paths. Beyond loopback it needs --http-token-file.
     #[arg(long = "http", default_value = "127.0.0.1:0", value_name = "HTTP")]
     address: SocketAddr,
-    /// A file with the token that whoever asks over HTTP must bring, as Authorization: Bearer TOKEN. Only /health and
-    /// Mooncake's metadata go without.
+    /// A file, readable by its owner alone, with the token that whoever asks over HTTP must bring, as Authorization:
+    /// Bearer TOKEN. Only /health and Mooncake's metadata go without.
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
     /// Allow --mooncake-metadata on an address that other machines reach; its protocol has no authentication, so
@@ -154,8 +154,8 @@ pub(crate) struct Control {
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<SocketAddr>,
     /// Directory with ca.pem, control.pem and control.key, where the authority's key is kept elsewhere (kvplane ctl
-    /// cert). Without it, the authority is in --state, and processes of this user find identities in the runtime
-    /// directory.
+    /// cert); with client.pem and client.key too, /get_all_keys and /api/v1/remove_all are served. Without it, the
+    /// authority is in --state, and processes of this user find identities in the runtime directory.
     #[arg(long, value_name = "DIRECTORY")]
     identity: Option<PathBuf>,
     /// How long members have to say which map they follow, where the state has none, before others may join: it may be
@@ -214,15 +214,26 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.strict_tenants = http.strict_tenants;
     config.conductor = http.conductor.config()?;
-    let asked = Asked { cluster: cluster.to_owned(), runtime_directory: runtime_directory.cloned() };
-    config.objects = ObjectsAccess(Some(Arc::new(asked)));
+    let asked = Asked::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
+    if let (None, Some(directory)) = (&asked, &identity) {
+        println!(
+            "/get_all_keys and /api/v1/remove_all are answered 501: {} has no client.pem and client.key of a client of \
+             all tenants (kvplane ctl cert issue client)",
+            directory.display()
+        );
+    }
+    config.objects = ObjectsAccess(asked.clone().map(|asked| asked as Arc<dyn Objects>));
     config.tickets = tickets;
     config.state_directory = state;
     // One that may stand by is named by who calls it; what it left here would say that it leads.
     config.publish = etcd.is_none().then_some(publish);
     config.etcd = etcd;
     config.identity_directory = identity;
-    Ok(ControlServer::start(config)?)
+    let control = ControlServer::start(config)?;
+    if let Some(asked) = asked {
+        asked.listens(control.address());
+    }
+    Ok(control)
 }
 
 /// Fails when the control plane has ended by itself.

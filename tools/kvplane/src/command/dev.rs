@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -67,7 +68,7 @@ impl Dev {
         let mut plane = control::start(setup, &self.http)?;
         let runtime_directory = self.shape.runtime_directory.clone();
         let local = kvplane::Control::Local { cluster: self.cluster.clone(), runtime_directory };
-        let started = self.shape.start(&self.cluster, local);
+        let started = self.shape.start(&self.cluster, local, Duration::ZERO);
         if started.is_err() {
             // What was made for an SSD that was refused is of no use.
             drop(plane);

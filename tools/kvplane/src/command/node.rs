@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kvplane::{
@@ -15,6 +15,9 @@ use super::log::{Level, Log};
 use super::tebench::{PacingChoice, values};
 use super::which::Which;
 use super::{Failure, metrics, size, stop};
+
+/// Between two attempts to find a control plane.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// How long an object may wait that is written back.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
@@ -53,6 +56,10 @@ pub(crate) struct Node {
     log: Log,
     #[command(flatten)]
     which: Which,
+    /// Wait so many seconds for a control plane that is not there yet, as when both start at the same time; 0: end at
+    /// once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    wait_control: u64,
     #[command(flatten)]
     shape: Shape,
 }
@@ -304,6 +311,7 @@ impl Shape {
         &self,
         cluster: &str,
         control: kvplane::Control,
+        wait: Duration,
     ) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
         let config = NodeConfig {
             control,
@@ -338,7 +346,7 @@ impl Shape {
             hot_bytes_per_s: self.copy_hot,
             ..NodeConfig::local(cluster, self.pool)
         };
-        let node = Arc::new(kvplane::Node::start(&config)?);
+        let node = Arc::new(start_when_there(&config, wait)?);
         println!("node {} with {} for objects", node.id(), size::show(self.pool));
         node.notes().iter().for_each(|note| println!("  {note}"));
         let shown = Arc::downgrade(&node);
@@ -350,11 +358,28 @@ impl Shape {
     }
 }
 
+/// Starts a node, if need be when the control plane is there: so long it is waited for.
+fn start_when_there(config: &NodeConfig, wait: Duration) -> Result<kvplane::Node, kvplane::Error> {
+    let until = Instant::now() + wait;
+    let mut told = false;
+    loop {
+        let error = match kvplane::Node::start(config) {
+            Err(error) if error.is_control_away() && Instant::now() < until => error,
+            done => return done,
+        };
+        if !told {
+            eprintln!("kvplane: {error}; waiting up to {} s for the control plane", wait.as_secs());
+            told = true;
+        }
+        std::thread::sleep(AGAIN.min(until.saturating_duration_since(Instant::now())));
+    }
+}
+
 impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
         self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
-        let (node, _metrics) = self.shape.start(&self.cluster, control)?;
+        let (node, _metrics) = self.shape.start(&self.cluster, control, Duration::from_secs(self.wait_control))?;
         stop::wait(|| Ok(node.check()?))?;
         self.shape.give_away(&node);
         Ok(())

@@ -54,3 +54,4 @@ mod topology;
 mod transfers;
 #[path = "../../../../topology/tests/saved/tree/mod.rs"]
 mod tree;
+mod waiting;
