@@ -63,26 +63,31 @@ fn the_same_seed_gives_the_same_history() {
 
 /// Runs seeds with a host's bug until a rule breaks; it must be one of `rules`.
 fn caught(mischief: Mischief, rules: &[Rule]) {
-    caught_among(Scenario::of_tiers_with, mischief, rules);
+    caught_among(Scenario::of_tiers_with, mischief, rules, &[]);
 }
 
-fn caught_among(of: fn(u64, Mischief) -> Scenario, mischief: Mischief, rules: &[Rule]) {
+/// The same of any kind of seeds; a seed that breaks one of the rules of `beside` shows another consequence of the bug.
+fn caught_among(of: fn(u64, Mischief) -> Scenario, mischief: Mischief, rules: &[Rule], beside: &[Rule]) {
     for seed in 0..100 {
-        if let Err(failure) = run(of(seed, mischief)) {
-            println!("{mischief:?}: after {seed} seeds, {failure}");
-            if !rules.contains(&failure.violation.rule) {
-                let _ = run_with_lines(of(seed, mischief)).inspect_err(|failure| println!("{failure}"));
-            }
-            assert!(rules.contains(&failure.violation.rule), "{mischief:?} was found, but not by {rules:?}: {failure}");
-            return;
+        let Err(failure) = run(of(seed, mischief)) else { continue };
+        println!("{mischief:?}: after {seed} seeds, {failure}");
+        if beside.contains(&failure.violation.rule) {
+            continue;
         }
+        if !rules.contains(&failure.violation.rule) {
+            let _ = run_with_lines(of(seed, mischief)).inspect_err(|failure| println!("{failure}"));
+        }
+        assert!(rules.contains(&failure.violation.rule), "{mischief:?} was found, but not by {rules:?}: {failure}");
+        return;
     }
     panic!("{mischief:?} was not found");
 }
 
 #[test]
 fn a_flush_that_is_acknowledged_and_not_done() {
-    caught(Mischief::SkipFlush, &[Rule::Durable]);
+    // A disk that lost its superblocks is refused, so its node never comes back. A note of slots that was lost costs
+    // nothing by itself, since what a disk has is compared.
+    caught_among(Scenario::of_tiers_with, Mischief::SkipFlush, &[Rule::Durable], &[Rule::Liveness]);
 }
 
 #[test]
@@ -107,5 +112,5 @@ fn a_life_without_its_disk_that_nobody_hears_of() {
 
 #[test]
 fn changes_that_whoever_comes_back_does_not_hear_of() {
-    caught_among(Scenario::of_absences_with, Mischief::HideChanges, &[Rule::Removed]);
+    caught_among(Scenario::of_absences_with, Mischief::HideChanges, &[Rule::Removed], &[]);
 }

@@ -349,6 +349,7 @@ impl Scenario {
         let mut scenario = Self::of_absences(seed);
         (scenario.keeps, scenario.returns) = (true, true);
         (scenario.remove_weight, scenario.replace_chance) = (0, 0.0);
+        scenario.tier.iter_mut().for_each(|tier| tier.without = 0.0);
         scenario.keys = 24;
         scenario.pool_bytes = scenario.object_bytes * 400;
         (scenario.max_pins, scenario.max_reservations) = (4096, 4096);

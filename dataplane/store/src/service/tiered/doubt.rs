@@ -53,6 +53,8 @@ pub(super) struct Doubts {
     shown: SlotSet,
     /// Which sources of slots were looked at.
     generation: u64,
+    /// The map of the note that was believed at the start: what was served is by that until there is another.
+    noted: Epoch,
     /// The map that was heard of last.
     standing: Option<(Epoch, Standing)>,
 }
@@ -70,6 +72,7 @@ impl Doubts {
             strikes: VecDeque::new(),
             shown: SlotSet::none(),
             generation: 0,
+            noted: Epoch(0),
             standing: None,
         }
     }
@@ -103,6 +106,11 @@ impl Doubts {
     /// What is in doubt is from before this version, and its epochs are of this state.
     pub(super) const fn set_bounds(&mut self, floor: Version, state: u64) {
         (self.floor, self.state) = (floor, state);
+    }
+
+    /// A start believes its device's note, which is of this map.
+    pub(super) const fn believe(&mut self, epoch: Epoch) {
+        self.noted = epoch;
     }
 
     pub(super) const fn heard(&mut self, epoch: Epoch, standing: Standing) {
@@ -163,9 +171,11 @@ impl Service {
             return false;
         }
         // What was found out about it counts no more; what it was last served by does.
-        let had = tiered.doubts.epochs.get(&slot).copied().unwrap_or(self.epoch);
+        // A first map may be of a time when the life before was a member still.
+        let served = if self.epoch == Epoch(0) { tiered.doubts.noted } else { self.epoch };
+        let had = tiered.doubts.epochs.get(&slot).copied().unwrap_or(served).min(served);
         tiered.doubts.forget(slot);
-        tiered.doubts.begin([slot].into_iter(), had.min(self.epoch));
+        tiered.doubts.begin([slot].into_iter(), had);
         tiered.doubts.set_bounds(store.next_version(), state);
         true
     }

@@ -147,6 +147,7 @@ impl Service {
         doubts.begin(doubted.iter(), note.doubt.epoch);
         if standing.since <= note.epoch {
             doubts.set_bounds(note.doubt.floor, note.state);
+            doubts.believe(note.epoch);
             // A comparison that was cut short is not begun anew: whoever was asked then tells this life nothing.
             doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
             self.owned.copy_from_slice(&owned.0[..]);

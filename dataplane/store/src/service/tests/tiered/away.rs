@@ -301,3 +301,18 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
         world.end();
     }
 }
+
+#[test]
+fn a_first_map_of_the_life_before_costs_nothing() {
+    for seed in 0..4 {
+        let (mut world, keys) = filled(1900 + seed);
+        let before: Members = [(7, 2, 1), (8, 1, 0)];
+        world.restart_among(&owners(&[(5, before)], 5));
+        assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "its slots are that life's");
+        world.service.follow(1, &owners(&[(5, ALONE)], 6));
+        world.settle();
+        check(&mut world, &keys);
+        assert_eq!(world.service.poll_tier_voided(), None);
+        world.end();
+    }
+}
