@@ -1,5 +1,5 @@
-//! Copies of what only the SSD has, where its put asked for one: after a start, when slots came back, or when the second
-//! owner is another. Each object is read into memory, where it stays like any other, and is copied from there.
+//! Copies of what only the SSD has, where its put asked for one: after a start, when slots came back, or when the
+//! second owner is another. Each object is read into memory, where it stays like any other, and is copied from there.
 //!
 //! Only as far as memory has room anyway: what would push others out has no copy until there is room.
 
