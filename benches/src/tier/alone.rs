@@ -234,7 +234,6 @@ impl Alone {
             checksum: None,
             pinned: false,
             names_parts: false,
-            copied: false,
             ack,
             token: Token(place as u64),
         };

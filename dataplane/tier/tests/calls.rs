@@ -51,7 +51,6 @@ fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> Put<'a> {
         checksum: None,
         pinned: false,
         names_parts: false,
-        copied: false,
         ack,
         token,
     }

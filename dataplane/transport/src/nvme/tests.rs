@@ -110,7 +110,6 @@ impl Bed {
             checksum: None,
             pinned: false,
             names_parts: false,
-            copied: false,
             ack,
             token,
         };

@@ -4,7 +4,6 @@
 mod again;
 mod away;
 mod backlog;
-mod copies;
 mod memory;
 mod recovering;
 mod refused;
