@@ -49,7 +49,7 @@ const FAILED_ONCE: [u64; 14] = [293, 598, 694, 1147, 2285, 3102, 3524, 4026, 440
 
 #[test]
 fn seeds_that_failed_once() {
-    let (_, failed) = run_seeds(FAILED_ONCE.into_iter(), 5, Scenario::of_tiers, |_, _| {});
+    let (_, failed) = run_seeds(FAILED_ONCE, 5, Scenario::of_tiers, |_, _| {});
     assert!(failed.is_empty(), "seeds that failed: {failed:?}");
 }
 

@@ -54,7 +54,7 @@ impl Shared {
 }
 
 fn digest(tenant: usize, key: u64) -> Digest {
-    Digest((tenant as u128) << 64 | u128::from(key) + 1)
+    Digest(((tenant as u128) << 64) | (u128::from(key) + 1))
 }
 
 fn pool(eviction: Eviction, mib: u64) -> StoreConfig {

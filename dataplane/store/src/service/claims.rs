@@ -171,10 +171,12 @@ impl Service {
         Ok((split.nows > 0).then_some((now, split.now)))
     }
 
-    fn split<T: Item + Copy>(&self, items: impl Iterator<Item = T>, digest: fn(T) -> Digest, round: u8) -> Split
-    where
-        T: Named,
-    {
+    fn split<T: Item + Copy + Named>(
+        &self,
+        items: impl Iterator<Item = T>,
+        digest: fn(T) -> Digest,
+        round: u8,
+    ) -> Split {
         let mut split = Split::default();
         for item in items {
             let unread = match self.tenant_of(digest(item)) {

@@ -61,7 +61,9 @@ impl Service {
     /// A slot is another's from now on, or was in between: its objects stay for its owner to fetch, if that may ask for
     /// them, or else on the SSD to be compared, if they are to be `kept`.
     pub(in crate::service) fn lose_slot(&mut self, slot: usize, kept: bool, owners: Option<&SlotOwners>) {
-        if !self.export(Slot(slot as u16), self.key(), owners) && !(kept && self.doubt(Slot(slot as u16))) {
+        let at = Slot(slot as u16);
+        let stays = self.export(at, self.key(), owners) || kept && self.doubt(at);
+        if !stays {
             self.slot_left(slot);
         }
     }

@@ -38,7 +38,8 @@ impl Two {
         for number in 0..objects {
             let own = two.put(OF_A, b"a", number);
             let other = two.put(OF_B, b"b", number);
-            (two.own.push(own), two.others.push(other));
+            two.own.push(own);
+            two.others.push(other);
         }
         two
     }
