@@ -4,7 +4,7 @@
 use kvplane_tests::world::{Mischief, Rule, Scenario, run};
 
 /// Seeds that are tried; most bugs show in the first few.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 400;
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
 fn caught(mischief: Mischief, rules: &[Rule]) {
