@@ -175,6 +175,13 @@ impl Error {
         }
     }
 
+    /// Whether a live node has this node's id.
+    #[must_use]
+    pub fn is_node_id_in_use(&self) -> bool {
+        let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return false };
+        error.refusal() == Some(RefusalCode::NodeIdInUse)
+    }
+
     /// The status, when a store or a peer gave one.
     #[must_use]
     pub const fn status(&self) -> Option<Status> {

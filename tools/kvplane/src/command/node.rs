@@ -363,8 +363,10 @@ fn start_when_there(config: &NodeConfig, wait: Duration) -> Result<kvplane::Node
     let until = Instant::now() + wait;
     let mut told = false;
     loop {
+        // A try whose answer was lost may have joined all the same: that life of ours is over soon.
+        let comes = |error: &kvplane::Error| error.is_control_away() || told && error.is_node_id_in_use();
         let error = match kvplane::Node::start(config) {
-            Err(error) if error.is_control_away() && Instant::now() < until => error,
+            Err(error) if comes(&error) && Instant::now() < until => error,
             done => return done,
         };
         if !told {
