@@ -51,7 +51,7 @@ const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
 
-/// Who may ask nodes for objects, the usual one first: an operator may, too.
+/// Roles that may ask nodes for objects, the usual one first: an operator may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
 
 /// Settings of a client.
@@ -59,8 +59,8 @@ const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
 pub struct ClientConfig {
     /// Which control plane.
     pub control: Control,
-    /// Whose keys: keys of different tenants never meet. `default` is the default tenant. So is an empty name, unless
-    /// our certificate is for one tenant only: then it is that one.
+    /// The keys' tenant: keys of different tenants never meet. `default` is the default one. So is an empty name,
+    /// unless our certificate is for one tenant only: then it is that one.
     pub tenant: String,
     /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
     /// object takes a little less room (docs/adr/0014) and is known by its digest only.

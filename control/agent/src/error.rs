@@ -158,8 +158,8 @@ impl Error {
         Self::Status { what, status: Status::Cancelled, cause: None }
     }
 
-    /// Whether there was no control plane to speak with, as while it starts: who asks again may find one. Not where one
-    /// was there and did not want this caller.
+    /// No control plane answered, as while it starts: a retry may find one. False where one answered and refused this
+    /// caller.
     #[must_use]
     pub fn is_control_away(&self) -> bool {
         match self {
@@ -175,7 +175,7 @@ impl Error {
         }
     }
 
-    /// Whether a live node has this node's id.
+    /// A live node has this node's id.
     #[must_use]
     pub fn is_node_id_in_use(&self) -> bool {
         let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return false };

@@ -91,7 +91,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
     }
 }
 
-/// What is told of the objects that it is asked for most, and of those of its slow requests.
+/// The report of a shard's hottest objects, with the names of those and of its slow requests' objects.
 fn hot(shard: u16, snapshot: &ShardSnapshot) -> HotShard {
     let cut = |name: &[u8]| name[..name.len().min(NAME_PER_REPORT_BYTES)].to_vec();
     let objects = &snapshot.times.hot;

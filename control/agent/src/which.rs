@@ -49,7 +49,7 @@ pub struct Remote {
 const ADDRESSES: usize = 8;
 
 impl Remote {
-    /// Whether there is a certificate of this role.
+    /// A certificate of this role is in the identity's directory.
     fn has(&self, role: Role) -> bool {
         self.identity.join(format!("{role}.pem")).exists()
     }

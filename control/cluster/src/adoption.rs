@@ -1,4 +1,4 @@
-//! What a control plane does that has lost its state: it adopts what living members say of it.
+//! Adoption: a control plane that lost its state takes over the newest map that living members follow.
 //!
 //! A state without any map is one of a new cluster, or of one whose state was lost: a wiped etcd, a state file that is
 //! gone. Members tell the two apart, as they follow a map. So nobody is given slots before there was time for members
@@ -27,7 +27,7 @@ use crate::state::MemberState;
 /// By how much the epoch of an adopted map is raised: more maps than were published while no member heard any.
 pub(crate) const EPOCH_GAP: u64 = 1000;
 
-/// What a member says of a state that the control plane may have lost.
+/// A member's map, offered to a control plane that may have lost its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Which state its map is of.
@@ -44,14 +44,14 @@ pub struct Offer {
     pub devices: Option<(u128, Epoch)>,
 }
 
-/// What is known of a lost state.
+/// The offers of members to a control plane without a map, until it adopts one.
 pub(crate) struct Adoption {
     /// Before that, nobody is made a member by joining.
     wait_until_ns: u64,
     /// When what was offered is adopted at the latest; none before the first offer.
     adopt_at_ns: Option<u64>,
     offers: BTreeMap<NodeId, Offer>,
-    /// Who asked to join in another life: it has nothing to offer.
+    /// Nodes that asked to join in another life: they have nothing to offer.
     joins: BTreeSet<NodeId>,
 }
 
@@ -73,7 +73,7 @@ impl Adoption {
         self.offers.values().max_by_key(|offer| (followers[&offer.state], offer.map.epoch, offer.state))
     }
 
-    /// Whether every member of the newest map was heard: waiting longer tells nothing more.
+    /// Every member of the newest map was heard: waiting longer brings no further offer.
     fn is_complete(&self) -> bool {
         let heard = |member: &Member| self.offers.contains_key(&member.node) || self.joins.contains(&member.node);
         self.newest().is_some_and(|newest| newest.map.members.iter().all(heard))

@@ -38,7 +38,7 @@ pub enum Input {
     /// A member that is not known says which map it follows: of a state that was lost, if there is no map yet. It is
     /// refused where there is one.
     Offer {
-        /// What it says.
+        /// The member's map.
         offer: Box<Offer>,
     },
     /// A life of a node that is about to join says which devices it has. One that does not has none.

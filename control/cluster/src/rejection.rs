@@ -171,7 +171,7 @@ impl Rejection {
         }
     }
 
-    /// What is wrong with a segment, or with who registers it.
+    /// Messages about segments and the clients that register them.
     fn fmt_segment(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownClient { client } => {

@@ -21,14 +21,14 @@ const ASK: Duration = Duration::from_secs(1);
 /// that they own the slots now, so without it nothing more comes of waiting.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// What there is to wait for in a drain, by the times at which something was heard.
+/// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
 struct Wait {
     until: Instant,
     alone: Duration,
     /// When the control plane answered last, or objects were fetched.
     sign: Instant,
-    /// Whether the control plane has taken note.
+    /// The control plane has accepted the drain.
     told: bool,
     least: u64,
 }
@@ -46,7 +46,7 @@ impl Wait {
         now.saturating_duration_since(self.sign) >= self.alone
     }
 
-    /// Whether it is over with so many objects left.
+    /// True when the drain ends with `left` objects still here.
     fn is_over(&mut self, left: u64, now: Instant) -> bool {
         if left < self.least {
             // What there was at first was not fetched by anybody.

@@ -71,7 +71,7 @@ impl Membership {
         self.heartbeat()
     }
 
-    /// What a join says.
+    /// The request with which this node joins.
     fn said(&self) -> Join {
         let (member, version) = (self.member.clone(), software().to_owned());
         Join { member, capacity_bytes: self.capacity_bytes, version }

@@ -81,12 +81,12 @@ pub struct P2pConfig {
     pub control: Control,
     /// As whom: a client, or a node.
     pub role: Role,
-    /// Whose objects: `default` is the default tenant. So is an empty name, unless our certificate is for one tenant
+    /// The objects' tenant: `default` is the default one. So is an empty name, unless our certificate is for one tenant
     /// only: then it is that one.
     pub tenant: String,
-    /// Whether it listens, instead of where [`Self::engine`] says, on the address of this host that leads to the
-    /// control plane, if that is beyond loopback: where nobody said an address. Where the control plane makes no
-    /// tickets it stays on loopback, and a line on standard error says so.
+    /// The store listens on this host's address that leads to the control plane, if that is beyond loopback, instead of
+    /// the address in [`Self::engine`]: for callers that chose no address. Without tickets of the control plane it
+    /// stays on loopback, and a line on standard error says so.
     pub by_route: bool,
     /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it, which
     /// needs a control plane that makes tickets; then only peers of the same tenant are let in.
