@@ -165,10 +165,9 @@ impl Client {
 
     /// A first owner has given an object, as this version: what that is, and whether there is a copy.
     pub(super) fn heard_of_copy(&mut self, index: u32, version: u64) -> u64 {
-        let slice = self.slices.peek(index);
+        let slice = self.slices.at(index);
         let of_first = matches!(slice.second, Second::No | Second::Missed) && self.sources.is_none();
-        self.slices.at(index).copied = of_first && version & COPY != 0;
-        let slice = self.slices.peek(index);
+        slice.copied = of_first && version & COPY != 0;
         if let (true, true, Some(digest)) = (of_first, self.config.spread, readable(&slice.request)) {
             let sent_ns = slice.sent_ns;
             self.leases.told(digest, version & COPY != 0, sent_ns, self.now_ns);

@@ -48,7 +48,12 @@ pub(in crate::service) struct Absence {
 impl Absence {
     /// Whether it is of this owner, in whatever life.
     pub(in crate::service) fn is_of(&self, owner: ShardKey) -> bool {
-        (self.node, self.shard) == (owner.node, owner.shard)
+        self.owner() == (owner.node, owner.shard)
+    }
+
+    /// The owner that is absent, in whatever life.
+    const fn owner(&self) -> (NodeId, ShardId) {
+        (self.node, self.shard)
     }
 }
 
@@ -62,7 +67,7 @@ pub(in crate::service) struct Changes {
 impl Changes {
     /// Knows of another absence; of two of one owner, the longer counts.
     fn add(&mut self, absence: Absence) {
-        let same = |known: &Absence| (known.node, known.shard) == (absence.node, absence.shard);
+        let same = |known: &Absence| known.owner() == absence.owner();
         if let Some(at) = self.absences.iter().position(same) {
             self.absences[at].since = self.absences[at].since.min(absence.since);
         } else if self.absences.len() < ABSENCES_MOST {

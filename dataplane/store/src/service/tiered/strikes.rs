@@ -1,6 +1,7 @@
 //! What a put has the SSD strike out: what it replaces, known or not.
 
 use kvplane_proto::{Digest, Status};
+use kvplane_tier::Tier;
 
 use super::super::objects::Made;
 use super::{REMOVALS_MOST, Service};
@@ -9,7 +10,7 @@ impl Service {
     /// Whether the SSD can strike out what a put, `replacing` or not, may have to have struck out.
     pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
         let Some(tiered) = &self.tiered else { return Ok(()) };
-        let strikes = replacing || tiered.tier.may_find(digest) || tiered.tier.locate(digest).is_some();
+        let strikes = replacing || may_stand(&tiered.tier, digest);
         let is_full = strikes && tiered.removals.len() >= REMOVALS_MOST;
         let takes_none = tiered.tier.degraded().is_some();
         // What it takes no tombstone for has to be known first.
@@ -27,9 +28,14 @@ impl Service {
         let Some(tiered) = &self.tiered else { return false };
         match tiered.tier.degraded() {
             // What is hidden, and what came to light while the put was under way, is struck out too.
-            None => made.replaces || tiered.tier.may_find(made.digest) || tiered.tier.locate(made.digest).is_some(),
+            None => made.replaces || may_stand(&tiered.tier, made.digest),
             // One that takes no writes strikes nothing out: what it has, or may have, stands in the way.
             Some(_) => made.replaces && tiered.tier.may_have(made.digest),
         }
     }
+}
+
+/// Whether the SSD has a record of this digest, shown or hidden, or may bring one to light.
+fn may_stand(tier: &Tier, digest: Digest) -> bool {
+    tier.may_find(digest) || tier.locate(digest).is_some()
 }

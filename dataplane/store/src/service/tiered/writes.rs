@@ -156,10 +156,12 @@ impl Service {
             // One whose write failed time and again.
             WritePolicy::Back { .. } => tiered.counters.writes_failed > 0 && tiered.tier.degraded().is_none(),
         };
-        let wanted = wanted && !tiered.is_writing(digest) && tiered.locate(digest).is_none();
+        if !wanted || tiered.is_writing(digest) || tiered.locate(digest).is_some() {
+            return;
+        }
         // A get must not fill the backlog that puts wait for; a later get finds room.
         let bytes = self.store.as_ref().and_then(|store| store.peek(digest)).map_or(0, |object| object.extent.bytes);
-        if wanted && tiered.has_room(bytes) && self.admitted(digest) {
+        if tiered.has_room(bytes) && self.admitted(digest) {
             self.hold_for_write(digest, None, None);
         }
     }
