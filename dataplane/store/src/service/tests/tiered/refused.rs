@@ -49,3 +49,24 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
         world.end();
     }
 }
+
+/// What the device has cannot be read any more either: memory alone has the former object then.
+#[test]
+fn a_refused_replacement_takes_nothing_from_memory() {
+    let mut world = World::new(1410, TierPolicy::default());
+    for key in 0..2 {
+        world.put_with(key, &PutOptions::default());
+        world.settle();
+    }
+    let replace = PutOptions { replace: true, ..PutOptions::default() };
+    (world.read_only, world.unreadable) = (true, 0..u64::MAX);
+    for _ in 0..40 {
+        world.put_with(1, &replace);
+        world.settle();
+    }
+    assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+    world.put_with(0, &replace);
+    world.settle();
+    assert_eq!(world.last_put, Status::NoSpace);
+    assert_eq!(get(&mut world, 0), (Status::Ok, Some(bytes_of(1))));
+}
