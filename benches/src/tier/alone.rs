@@ -234,6 +234,7 @@ impl Alone {
             checksum: None,
             pinned: false,
             names_parts: false,
+            copied: false,
             ack,
             token: Token(place as u64),
         };

@@ -287,6 +287,7 @@ impl Layout {
             key_bytes: config.max_key_bytes,
             extent: true,
             names_parts: false,
+            copied: false,
         };
         shape.head_bytes(config.chunk_bytes)
     }

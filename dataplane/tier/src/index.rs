@@ -30,14 +30,17 @@ const HITS: u8 = 3 << HITS_SHIFT;
 pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
 /// Whether a payload names parts of a longer object: no payload is so long that it needs this bit.
 const NAMES_PARTS: u32 = 1 << 31;
+/// Whether a second owner is to have the object too: nor is this bit needed.
+const COPIED: u32 = 1 << 30;
 /// The longest payload of which an entry can say the length.
-pub(crate) const PAYLOAD_BYTES_MOST: u32 = NAMES_PARTS - 1;
+pub(crate) const PAYLOAD_BYTES_MOST: u32 = COPIED - 1;
 /// What an entry can name of a device.
 pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
 /// What is known of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place`
 /// has, from the lowest bit on: 40 bits of the head's place in units, 13 of the key's length, 5 of the blocks between
-/// head and payload, 6 flags. The highest bit of `payload` is [`NAMES_PARTS`], the others are the payload's length.
+/// head and payload, 6 flags. The highest bits of `payload` are [`NAMES_PARTS`] and [`COPIED`], the others are the
+/// payload's length.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     digest: [u32; 4],
@@ -79,7 +82,8 @@ impl Entry {
         let units = segment_at / UNIT_BYTES + listed.unit as u64;
         let shape = listed.shape;
         entry.place = split(units | (shape.key_bytes as u64) << 40 | (listed.away as u64) << 53);
-        entry.payload = shape.payload_bytes | if shape.names_parts { NAMES_PARTS } else { 0 };
+        let names_parts = if shape.names_parts { NAMES_PARTS } else { 0 };
+        entry.payload = shape.payload_bytes | names_parts | if shape.copied { COPIED } else { 0 };
         entry.checksum = split(listed.payload_checksum);
         let extent = if shape.extent { EXTENT } else { 0 };
         entry.set_flags(USED | extent | if listed.pinned { PINNED } else { 0 });
@@ -116,6 +120,7 @@ impl Entry {
             key_bytes,
             extent: self.flags() & EXTENT != 0,
             names_parts: self.payload & NAMES_PARTS != 0,
+            copied: self.payload & COPIED != 0,
         }
     }
 

@@ -442,5 +442,6 @@ fn view(entry: &Entry) -> RecordView {
         extent: entry.shape().extent,
         pinned: entry.is_pinned(),
         names_parts: entry.shape().names_parts,
+        copied: entry.shape().copied,
     }
 }

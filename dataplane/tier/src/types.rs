@@ -61,6 +61,8 @@ pub struct Put<'a> {
     pub pinned: bool,
     /// Whether it only names where the parts of a longer object are: kept with it, and said of it without a read.
     pub names_parts: bool,
+    /// Whether a second owner is to have it too: likewise.
+    pub copied: bool,
     /// When it is acknowledged.
     pub ack: Ack,
     /// Names the call.
@@ -115,6 +117,8 @@ pub struct RecordView {
     pub pinned: bool,
     /// Whether it only names where the parts of a longer object are, as its [`Put`] said.
     pub names_parts: bool,
+    /// Whether a second owner is to have it too, as its [`Put`] said.
+    pub copied: bool,
 }
 
 /// Why an object that was in the index could not be given.

@@ -51,6 +51,7 @@ fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> Put<'a> {
         checksum: None,
         pinned: false,
         names_parts: false,
+        copied: false,
         ack,
         token,
     }

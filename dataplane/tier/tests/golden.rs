@@ -33,7 +33,7 @@ fn superblock() -> Superblock {
 fn record() -> RecordHeader {
     RecordHeader {
         kind: Kind::Object,
-        shape: Shape { payload_bytes: 300_000, key_bytes: 11, extent: true, names_parts: false },
+        shape: Shape { payload_bytes: 300_000, key_bytes: 11, extent: true, names_parts: false, copied: false },
         pinned: true,
         twin: false,
         digest: Digest(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100),
@@ -130,9 +130,9 @@ proptest! {
     fn records_come_back_as_they_were(
         digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
         payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
-        away in 0..=AWAY_MOST, names_parts in any::<bool>(),
+        away in 0..=AWAY_MOST, names_parts in any::<bool>(), copied in any::<bool>(),
     ) {
-        let shape = Shape { payload_bytes, key_bytes, extent, names_parts };
+        let shape = Shape { payload_bytes, key_bytes, extent, names_parts, copied };
         let away = if extent { away } else { 0 };
         let header = RecordHeader {
             shape, away, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()

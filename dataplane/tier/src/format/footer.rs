@@ -23,6 +23,7 @@ const CHECKSUM_AT: usize = 60;
 const EXTENT: u8 = 1;
 const PINNED: u8 = 2;
 const NAMES_PARTS: u8 = 8;
+const COPIED: u8 = 16;
 
 /// One record of the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +60,7 @@ impl FooterEntry {
         out[42] = self.kind.code();
         let flag = |flag, set| if set { flag } else { 0 };
         let (extent, names_parts) = (flag(EXTENT, self.shape.extent), flag(NAMES_PARTS, self.shape.names_parts));
-        out[43] = extent | names_parts | flag(PINNED, self.pinned);
+        out[43] = extent | names_parts | flag(PINNED, self.pinned) | flag(COPIED, self.shape.copied);
         put32(out, 44, self.away.into());
         put64(out, 48, self.payload_checksum ^ self.bond());
     }
@@ -80,6 +81,7 @@ impl FooterEntry {
                 key_bytes: word16(bytes, 40),
                 extent: bytes[43] & EXTENT != 0,
                 names_parts: bytes[43] & NAMES_PARTS != 0,
+                copied: bytes[43] & COPIED != 0,
             },
             pinned: bytes[43] & PINNED != 0,
             digest: Digest(word128(bytes, 0)),

@@ -26,6 +26,7 @@ const EXTENT: u8 = 1;
 const PINNED: u8 = 2;
 const TWIN: u8 = 4;
 const NAMES_PARTS: u8 = 8;
+const COPIED: u8 = 16;
 
 /// What a record says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +65,8 @@ pub struct Shape {
     pub extent: bool,
     /// Whether the payload only names where the parts of a longer object are, by the word of whoever put it.
     pub names_parts: bool,
+    /// Whether a second owner is to have the object too, by the word of whoever put it.
+    pub copied: bool,
 }
 
 impl Shape {
@@ -171,8 +174,9 @@ impl RecordHeader {
         let mut out = [0; RECORD_HEADER_BYTES];
         start(&mut out, MAGIC);
         out[6] = self.kind.code();
-        let Shape { extent, names_parts, .. } = self.shape;
-        let flags = [(EXTENT, extent), (PINNED, self.pinned), (TWIN, self.twin), (NAMES_PARTS, names_parts)];
+        let Shape { extent, names_parts, copied, .. } = self.shape;
+        let of_shape = [(EXTENT, extent), (NAMES_PARTS, names_parts), (COPIED, copied)];
+        let flags = of_shape.into_iter().chain([(PINNED, self.pinned), (TWIN, self.twin)]);
         for (flag, set) in flags {
             out[7] |= if set { flag } else { 0 };
         }
@@ -213,6 +217,7 @@ impl RecordHeader {
                 key_bytes: word16(bytes, 88),
                 extent: has(EXTENT),
                 names_parts: has(NAMES_PARTS),
+                copied: has(COPIED),
             },
             pinned: has(PINNED),
             twin: has(TWIN),
@@ -229,7 +234,7 @@ impl RecordHeader {
             chunk_bytes: word32(bytes, 80),
             body_checksum: word32(bytes, 84),
         };
-        let plausible = bytes[7] & !(EXTENT | PINNED | TWIN | NAMES_PARTS) == 0
+        let plausible = bytes[7] & !(EXTENT | PINNED | TWIN | NAMES_PARTS | COPIED) == 0
             && header.away <= if header.shape.extent { AWAY_MOST } else { 0 }
             && header.shape.payload_bytes <= most_payload_bytes
             && header.chunk_bytes > 0

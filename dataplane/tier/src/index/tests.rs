@@ -100,9 +100,10 @@ proptest! {
         words in any::<(u128, u64, u64, u64)>(), unit in any::<u32>(), segment in 0..1u64 << 33,
         payload_bytes in 0..=PAYLOAD_BYTES_MOST, key_bytes in 0..=KEY_BYTES_MOST, away in 0..=AWAY_MOST,
         extent in any::<bool>(), pinned in any::<bool>(), names_parts in any::<bool>(),
+        copied in any::<bool>(),
     ) {
         let (digest, version, sequence, payload_checksum) = words;
-        let shape = Shape { payload_bytes, key_bytes, extent, names_parts };
+        let shape = Shape { payload_bytes, key_bytes, extent, names_parts, copied };
         let (digest, version, kind) = (Digest(digest), Version(version), Kind::Object);
         let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
         let at = segment * 4096;

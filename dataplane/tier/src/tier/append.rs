@@ -82,8 +82,8 @@ impl Tier {
             return Err(PutError::KeyTooLong { bytes: put.key.len(), limit_bytes: self.config.max_key_bytes });
         }
         let extent = self.config.has_blocks_of_its_own(bytes);
-        let shape =
-            Shape { payload_bytes: bytes, key_bytes: put.key.len() as u16, extent, names_parts: put.names_parts };
+        let (key_bytes, names_parts, copied) = (put.key.len() as u16, put.names_parts, put.copied);
+        let shape = Shape { payload_bytes: bytes, key_bytes, extent, names_parts, copied };
         if self.is_lent(shape) && !put.payload.offset.is_multiple_of(u64::from(align)) {
             return Err(PutError::Unaligned { offset: put.payload.offset, align_bytes: align });
         }
@@ -247,7 +247,7 @@ impl Tier {
         twin: bool,
         memory: &mut dyn Memory,
     ) -> RecordHeader {
-        let shape = Shape { payload_bytes: 0, key_bytes: 0, extent: false, names_parts: false };
+        let shape = Shape { payload_bytes: 0, key_bytes: 0, extent: false, names_parts: false, copied: false };
         let header = self.header(Kind::Tombstone, tombstone.digest, tombstone.version, tombstone.sequence, shape);
         let header = RecordHeader { twin, ..header };
         let span = self.take_buffer(TOMBSTONE_BYTES as u32);

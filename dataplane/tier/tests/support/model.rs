@@ -43,6 +43,11 @@ pub(crate) const fn names_parts(version: Version) -> bool {
     version.0.is_multiple_of(3)
 }
 
+/// Whether a second owner is said to have a version of an object too.
+pub(crate) const fn copied(version: Version) -> bool {
+    version.0.is_multiple_of(5)
+}
+
 /// The bytes of a version of an object: each depends on its place.
 pub(crate) fn fill(digest: Digest, version: u64, out: &mut [u8]) {
     for (at, word) in out.chunks_mut(8).enumerate() {

@@ -10,7 +10,7 @@ use kvplane_tier::{
 };
 
 use super::device::{Device, HostMemory};
-use super::model::{Model, Promise, fill, names_parts};
+use super::model::{Model, Promise, copied, fill, names_parts};
 use super::options;
 
 /// Places of the pool, each as large as the largest object.
@@ -167,7 +167,8 @@ impl World {
         let payload = self.span(place, bytes);
         let (key, version_of) = (key.as_bytes(), Version(version));
         let names_parts = names_parts(version_of);
-        let put = Put { digest, key, version: version_of, payload, checksum: None, pinned, names_parts, ack, token };
+        let (checksum, copied) = (None, copied(version_of));
+        let put = Put { digest, key, version: version_of, payload, checksum, pinned, names_parts, copied, ack, token };
         let accepted = self.tier.put(self.now_ns, &put, &mut self.memory);
         match accepted {
             Ok(accepted) => {
@@ -225,7 +226,7 @@ impl World {
             assert!(history.ever.contains_key(&view.version.0), "{digest}: {view:?}");
         }
         let view = view?;
-        assert_eq!(view.names_parts, names_parts(view.version), "{digest}");
+        assert_eq!((view.names_parts, view.copied), (names_parts(view.version), copied(view.version)), "{digest}");
         let bytes = view.payload_bytes;
         let place = self.places.pop()?;
         let floor = self.model.keys[&digest].steps.len();

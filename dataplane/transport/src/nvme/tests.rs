@@ -110,6 +110,7 @@ impl Bed {
             checksum: None,
             pinned: false,
             names_parts: false,
+            copied: false,
             ack,
             token,
         };

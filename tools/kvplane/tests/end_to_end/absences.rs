@@ -1,8 +1,9 @@
 //! Nodes with SSDs that are away: stopped and started again one after the other, and for so long that others have their
 //! slots.
 
-use kvplane::Client;
+use kvplane::{Client, PutOptions};
 
+use crate::ssd;
 use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
 const KEYS: usize = 240;
@@ -17,7 +18,8 @@ fn value(key: usize, round: usize) -> Vec<u8> {
 
 fn node(place: &Workplace, number: u64) -> Process {
     let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
-    place.node(number, &["--pool", "16M", "--shards", "2", "--ssd", &ssd, "--ssd-ack", "buffered"])
+    let words = ["--pool", "32M", "--shards", "2", "--metrics-port", "0", "--ssd", &ssd, "--ssd-ack", "buffered"];
+    place.node(number, &words)
 }
 
 /// The object under a key, when somebody answers.
@@ -25,16 +27,20 @@ fn found(client: &mut Client, key: usize) -> Option<Vec<u8>> {
     wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer")
 }
 
-/// A cluster of three nodes with an object under each key.
-fn cluster(place: &Workplace) -> (Process, Vec<Process>, Client) {
-    let state = place.path("state");
-    let control = Process::start(place.command(&["control", "--state", text(&state)]));
+/// A cluster of three nodes with an object under each key, with so many owners.
+fn cluster(place: &Workplace, replicas: u8) -> (Process, Vec<Process>, Client) {
+    let (state, owners) = (place.path("state"), replicas.to_string());
+    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", &owners]));
     control.wait_for("metrics on");
     let nodes: Vec<Process> = (1..=3).map(|number| node(place, number)).collect();
     settled(&control, 3);
     let mut client = place.client(Way::Tcp);
     for key in 0..KEYS {
-        wait_until(|| client.put(name(key).as_bytes(), &value(key, 0)).ok()).expect("it is taken");
+        let several = replicas > 1;
+        let replicas = if several { 2 } else { 0 };
+        let options = PutOptions { replicas, wait_replicas: several, replace: several, ..PutOptions::default() };
+        let mut put = || client.put_replicas(name(key).as_bytes(), &value(key, 0), &options).ok();
+        wait_until(|| put().filter(|(_, there)| !several || *there == 2)).expect("it is taken");
     }
     (control, nodes, client)
 }
@@ -48,7 +54,7 @@ fn settled(control: &Process, members: u64) {
 #[test]
 fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     let place = Workplace::new("rolling");
-    let (_control, mut nodes, mut client) = cluster(&place);
+    let (_control, mut nodes, mut client) = cluster(&place, 1);
     for number in [2, 1, 3] {
         assert!(nodes[number - 1].stop().success());
         nodes[number - 1] = node(&place, number as u64);
@@ -63,7 +69,7 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
 #[test]
 fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     let place = Workplace::new("away");
-    let (control, mut nodes, mut client) = cluster(&place);
+    let (control, mut nodes, mut client) = cluster(&place, 1);
     nodes[1].kill();
     settled(&control, 2);
     let removed = |key: &usize| key.is_multiple_of(5);
@@ -71,7 +77,7 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     for key in (0..KEYS).filter(removed) {
         wait_until(|| client.remove(name(key).as_bytes()).ok()).expect("somebody answers");
     }
-    let options = kvplane::PutOptions { replace: true, ..kvplane::PutOptions::default() };
+    let options = PutOptions { replace: true, ..PutOptions::default() };
     for key in (0..KEYS).filter(replaced) {
         let put = || client.put_with(name(key).as_bytes(), &value(key, 1), &options).ok();
         wait_until(put).expect("it is taken");
@@ -87,4 +93,22 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     }
     let back: Vec<usize> = (0..KEYS).filter(removed).filter(|key| found(&mut client, *key).is_some()).collect();
     assert_eq!(back, [0; 0], "what was removed stays so");
+}
+
+#[test]
+fn copies_that_were_promised_are_made_again_when_all_nodes_were_killed() {
+    let place = Workplace::new("copies-again");
+    let (_control, mut nodes, mut client) = cluster(&place, 2);
+    nodes.iter_mut().for_each(Process::kill);
+    nodes = (1..=3).map(|number| node(&place, number)).collect();
+    let made = |nodes: &[Process]| -> f64 {
+        nodes.iter().map(|node| ssd::counted(node, "kvplane_shard_copies_made_total")).sum()
+    };
+    let all = wait_until(|| (made(&nodes) >= KEYS as f64).then_some(()));
+    assert_eq!(all, Some(()), "{} copies", made(&nodes));
+    nodes[1].kill();
+    for key in 0..KEYS {
+        let there = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
+        assert!(there.is_some(), "object {key} had a copy");
+    }
 }

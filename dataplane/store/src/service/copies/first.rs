@@ -217,6 +217,7 @@ impl Service {
         self.owe_unknown();
         self.copies.unwalked = !self.copies.seconds.is_empty();
         self.walk_again();
+        self.walk_ssd_again();
         (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
     }
 
@@ -245,7 +246,7 @@ impl Service {
     }
 
     /// Something lacks a copy: the walk finds it.
-    pub(super) fn walk_again(&mut self) {
+    pub(in crate::service) fn walk_again(&mut self) {
         let copies = &mut self.copies;
         if copies.seconds.is_empty() {
             copies.walk = None;
@@ -266,6 +267,7 @@ impl Service {
         self.next_copy_drop().or_else(|| self.next_push()).or_else(|| {
             self.grant_wish();
             self.walk_on();
+            self.walk_ssd();
             self.next_push()
         })
     }
@@ -340,12 +342,14 @@ impl Service {
 
     /// Sends an object to the second owner, if it is still this version and has no copy.
     fn push(&mut self, digest: Digest, version: Version, second: ShardKey) -> Option<Fetch> {
+        // What came back from the SSD just now has its name there still.
+        let lacks_tail = self.lacks_tail(digest);
         let store = self.store.as_mut()?;
         let there = store.peek(digest).is_some_and(|object| object.version == version);
         if !there || !matches!(store.replica(digest), Replica::First | Replica::Awaited) || store.is_copied(digest) {
             return None;
         }
-        let Some((pin, object)) = store.hold(digest) else {
+        let Some((pin, object)) = store.hold(digest).filter(|_| !lacks_tail) else {
             self.walk_again();
             return None;
         };

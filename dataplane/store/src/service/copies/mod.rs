@@ -19,11 +19,13 @@
 //!   for the new first owner to fetch, as in a move. Both only if the map tells that nothing else happened in between.
 //! * A first owner that begins another life has no notes, and by another life its copies are void.
 //!
-//! Copies are kept in memory only, and may be evicted like anything else: then there is one less than was thought.
+//! Copies are kept in memory only, and may be evicted like anything else: then there is one less than was thought. An
+//! SSD notes of which objects copies were asked for: they are made again after a start, as far as memory has room.
 
 mod first;
 mod hot;
 mod second;
+mod ssd;
 mod waits;
 mod wished;
 
@@ -114,6 +116,8 @@ pub(super) struct Copies {
     again: bool,
     /// The walk has not been through since owners changed.
     unwalked: bool,
+    /// The same for what only the SSD has.
+    ssd: ssd::SsdWalk,
     counters: CopyCounters,
 }
 

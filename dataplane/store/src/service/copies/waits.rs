@@ -187,6 +187,7 @@ impl Service {
         let busy = !copies.owed.is_empty() || !copies.queue.is_empty();
         let retries = copies.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| busy && *at_ns > self.now_ns);
         let walk = (copies.walk.is_some() && copies.walk_ns > self.now_ns).then_some(copies.walk_ns);
-        due.into_iter().chain(retries).chain(walk).chain(self.wishes_timeout()).min()
+        let ssd = self.ssd_walk_timeout();
+        due.into_iter().chain(retries).chain(walk).chain(ssd).chain(self.wishes_timeout()).min()
     }
 }

@@ -4,6 +4,7 @@
 mod again;
 mod away;
 mod backlog;
+mod copies;
 mod memory;
 mod recovering;
 mod refused;

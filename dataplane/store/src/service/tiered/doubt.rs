@@ -326,6 +326,7 @@ impl Service {
         doubts.hidden = doubts.hidden.with(&known, |hidden, known| hidden & !known);
         doubts.shown = doubts.shown.with(&known, |shown, known| shown | known);
         self.ssd_known_anew();
+        self.walk_ssd_again();
         true
     }
 }

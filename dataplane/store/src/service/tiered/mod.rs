@@ -155,6 +155,8 @@ pub(super) struct Tiered {
     doubts: Doubts,
     noted: Noted,
     prefetched: Prefetched,
+    /// Objects that are read to be copied to their second owners.
+    copied_next: BTreeSet<Digest>,
     budget: Budget,
     /// What of the tier's writes was charged.
     charged_bytes: u64,
@@ -195,6 +197,7 @@ impl Tiered {
             doubts: Doubts::new(),
             noted: Noted::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
+            copied_next: BTreeSet::new(),
             budget: Budget::new(policy.bytes_per_day),
             charged_bytes: 0,
             told_admission: Admission::Full,
@@ -221,6 +224,16 @@ impl Tiered {
     pub(super) fn walk(&self, from: usize, most: usize) -> (Vec<RecordView>, Option<usize>) {
         let (views, next) = self.tier.walk(from, most);
         (views.into_iter().filter(|view| !self.is_hidden(view)).collect(), next)
+    }
+
+    /// Whether every record on the SSD has been looked at.
+    pub(super) fn is_recovered(&self) -> bool {
+        self.tier.is_recovered()
+    }
+
+    /// Objects that are being read to be copied.
+    pub(super) fn copies_read(&self) -> usize {
+        self.copied_next.len()
     }
 
     fn call(&mut self, call: Call) -> Token {
@@ -321,6 +334,7 @@ impl Service {
                 tiered.recovered = Some(report);
                 tiered.notices.push_back(event);
                 self.ssd_known_anew();
+                self.walk_ssd_again();
             }
             Event::Stored { token, .. } => self.written(token, true),
             Event::StoreFailed { token, .. } => self.written(token, false),

@@ -116,6 +116,17 @@ impl Service {
         tiered.prefetched.add(digest, charged, until_ns);
     }
 
+    /// Begins to read an object that is to be copied to its second owner: it stays in memory. Whether it is being read.
+    pub(in crate::service) fn read_for_copy(&mut self, view: &RecordView) -> bool {
+        let digest = view.digest;
+        let reading = self.tiered.as_ref().is_some_and(|tiered| tiered.reading.contains_key(&digest));
+        let begun = reading || self.begin_read(view, Priority::Background, None).is_ok();
+        if let Some(tiered) = self.tiered.as_mut().filter(|_| begun) {
+            tiered.copied_next.insert(digest);
+        }
+        begun
+    }
+
     /// An object is asked for, read ahead or not.
     pub(super) fn use_prefetched(&mut self, digest: Digest) {
         if let Some(tiered) = &mut self.tiered

@@ -12,7 +12,7 @@ use super::super::timing::About;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
 use super::{Call, Service, Timing};
-use crate::{ObjectView, Reserve};
+use crate::{ObjectView, Replica, Reserve};
 
 /// How many may wait for one read.
 const WAITERS_MOST: usize = 1024;
@@ -152,8 +152,9 @@ impl Service {
         let digest = view.digest;
         // What is in the way goes sooner or later: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
-        let wanted =
-            Reserve { tail_bytes, head: view.names_parts, ..Reserve::plain(digest, view.payload_bytes.into()) };
+        let replica = if view.copied { Replica::First } else { Replica::None };
+        let plain = Reserve::plain(digest, view.payload_bytes.into());
+        let wanted = Reserve { tail_bytes, head: view.names_parts, replica, ..plain };
         let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
             Status::NoSpace => refused(Status::Busy),
             status => refused(status),
@@ -216,7 +217,15 @@ impl Service {
     fn promote_or_drop(&mut self, digest: Digest, restored: bool) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         if !restored {
+            tiered.copied_next.remove(&digest);
             tiered.prefetched.take(digest);
+            return;
+        }
+        if tiered.copied_next.remove(&digest) {
+            // It stays like what was put.
+            tiered.prefetched.take(digest);
+            self.want_tail(digest);
+            self.walk_again();
             return;
         }
         if let Some(until_ns) = tiered.prefetched.until_ns(digest) {

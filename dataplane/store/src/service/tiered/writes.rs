@@ -13,6 +13,7 @@ use super::super::tail::tail_within;
 use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
+use crate::Replica;
 
 /// What the answer of a put waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -240,6 +241,7 @@ impl Service {
                 checksum: Some(object.checksum),
                 pinned: is_hard_pinned(&tail),
                 names_parts: object.is_head,
+                copied: matches!(store.replica(held.digest), Replica::First | Replica::Awaited),
                 ack,
                 token,
             };

@@ -1,0 +1,87 @@
+//! Copies of what only the SSD has, where its put asked for one: after a start, when slots came back, or when the
+//! second owner is another. Each object is read into memory, where it stays like any other, and is copied from there.
+//!
+//! Only as far as memory has room anyway: what would push others out has no copy until there is room.
+
+use kvplane_proto::Digest;
+use kvplane_tier::RecordView;
+
+use super::super::{Service, owns};
+
+/// Places of the SSD's index that one step looks at.
+const STEP: usize = 256;
+/// Objects that are read for their copies at the same time.
+const READS_MOST: usize = 16;
+/// The part of the pool that is left free.
+const FREE_PART: u64 = 8;
+/// The next walk after one that found something.
+const AGAIN_NS: u64 = 60_000_000_000;
+
+/// The walk through what only the SSD has.
+#[derive(Debug, Default)]
+pub(super) struct SsdWalk {
+    /// Where it is, and when it goes on.
+    at: Option<usize>,
+    due_ns: u64,
+    /// Whether anything lacked a copy.
+    found: bool,
+}
+
+impl Service {
+    /// What the SSD has may lack copies.
+    pub(in crate::service) fn walk_ssd_again(&mut self) {
+        let can = self.tiered.is_some() && !self.copies.seconds.is_empty();
+        self.copies.ssd = SsdWalk { at: can.then_some(0), due_ns: self.now_ns, found: false };
+    }
+
+    /// Has objects read that lack a copy, within the rate.
+    pub(super) fn walk_ssd(&mut self) {
+        let (rate, now_ns) = (self.moves.limits().bytes_per_s, self.now_ns);
+        let (Some(tiered), Some(store)) = (&self.tiered, &self.store) else { return };
+        let Some(at) = self.copies.ssd.at.filter(|_| rate > 0 && self.copies.ssd.due_ns <= now_ns) else { return };
+        if !tiered.is_recovered() || tiered.copies_read() >= READS_MOST || !self.copies.queue.is_empty() {
+            return;
+        }
+        let (views, next) = tiered.walk(at, STEP);
+        let lacks = |view: &RecordView| {
+            let digest = view.digest;
+            let wanted = view.copied && owns(&self.owned, digest) && self.copies.seconds.contains_key(&digest.slot());
+            wanted && !store.exists(digest)
+        };
+        let lacking: Vec<RecordView> = views.into_iter().filter(lacks).collect();
+        let (mut bytes, mut free_bytes) = (0, self.free_for_copies());
+        self.copies.ssd.found |= !lacking.is_empty();
+        for view in lacking {
+            let payload = u64::from(view.payload_bytes);
+            if payload <= free_bytes && self.read_for_copy(&view) {
+                bytes += payload;
+                free_bytes -= payload;
+            }
+        }
+        let walk = &mut self.copies.ssd;
+        walk.at = next;
+        walk.due_ns = now_ns.saturating_add((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+        if next.is_none() && core::mem::take(&mut walk.found) {
+            (walk.at, walk.due_ns) = (Some(0), now_ns.saturating_add(AGAIN_NS));
+        }
+    }
+
+    /// What may be read into the pool.
+    fn free_for_copies(&self) -> u64 {
+        let Some(store) = &self.store else { return 0 };
+        store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
+    }
+
+    /// Whether an object in memory has its name on the SSD only, so far.
+    pub(super) fn lacks_tail(&self, digest: Digest) -> bool {
+        let object = self.store.as_ref().and_then(|store| store.peek(digest));
+        let named = || self.on_ssd(digest).is_some_and(|view| view.key_bytes > 0);
+        object.is_some_and(|object| !object.has_tail) && named()
+    }
+
+    /// When the walk goes on.
+    pub(super) fn ssd_walk_timeout(&self) -> Option<u64> {
+        let walk = &self.copies.ssd;
+        (walk.at.is_some() && walk.due_ns > self.now_ns).then_some(walk.due_ns)
+    }
+}

@@ -1,0 +1,80 @@
+//! Copies of what only the SSD has: made again by the next life, where their puts asked for them.
+
+use std::collections::BTreeSet;
+
+use kvplane_proto::Digest;
+use kvplane_proto::Status;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
+use kvplane_proto::message::PutOptions;
+
+use super::super::rig::{digest, identity};
+use super::world::World;
+use crate::service::{FetchDone, PutAck, TierPolicy, Want};
+
+/// Two nodes, each of which is the second owner of the other's slots.
+fn owners() -> SlotOwners {
+    let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
+    let member = |(node, life)| Member {
+        node: NodeId(node),
+        incarnation: Incarnation(life),
+        weight: 1,
+        failure_domain: String::new(),
+        host: String::new(),
+        shards: vec![address.clone(); 3],
+    };
+    let members = [(7, 3), (8, 1)].into_iter().map(member).collect();
+    SlotOwners::of(&ClusterMap { epoch: Epoch(5), replicas: 2, members, former: None })
+}
+
+/// Lets so much time pass, and answers what is asked of the other node. What it was given.
+fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
+    let mut copied = BTreeSet::new();
+    for _ in 0..ms {
+        world.step();
+        while let Some(fetch) = world.service.poll_fetch(world.now_ns) {
+            let done = match fetch.want {
+                Want::Copy { digest, .. } => {
+                    copied.insert(digest);
+                    FetchDone::Copied
+                }
+                Want::DropCopies(digests) => FetchDone::CopiesDropped(vec![true; digests.len()]),
+                _ => FetchDone::Failed(Status::NotFound),
+            };
+            world.service.fetched(fetch.token, done, world.now_ns);
+        }
+    }
+    copied
+}
+
+#[test]
+fn a_copy_that_was_promised_is_made_again_by_the_next_life() {
+    for seed in 0..6 {
+        let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
+        let mut world = World::new(1800 + seed, policy);
+        world.steady = 5;
+        let owners = owners();
+        world.restart_among(&owners);
+        let mine = |key: &u8| {
+            let owner = owners.owner(digest(*key).slot());
+            owner.is_some_and(|owner| (owner.node, owner.shard) == (NodeId(7), identity().shard))
+        };
+        let keys: Vec<u8> = (0..200).filter(mine).take(4).collect();
+        let (promised, plain) = keys.split_at(3);
+        for key in &keys {
+            let replicas = if promised.contains(key) { 2 } else { 0 };
+            world.may.entry(*key).or_default();
+            world.put_with(*key, &PutOptions { replicas, ..PutOptions::default() });
+            world.settle();
+        }
+        let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
+        assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
+        // Memory is gone, and so is what the second owner had of this life.
+        world.restart_among(&owners);
+        assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
+        assert!(copied(&mut world, 3_000).is_empty(), "each once");
+        let counters = world.service.copy_counters();
+        assert_eq!((counters.made, counters.owed), (3, 0));
+        world.end();
+    }
+}
