@@ -14,6 +14,8 @@ const STEP: usize = 256;
 const READS_MOST: usize = 16;
 /// The part of the pool that is left free.
 const FREE_PART: u64 = 8;
+/// How long a walk waits at least for objects that are being read.
+const WAIT_NS: u64 = 1_000_000;
 /// The next walk after one that found something.
 const AGAIN_NS: u64 = 60_000_000_000;
 
@@ -49,18 +51,30 @@ impl Service {
             wanted && !store.exists(digest)
         };
         let lacking: Vec<RecordView> = views.into_iter().filter(lacks).collect();
-        let (mut bytes, mut free_bytes) = (0, self.free_for_copies());
+        let (mut bytes, mut free_bytes, mut waits) = (0, self.free_for_copies(), false);
         self.copies.ssd.found |= !lacking.is_empty();
         for view in lacking {
             let payload = u64::from(view.payload_bytes);
-            if payload <= free_bytes && self.read_for_copy(&view) {
+            if payload > free_bytes {
+                continue;
+            }
+            let full = self.tiered.as_ref().is_none_or(|tiered| tiered.copies_read() >= READS_MOST);
+            if !full && self.read_for_copy(&view) {
                 bytes += payload;
                 free_bytes -= payload;
+            } else if self.tiered.as_ref().is_some_and(|tiered| tiered.copies_read() > 0) {
+                // The walk stays here until those that are being read are in memory.
+                waits = true;
+                break;
             }
         }
         let walk = &mut self.copies.ssd;
+        let pause_ns = (u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64;
+        walk.due_ns = now_ns.saturating_add(pause_ns.max(if waits { WAIT_NS } else { 0 }));
+        if waits {
+            return;
+        }
         walk.at = next;
-        walk.due_ns = now_ns.saturating_add((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
         if next.is_none() && core::mem::take(&mut walk.found) {
             (walk.at, walk.due_ns) = (Some(0), now_ns.saturating_add(AGAIN_NS));
         }
