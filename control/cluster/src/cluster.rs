@@ -39,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) heard_ns: u64,
     /// Whether there was a sign of life since this control plane started.
     pub(crate) heard: bool,
+    /// Whether its ports told, while it was silent, that it is dead.
+    pub(crate) found_dead: bool,
     /// The newest epoch when this life ended; orders the ended lives.
     pub(crate) ended: Epoch,
     /// Whether the map gives it a share of the slots.
@@ -59,15 +61,16 @@ impl Row {
         })
     }
 
-    /// When silence changes where this member stands.
-    fn due_ns(&self, config: &ClusterConfig) -> Option<u64> {
+    /// When silence changes where this member stands, seen from `now_ns`.
+    fn due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
         let patience_ns = match self.state {
             MemberState::Active => config.suspect_after_ns,
             MemberState::Joining | MemberState::Suspect | MemberState::Draining => config.heartbeat_deadline_ns,
             MemberState::Dead | MemberState::Left => return None,
         };
         // Beyond the end of the clock is never.
-        self.heard_ns.checked_add(patience_ns)
+        let due_ns = self.heard_ns.checked_add(patience_ns)?;
+        Some(if self.found_dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns })
     }
 }
 
@@ -211,11 +214,8 @@ impl Cluster {
         if late_ns > self.config.heartbeat_interval_ns {
             self.forgive(late_ns.saturating_add(self.config.heartbeat_interval_ns));
         }
-        let live: Vec<NodeId> =
-            self.rows.iter().filter(|(_, row)| row.state.is_live()).map(|(&node, _)| node).collect();
-        for node in live {
-            self.check_silence(node);
-        }
+        self.suspect_silent();
+        self.expel_dead();
         self.adopt_due();
         self.share_out();
         for name in self.catalog.expire(self.now_ns) {
@@ -232,19 +232,6 @@ impl Cluster {
             row.heard_ns = row.heard_ns.saturating_add(by_ns);
         }
         self.catalog.postpone(by_ns);
-    }
-
-    fn check_silence(&mut self, node: NodeId) {
-        let silent_ns = self.now_ns.saturating_sub(self.rows[&node].heard_ns);
-        if self.rows[&node].state == MemberState::Active && silent_ns >= self.config.suspect_after_ns {
-            self.step(node, MemberEvent::Silence);
-            self.counters.suspicions += 1;
-        }
-        if self.rows[&node].state != MemberState::Active && silent_ns >= self.config.heartbeat_deadline_ns {
-            self.lost.push((node, self.rows[&node].member.incarnation));
-            self.counters.losses += 1;
-            self.end(node, MemberEvent::Deadline);
-        }
     }
 
     /// Moves a member by the table; `false` if the event came too late to matter.
@@ -273,13 +260,13 @@ impl Cluster {
 
     /// Brings the timer forward for a member that was heard or moved.
     pub(crate) fn arm_member(&mut self, node: NodeId) {
-        let at_ns = self.rows.get(&node).and_then(|row| row.due_ns(&self.config));
+        let at_ns = self.rows.get(&node).and_then(|row| row.due_ns(&self.config, self.now_ns));
         self.arm(at_ns);
     }
 
     /// Finds the first deadline anew.
     pub(crate) fn rearm(&mut self) {
-        let members = self.rows.values().filter_map(|row| row.due_ns(&self.config)).min();
+        let members = self.rows.values().filter_map(|row| row.due_ns(&self.config, self.now_ns)).min();
         let segments = self.catalog.first_expiry_ns();
         self.due_ns = None;
         self.arm(members);

@@ -17,6 +17,7 @@ mod cluster;
 mod conductor;
 mod config;
 mod devices;
+mod losses;
 mod membership;
 mod message;
 pub mod p2p;

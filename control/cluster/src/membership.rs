@@ -101,7 +101,9 @@ impl Cluster {
         let settled = former.and_then(|row| row.settled).map(|_| Epoch(0));
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
-        let row = Row { member, state, capacity_bytes, version, load: None, heard_ns, heard, ended, shared, settled };
+        let (load, found_dead) = (None, false);
+        let row =
+            Row { member, state, capacity_bytes, version, load, heard_ns, heard, found_dead, ended, shared, settled };
         self.begin_with_devices(node, row.member.incarnation);
         self.rows.insert(node, row);
         if let Some(incarnation) = before {
@@ -114,6 +116,7 @@ impl Cluster {
         self.counters.joins += 1;
         self.remember(node);
         self.arm_member(node);
+        self.expel_dead();
     }
 
     pub(crate) fn heartbeat(&mut self, node: NodeId, life: Incarnation, load: Load) -> Result<Reply, Rejection> {
@@ -133,62 +136,6 @@ impl Cluster {
             self.remember(node);
         }
         Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
-    }
-
-    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
-    /// do not answer while others are heard.
-    pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
-        let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10;
-        self.silent_for(late_ns, now_ns)
-    }
-
-    /// Members of the map, of slots with two owners, that have not been heard of for longer than this.
-    fn silent_for(&self, late_ns: u64, now_ns: u64) -> impl Iterator<Item = &Member> {
-        let several = self.map.replicas > 1;
-        let rows = self.rows.values().filter(move |row| several && row.heard && row.state.in_map());
-        rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns).map(|row| &row.member)
-    }
-
-    pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
-        // What is on devices counts only if the node comes back before others get its slots: it has a little longer.
-        let restarts = self.devices.contains_key(&node) && !self.silent_for_two(node);
-        if !restarts && self.silent(self.now_ns).any(|member| member.node == node) {
-            self.lose(node, life);
-        }
-        Ok(Reply::Ticked)
-    }
-
-    pub(crate) fn unanswered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
-        if self.silent_for_two(node) && !self.is_cut_off(node) {
-            self.lose(node, life);
-        }
-        Ok(Reply::Ticked)
-    }
-
-    /// True for a member that has been silent for two heartbeat intervals.
-    fn silent_for_two(&self, node: NodeId) -> bool {
-        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
-        self.silent_for(late_ns, self.now_ns).any(|member| member.node == node)
-    }
-
-    /// True while most other members are silent too: a control plane that is cut off is then more likely than their
-    /// deaths at the same time.
-    fn is_cut_off(&self, node: NodeId) -> bool {
-        let others = self.rows.values().filter(|row| row.state.in_map() && row.member.node != node).count();
-        let silent = self.silent(self.now_ns).filter(|member| member.node != node).count();
-        (others - silent) * 2 < others || others == 0
-    }
-
-    fn lose(&mut self, node: NodeId, life: Incarnation) {
-        if self.rows[&node].state == MemberState::Active {
-            self.step(node, MemberEvent::Silence);
-            self.counters.suspicions += 1;
-        }
-        self.lost.push((node, life));
-        self.counters.losses += 1;
-        self.end(node, MemberEvent::Deadline);
     }
 
     pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
@@ -278,9 +225,10 @@ impl Cluster {
     /// Takes a sign of life.
     fn hear(&mut self, node: NodeId) {
         let row = self.rows.get_mut(&node).expect("a node that is heard is known");
-        row.heard_ns = self.now_ns;
-        row.heard = true;
+        (row.heard_ns, row.heard, row.found_dead) = (self.now_ns, true, false);
         self.arm_member(node);
+        // Dead members may have waited for this one.
+        self.expel_dead();
     }
 
     /// Ends a life; `false` if it was over already.

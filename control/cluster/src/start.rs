@@ -193,6 +193,7 @@ impl Cluster {
             load: None,
             heard_ns: graced_ns,
             heard: false,
+            found_dead: false,
             ended,
             shared: false,
             settled: None,

@@ -2,7 +2,7 @@
 
 mod support;
 
-use kvplane_cluster::{Input, MemberState};
+use kvplane_cluster::{ClusterConfig, Input, MemberState};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config};
 
@@ -57,6 +57,105 @@ fn whose_next_life_does_not_come_is_dead_at_the_deadline() {
     driver.beat(2, 5).expect("it is alive");
     driver.sleep(2 * MS);
     assert_eq!((driver.in_map(), driver.state(1)), (vec![(2, 5)], Some(MemberState::Dead)));
+}
+
+/// A cluster of three nodes with devices, whose slots have so many owners.
+fn three(replicas: u8) -> Driver {
+    let mut driver = Driver::new(ClusterConfig { replicas, ..config() });
+    for node in 1..=3 {
+        attach(&mut driver, node, 5);
+        driver.admit(node, 5);
+    }
+    driver
+}
+
+fn refuse(driver: &mut Driver, node: u64) {
+    let input = Input::Refused { node: NodeId(node), incarnation: Incarnation(5) };
+    driver.handle(input).expect("a live member");
+}
+
+#[test]
+fn members_that_die_together_are_expelled_by_one_map() {
+    let mut driver = three(2);
+    let since = driver.cluster.layout_since();
+    driver.sleep(201 * MS);
+    refuse(&mut driver, 2);
+    refuse(&mut driver, 3);
+    assert_eq!(driver.in_map().len(), 3, "node 1 is silent too: it may be dead, or be heard the next moment");
+    driver.sleep(50 * MS);
+    refuse(&mut driver, 1);
+    assert_eq!((driver.in_map(), driver.lost.len()), (vec![], 3));
+    assert_eq!(driver.cluster.layout_since(), since, "slots passed to nobody who is dead");
+
+    // One of them lives: it gets the slots of both, by one map.
+    let mut driver = three(2);
+    let epoch = driver.published.epoch;
+    driver.sleep(201 * MS);
+    refuse(&mut driver, 2);
+    refuse(&mut driver, 3);
+    driver.beat(1, 5).expect("it is alive");
+    assert_eq!((driver.in_map(), driver.published.epoch), (vec![(1, 5)], Epoch(epoch.0 + 1)));
+    // So does the next life of one that had died with them.
+    let mut driver = three(2);
+    driver.sleep(201 * MS);
+    (1..=2).for_each(|node| refuse(&mut driver, node));
+    attach(&mut driver, 3, 6);
+    driver.admit(3, 6);
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(3, 6)], &[(1, 5), (2, 5)][..]));
+}
+
+#[test]
+fn silence_that_lasts_expels_members_together_too() {
+    for replicas in [1, 2] {
+        let mut driver = three(replicas);
+        let since = driver.cluster.layout_since();
+        // The last signs of life are spread over more than a heartbeat.
+        for node in 1..=3 {
+            driver.sleep(90 * MS);
+            (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        }
+        driver.sleep(599 * MS);
+        assert_eq!(driver.in_map().len(), 3, "the first two wait for the last");
+        driver.sleep(2 * MS);
+        assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since));
+    }
+}
+
+#[test]
+fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
+    // Its ports told: two more heartbeats.
+    let mut driver = three(2);
+    driver.sleep(100 * MS);
+    driver.beat(1, 5).expect("it is alive");
+    driver.sleep(101 * MS);
+    refuse(&mut driver, 2);
+    let beat = |driver: &mut Driver, ms: u64| {
+        driver.sleep(ms * MS);
+        driver.beat(1, 5).expect("it is alive");
+    };
+    beat(&mut driver, 90);
+    beat(&mut driver, 90);
+    assert_eq!(driver.in_map().len(), 3);
+    beat(&mut driver, 20);
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(1, 5), (3, 5)], &[(2, 5)][..]));
+    // Where silence told, one that fell silent after it: until that one's deadline, and no other's.
+    let mut driver = three(1);
+    for silent_for in 0..12 {
+        driver.sleep(100 * MS);
+        let alive = if silent_for < 4 { 1..=2 } else { 1..=1 };
+        alive.for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        let waits = silent_for < 9;
+        assert_eq!(driver.in_map().len(), if waits { 3 } else { 1 }, "{silent_for}");
+    }
+}
+
+#[test]
+fn members_without_devices_wait_for_nobody() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+    (1..=3).for_each(|node| driver.admit(node, 5));
+    driver.sleep(111 * MS);
+    refuse(&mut driver, 2);
+    assert_eq!(driver.in_map(), [(1, 5), (3, 5)]);
 }
 
 #[test]

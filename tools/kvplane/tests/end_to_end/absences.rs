@@ -97,18 +97,24 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
 
 #[test]
 fn copies_that_were_promised_are_made_again_when_all_nodes_were_killed() {
-    let place = Workplace::new("copies-again");
-    let (_control, mut nodes, mut client) = cluster(&place, 2);
-    nodes.iter_mut().for_each(Process::kill);
-    nodes = (1..=3).map(|number| node(&place, number)).collect();
-    let made = |nodes: &[Process]| -> f64 {
-        nodes.iter().map(|node| ssd::counted(node, "kvplane_shard_copies_made_total")).sum()
-    };
-    let all = wait_until(|| (made(&nodes) >= KEYS as f64).then_some(()));
-    assert_eq!(all, Some(()), "{} copies", made(&nodes));
-    nodes[1].kill();
-    for key in 0..KEYS {
-        let there = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
-        assert!(there.is_some(), "object {key} had a copy");
+    // They come back at once, and when the control plane has given all of them up.
+    for given_up in [false, true] {
+        let place = Workplace::new("copies-again");
+        let (control, mut nodes, mut client) = cluster(&place, 2);
+        nodes.iter_mut().for_each(Process::kill);
+        if given_up {
+            settled(&control, 0);
+        }
+        nodes = (1..=3).map(|number| node(&place, number)).collect();
+        let made = |nodes: &[Process]| -> f64 {
+            nodes.iter().map(|node| ssd::counted(node, "kvplane_shard_copies_made_total")).sum()
+        };
+        let all = wait_until(|| (made(&nodes) >= KEYS as f64).then_some(()));
+        assert_eq!(all, Some(()), "{} copies; given up: {given_up}", made(&nodes));
+        nodes[1].kill();
+        for key in 0..KEYS {
+            let there = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
+            assert!(there.is_some(), "object {key} had a copy; given up: {given_up}");
+        }
     }
 }

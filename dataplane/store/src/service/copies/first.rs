@@ -349,7 +349,7 @@ impl Service {
         if !there || !matches!(store.replica(digest), Replica::First | Replica::Awaited) || store.is_copied(digest) {
             return None;
         }
-        let Some((pin, object)) = store.hold(digest).filter(|_| !lacks_tail) else {
+        let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
             self.walk_again();
             return None;
         };

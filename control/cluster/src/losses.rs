@@ -1,0 +1,149 @@
+//! When a silent member is expelled: by itself, or together with others that are silent.
+//!
+//! A member is dead when its silence lasts up to the deadline. Where slots have two owners it is dead earlier, if its
+//! ports refuse connections, or do not answer while others are heard.
+//!
+//! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and what it has on
+//! its devices counts again only if each heir can tell what was changed meanwhile. An heir that is dead too tells
+//! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a dead
+//! member with devices stays in the map for as long as another owner is silent of which it is not known yet whether it
+//! is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to nobody.
+//!
+//! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
+//! deadline once more where silence did.
+
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::map::Member;
+
+use crate::cluster::{Cluster, Row};
+use crate::config::ClusterConfig;
+use crate::message::Reply;
+use crate::rejection::Rejection;
+use crate::state::{MemberEvent, MemberState};
+
+impl Row {
+    /// Until when it is in the map at most, once it is dead.
+    pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
+        let patience_ns = match self.found_dead {
+            true => config.heartbeat_interval_ns.saturating_mul(4),
+            false => config.heartbeat_deadline_ns.saturating_mul(2),
+        };
+        self.heard_ns.saturating_add(patience_ns)
+    }
+
+    /// Whether a live member is dead, by its ports or by its silence.
+    fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
+        let silent_ns = now_ns.saturating_sub(self.heard_ns);
+        let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
+        self.state.is_live() && (self.found_dead || is_silent)
+    }
+}
+
+impl Cluster {
+    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
+    /// do not answer while others are heard.
+    pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
+        self.silent_for(self.late_ns(), now_ns)
+    }
+
+    /// The silence of a member that has missed a heartbeat.
+    const fn late_ns(&self) -> u64 {
+        self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10
+    }
+
+    /// Members of the map, of slots with two owners, that have not been heard of for longer than this.
+    fn silent_for(&self, late_ns: u64, now_ns: u64) -> impl Iterator<Item = &Member> {
+        let several = self.map.replicas > 1;
+        let rows = self.rows.values().filter(move |row| several && row.heard && row.state.in_map());
+        rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns).map(|row| &row.member)
+    }
+
+    pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        // What is on devices counts only if the node comes back before others get its slots: it has a little longer.
+        let restarts = self.devices.contains_key(&node) && !self.silent_for_two(node);
+        if !restarts && self.silent(self.now_ns).any(|member| member.node == node) {
+            self.find_dead(node);
+        }
+        Ok(Reply::Ticked)
+    }
+
+    pub(crate) fn unanswered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        if self.silent_for_two(node) && !self.is_cut_off(node) {
+            self.find_dead(node);
+        }
+        Ok(Reply::Ticked)
+    }
+
+    /// True for a member that has been silent for two heartbeat intervals.
+    fn silent_for_two(&self, node: NodeId) -> bool {
+        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        self.silent_for(late_ns, self.now_ns).any(|member| member.node == node)
+    }
+
+    /// True while most other members are silent too: a control plane that is cut off is then more likely than their
+    /// deaths at the same time.
+    fn is_cut_off(&self, node: NodeId) -> bool {
+        let others = self.rows.values().filter(|row| row.state.in_map() && row.member.node != node).count();
+        let silent = self.silent(self.now_ns).filter(|member| member.node != node).count();
+        (others - silent) * 2 < others || others == 0
+    }
+
+    fn find_dead(&mut self, node: NodeId) {
+        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+        row.found_dead = true;
+        self.expel_dead();
+        self.arm_member(node);
+    }
+
+    /// Who has been silent for long is suspect.
+    pub(crate) fn suspect_silent(&mut self) {
+        let (now_ns, least_ns) = (self.now_ns, self.config.suspect_after_ns);
+        let active = self.rows.iter().filter(|(_, row)| row.state == MemberState::Active);
+        let silent = active.filter(|(_, row)| now_ns.saturating_sub(row.heard_ns) >= least_ns);
+        for node in silent.map(|(&node, _)| node).collect::<Vec<_>>() {
+            self.step(node, MemberEvent::Silence);
+            self.counters.suspicions += 1;
+        }
+    }
+
+    /// Expels the members that are dead, as far as none of them waits for others.
+    pub(crate) fn expel_dead(&mut self) {
+        let dead = self.rows.iter().filter(|(_, row)| row.is_dead(&self.config, self.now_ns));
+        let mut dead: Vec<NodeId> = dead.map(|(&node, _)| node).collect();
+        if !dead.is_empty() && self.may_die_together(&dead) {
+            dead.retain(|node| !self.has_slots_on_devices(*node));
+        }
+        dead.into_iter().for_each(|node| self.lose(node));
+    }
+
+    /// Whether what the node has on devices would be void by a map that gives its slots to somebody who is dead.
+    fn has_slots_on_devices(&self, node: NodeId) -> bool {
+        self.rows[&node].shared && self.devices.contains_key(&node)
+    }
+
+    /// Whether another owner is silent that may be dead too, and none of these has waited for long enough.
+    fn may_die_together(&self, dead: &[NodeId]) -> bool {
+        let mut waiting = dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| &self.rows[node]);
+        let is_over = waiting.any(|row| row.waits_until_ns(&self.config) <= self.now_ns);
+        let late_ns = self.late_ns();
+        let may_be_dead = |row: &Row| {
+            let is_late = self.now_ns.saturating_sub(row.heard_ns) > late_ns;
+            row.shared && row.state.in_map() && is_late && !row.is_dead(&self.config, self.now_ns)
+        };
+        !is_over && self.rows.values().any(may_be_dead)
+    }
+
+    fn lose(&mut self, node: NodeId) {
+        let row = &self.rows[&node];
+        let (life, was_active) = (row.member.incarnation, row.state == MemberState::Active);
+        if was_active {
+            self.step(node, MemberEvent::Silence);
+            self.counters.suspicions += 1;
+        }
+        self.lost.push((node, life));
+        self.counters.losses += 1;
+        self.end(node, MemberEvent::Deadline);
+    }
+}
