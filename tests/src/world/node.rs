@@ -286,6 +286,7 @@ impl World {
             .map(|(&index, _)| index)
             .collect();
         for index in hit {
+            self.removals_cut_off(index);
             let Some(connection) = self.connections.get_mut(&index) else { continue };
             if connection.server_end == End::Opening {
                 continue;

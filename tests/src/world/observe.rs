@@ -280,11 +280,14 @@ impl World {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (client, life) = (connection.client, connection.life);
         let Some((keys, floor)) = connection.held.removes.remove(&header.request.to_bits()) else { return };
+        let is_late = self.is_bound(client);
+        if is_late && header.status != Status::WrongOwner {
+            self.void_removed_late(life, &keys);
+        }
         if header.status != Status::Ok {
             return;
         }
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
-        let is_late = self.is_bound(client);
         for key in keys {
             self.lives[life].changed.extend(is_late.then_some(key));
             self.shadow.removed(key, lineage, floor, self.trace.events);
@@ -293,6 +296,25 @@ impl World {
                 self.check_no_copy(life, key, u64::MAX);
             }
         }
+    }
+
+    /// A connection ends with removals that were not answered: those of a bound client may have been carried out.
+    pub(crate) fn removals_cut_off(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let (client, life) = (connection.client, connection.life);
+        let open = std::mem::take(&mut connection.held.removes);
+        if self.is_bound(client) {
+            open.into_values().for_each(|(keys, _)| self.void_removed_late(life, &keys));
+        }
+    }
+
+    /// A bound client's removal waits until it is read whose the object is. It takes away what was put while it waited,
+    /// also where the answer to that put came first: of two requests that were under way at the same time either may
+    /// be the last.
+    fn void_removed_late(&mut self, life: usize, keys: &[usize]) {
+        let floor = self.lives[life].service.store().map_or(0, |store| store.next_version().0);
+        let lineage = self.lineage(life);
+        keys.iter().for_each(|key| self.shadow.removal_begins(*key, lineage, floor));
     }
 
     /// A version is answered, and its bytes are lent for reading.

@@ -294,6 +294,7 @@ impl World {
 
     /// The shard's end is gone and none of its I/O is left: what the peer held comes back.
     pub(crate) fn close_server_end(&mut self, index: u32) {
+        self.removals_cut_off(index);
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let (life, peer) = (connection.life, connection.peer);
         connection.server_end = End::Gone;
