@@ -1,7 +1,9 @@
 //! What goes wrong, when, and that it ends.
 
 use super::World;
+use super::fetch::Fetcher;
 use super::network::{End, Way};
+use super::node::Life;
 use super::queue::{Event, Message};
 use super::scenario::{Chances, MS};
 use kvplane_cluster::Input;
@@ -59,6 +61,9 @@ const ALL: [Fault; FAULTS] = [
     Fault::SetClock,
 ];
 
+/// How long a fault waits that comes when slots are at rest, before it is looked at that again.
+const REST_NS: u64 = 10 * MS;
+
 /// Two parties that cannot hear each other.
 #[derive(Clone, Copy, Debug)]
 struct Partition {
@@ -96,11 +101,17 @@ impl World {
 
     /// Something goes wrong.
     pub(crate) fn fault(&mut self) {
+        let Chances { faults_from_ns, faults_most, at_rest, .. } = self.scenario.chances;
+        let enough = faults_most.is_some_and(|most| self.statistics.faults >= most);
+        if at_rest && self.now_ns >= faults_from_ns && !enough && !self.is_at_rest() {
+            if self.now_ns + REST_NS < self.scenario.faults_until_ns {
+                self.after(REST_NS, Event::Fault);
+            }
+            return;
+        }
         self.schedule_fault();
         let weights = self.scenario.chances.weights;
         let total: u64 = weights.iter().sum();
-        let Chances { faults_from_ns, faults_most, .. } = self.scenario.chances;
-        let enough = faults_most.is_some_and(|most| self.statistics.faults >= most);
         if self.now_ns < faults_from_ns || enough || total == 0 {
             return;
         }
@@ -114,6 +125,17 @@ impl World {
         self.statistics.faults += 1;
         self.detail(fault as u64, || format!("FAULT {fault:?}"));
         self.inject(fault);
+    }
+
+    /// Whether all that moved has come, and by what first owners say, every object has its copy of which a put was told so.
+    fn is_at_rest(&self) -> bool {
+        let lacks = |life: &Life| {
+            let mut lack = life.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
+            lack.extend(self.clients[life.fetcher].fetcher.iter().flat_map(Fetcher::copying));
+            lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
+        };
+        let moves = |life: &Life| life.imports() || !life.service.move_counters().settled;
+        self.lives.iter().filter(|life| life.alive).all(|life| !moves(life) && !lacks(life))
     }
 
     fn inject(&mut self, fault: Fault) {

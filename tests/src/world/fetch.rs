@@ -46,6 +46,11 @@ impl Fetcher {
     pub(crate) fn is_idle(&self) -> bool {
         self.open.is_empty()
     }
+
+    /// Objects whose copies are on their way to second owners.
+    pub(crate) fn copying(&self) -> impl Iterator<Item = Digest> + '_ {
+        self.open.values().filter_map(|(_, want, _)| if let Want::Copy { digest, .. } = want { Some(*digest) } else { None })
+    }
 }
 
 impl World {

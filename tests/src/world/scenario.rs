@@ -134,6 +134,8 @@ pub(crate) struct Chances {
     pub(crate) faults_most: Option<u64>,
     /// None come before that.
     pub(crate) faults_from_ns: u64,
+    /// None come while slots move, or objects lack copies that were promised.
+    pub(crate) at_rest: bool,
 }
 
 impl Scenario {
@@ -210,9 +212,16 @@ impl Scenario {
         let fault_interval_ns = (20 + rng.below(200)) * MS;
         let spike = scenario.chances.spike;
         // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
-        let faults_from_ns = 1500 * MS;
-        scenario.chances =
-            Chances { spike, fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
+        let (faults_from_ns, at_rest, faults_most) = (1500 * MS, true, Some(1));
+        scenario.chances = Chances {
+            spike,
+            fault_interval_ns,
+            weights,
+            faults_most,
+            faults_from_ns,
+            at_rest,
+            ..Chances::default()
+        };
         scenario
     }
 
@@ -223,6 +232,8 @@ impl Scenario {
         let rng = &mut Rng::new(seed, "lost state");
         let mut scenario = Self::of_losses(seed);
         scenario.tickets = rng.chance(0.5);
+        // Members live on, so that what moves is lost with none of them.
+        scenario.chances.at_rest = false;
         scenario.chances.weights = [0; super::faults::FAULTS];
         scenario.chances.weights[super::faults::Fault::SetClock as usize] = rng.below(2);
         scenario.chances.weights[super::faults::Fault::LoseControl as usize] = 2;
