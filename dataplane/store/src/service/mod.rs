@@ -238,13 +238,16 @@ impl Service {
         // One that has nothing any more was away, or its node is: what an SSD has is kept to be compared.
         let idle = !(0..SLOTS as u16).any(owned);
         let mut lost = self.end_exports(owners_kept);
+        // A slot that goes on before it is served is lost like one that was: an SSD may have its objects.
+        let pending = self.pending_slots();
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
             let had = self.owned[word] & bit != 0;
-            if had && (missed || !owned(slot as u16)) {
+            if (had || pending.has(Slot(slot as u16))) && (missed || !owned(slot as u16)) {
                 lost = true;
                 self.owned[word] &= !bit;
-                self.lose_slot(slot, missed || idle, owners_kept);
+                let kept = had || self.is_doubted(Slot(slot as u16));
+                self.lose_slot(slot, kept && (missed || idle), owners_kept);
             }
         }
         if let (true, false, Some(store)) = (lost, missed, &mut self.store) {

@@ -46,8 +46,9 @@ impl Service {
     /// closed, and nothing is owned until the next [`Self::set_owned`].
     pub fn begin_life(&mut self, incarnation: Incarnation) {
         self.identity.incarnation = incarnation;
+        let kept = self.doubt_owned();
         self.forget_wanted();
-        if self.doubt_owned() {
+        if kept {
             self.counters.dropped_objects += self.store.as_mut().map_or(0, crate::Store::remove_all);
             self.refuse_void_puts();
             self.end_void_drafts();

@@ -180,9 +180,19 @@ impl Service {
         true
     }
 
+    /// Whether a slot is in doubt, or was until a map gave it to this shard.
+    pub(in crate::service) fn is_doubted(&self, slot: Slot) -> bool {
+        self.tiered.as_ref().is_some_and(|tiered| tiered.doubts.epochs.contains_key(&slot))
+    }
+
     /// This life is over: what the SSD has of the slots that it had is in doubt, for the next life. Whether there is an
     /// SSD that keeps it.
     pub(in crate::service) fn doubt_owned(&mut self) -> bool {
+        // What was found out of slots that were to be served is of that map.
+        let pending = self.pending_slots();
+        for slot in pending.iter() {
+            let _ = self.is_doubted(slot) && self.doubt(slot);
+        }
         let owned = SlotSet(self.owned.clone());
         let kept = owned.iter().filter(|slot| self.doubt(*slot)).count() > 0;
         if kept {

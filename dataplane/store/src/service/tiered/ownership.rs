@@ -107,6 +107,13 @@ impl Service {
         wanted.map_or(self.epoch, |(epoch, _)| *epoch)
     }
 
+    /// Slots of the newest map that was heard of that are not served yet.
+    pub(in crate::service) fn pending_slots(&self) -> SlotSet {
+        let wanted = self.tiered.as_ref().and_then(|tiered| tiered.noted.wanted.as_ref());
+        let served = SlotSet(self.owned.clone());
+        wanted.map_or_else(SlotSet::none, |(_, wanted)| wanted.with(&served, |wanted, served| wanted & !served))
+    }
+
     /// What waits to be served will not be.
     pub(in crate::service) fn forget_wanted(&mut self) {
         self.tiered.iter_mut().for_each(|tiered| tiered.noted.wanted = None);

@@ -316,3 +316,63 @@ fn a_first_map_of_the_life_before_costs_nothing() {
         world.end();
     }
 }
+
+/// A shard to which a map gave its slots back, and that does not serve them yet: that is not written down.
+fn given_back(seed: u64) -> (World, Vec<u8>) {
+    let (mut world, keys) = filled(seed);
+    let before: Members = [(7, 2, 1), (8, 1, 0)];
+    world.restart_among(&owners(&[(5, before)], 5));
+    world.service.follow(1, &owners(&[(5, ALONE)], 6));
+    assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "nothing is written down");
+    (world, keys)
+}
+
+#[test]
+fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
+    for seed in 0..4 {
+        let (mut world, keys) = given_back(2000 + seed);
+        world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY)], 7));
+        assert!(keys.iter().all(|key| world.service.exports(digest(*key).slot())), "the new owner may ask for them");
+        world.settle();
+        world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
+        world.settle();
+        // The other one has removed them all.
+        tell(&mut world, &Told { since: Some(7), changed: &keys });
+        world.settle();
+        gone(&mut world, &keys);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
+
+#[test]
+fn slots_of_a_life_that_ends_before_they_are_served_are_compared_again() {
+    for seed in 0..4 {
+        let (mut world, keys) = given_back(2100 + seed);
+        world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
+        world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
+        let (changed, same) = keys.split_at(2);
+        tell(&mut world, &Told { since: Some(6), changed });
+        world.settle();
+        gone(&mut world, changed);
+        check(&mut world, &keys);
+        assert!(same.iter().all(|key| !world.may[key].contains(&None)));
+        world.end();
+    }
+}
+
+#[test]
+fn slots_of_which_maps_are_missed_before_they_are_served_are_compared_again() {
+    for seed in 0..4 {
+        let (mut world, keys) = given_back(2200 + seed);
+        // Others had them in between.
+        world.service.follow(1, &owners(&[(7, AWAY), (9, ALONE)], 9));
+        world.settle();
+        let (changed, _) = keys.split_at(2);
+        tell(&mut world, &Told { since: Some(6), changed });
+        world.settle();
+        gone(&mut world, changed);
+        check(&mut world, &keys);
+        world.end();
+    }
+}
