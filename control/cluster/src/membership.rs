@@ -25,8 +25,15 @@ impl Cluster {
         }
         let node = member.node;
         self.refuse_while_adopting(node)?;
-        if let Some(row) = self.rows.get(&node) {
+        if let Some(row) = self.rows.get_mut(&node) {
             if member.incarnation <= row.member.incarnation {
+                let unsaid = row.capacity_bytes == 0 && row.version.is_empty();
+                if unsaid && row.member == member {
+                    // It is known from an adopted map, which says neither, and has not heard yet that it has joined.
+                    (row.capacity_bytes, row.version) = (capacity_bytes, version);
+                    self.remember(node);
+                    return self.join_again(node, member.incarnation, true);
+                }
                 let same = row.member == member && row.capacity_bytes == capacity_bytes && row.version == version;
                 return self.join_again(node, member.incarnation, same);
             }

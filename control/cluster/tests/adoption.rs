@@ -129,6 +129,27 @@ fn a_restart_of_a_member_while_others_offer_is_one_of_a_known_member() {
     assert!(matches!(driver.beat(2, 1), Err(Rejection::StaleIncarnation { .. })));
 }
 
+/// A member whose own answer was lost asks to join, when others have offered the map that it is in.
+#[test]
+fn who_is_in_an_adopted_map_may_join_in_the_life_that_it_has_there() {
+    let before = cluster_of(2).published;
+    let mut driver = Driver::new(adopting());
+    let again = || member(2, 1, before.member(NodeId(2)).expect("a member").shards[0].tcp.port());
+    offer(&mut driver, offer_of(&before, 1)).expect("taken");
+    assert!(matches!(driver.join(again()), Err(Rejection::Adopting { .. })));
+    assert_eq!(driver.adopted, Some(STATE));
+    for _ in 0..2 {
+        assert!(matches!(driver.join(again()), Ok(Reply::Joined { .. })), "it is the life that the map names");
+    }
+    driver.beat(2, 1).expect("alive");
+    let elsewhere = driver.join(member(2, 1, 7999));
+    assert!(matches!(elsewhere, Err(Rejection::IncarnationReused { .. })), "{elsewhere:?}");
+    assert!(owners(&driver.published) == owners(&before), "nothing moves");
+    // What it said is durable.
+    let mut driver = driver.restart();
+    assert!(matches!(driver.join(again()), Ok(Reply::Joined { .. })));
+}
+
 #[test]
 fn offers_that_make_no_sense_are_refused() {
     let before = cluster_of(2).published;

@@ -158,7 +158,8 @@ impl World {
     pub(crate) fn node_sees_map(&mut self, index: usize, map: &Rc<ClusterMap>) {
         let node = &self.nodes[index];
         let (before, epoch) = (node.epoch, map.epoch);
-        if !node.up || epoch <= before {
+        // As a real node: first its disks, then the cluster.
+        if !node.up || epoch <= before || !self.tiers_opened(index) {
             return;
         }
         let Some(since) = self.standing_of(map) else { return };

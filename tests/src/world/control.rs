@@ -127,6 +127,7 @@ impl World {
                 }
                 Output::Adopt { state, changes } => {
                     self.control.persist(&changes);
+                    self.trouble.forgot = false;
                     self.detail(state, || format!("the control plane goes on with state {state}"));
                     self.statistics.adoptions += 1;
                 }

@@ -3,7 +3,7 @@
 use super::World;
 use super::fetch::Fetcher;
 use super::network::{End, Way};
-use super::node::Life;
+use super::node::{Life, Node};
 use super::queue::{Event, Message};
 use super::scenario::{Chances, MS};
 use kvplane_cluster::Input;
@@ -43,10 +43,18 @@ pub(crate) enum Fault {
     LoseControl,
     /// A host that the control plane may run on is set to another time.
     SetClock,
+    /// A node's processes are halted, as by SIGSTOP: they do nothing, nobody sees an end, and they go on later.
+    HaltNode,
+    /// Nothing reaches a node or leaves it, except over shared memory.
+    SilenceNode,
+    /// All nodes and the control plane are killed at once, and each starts again by itself.
+    CrashAll,
 }
 
 /// How many kinds there are.
-pub(crate) const FAULTS: usize = 10;
+pub(crate) const FAULTS: usize = 13;
+/// So many of them are drawn for every seed; the others belong to some seeds only.
+pub(crate) const COMMON: usize = 8;
 
 const ALL: [Fault; FAULTS] = [
     Fault::ResetConnection,
@@ -59,6 +67,9 @@ const ALL: [Fault; FAULTS] = [
     Fault::SlowNode,
     Fault::LoseControl,
     Fault::SetClock,
+    Fault::HaltNode,
+    Fault::SilenceNode,
+    Fault::CrashAll,
 ];
 
 /// How long a fault waits that comes when slots are at rest, before it is looked at that again.
@@ -78,6 +89,10 @@ pub(crate) struct Trouble {
     partitions: Vec<Partition>,
     /// Faults have stopped.
     pub(crate) calm: bool,
+    /// How often a node was hit.
+    node_faults: u64,
+    /// The control plane lost its state, and has not adopted a map since.
+    pub(crate) forgot: bool,
 }
 
 impl World {
@@ -121,13 +136,15 @@ impl World {
             drawn = drawn.saturating_sub(weight);
             here
         });
-        let Some(fault) = position.map(|position| ALL[position]) else { return };
+        let fault = position.map(|position| ALL[position]);
+        let Some(fault) = fault.filter(|fault| self.may_inject(*fault)) else { return };
         self.statistics.faults += 1;
         self.detail(fault as u64, || format!("FAULT {fault:?}"));
         self.inject(fault);
     }
 
-    /// Whether all that moved has come, and by what first owners say, every object has its copy of which a put was told so.
+    /// Whether all that moved has come, and, by what first owners say, all objects have their copies of which puts were
+    /// told so.
     fn is_at_rest(&self) -> bool {
         let lacks = |life: &Life| {
             let mut lack = life.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
@@ -138,6 +155,34 @@ impl World {
         self.lives.iter().filter(|life| life.alive).all(|life| !moves(life) && !lacks(life))
     }
 
+    /// Whether a fault is one that the scenario allows now.
+    fn may_inject(&mut self, fault: Fault) -> bool {
+        match fault {
+            Fault::CrashNode | Fault::LeaveNode | Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll => {
+                let most = self.scenario.chances.node_faults_most;
+                let enough = most.is_some_and(|most| self.trouble.node_faults >= most);
+                self.trouble.node_faults += u64::from(!enough);
+                !enough
+            }
+            // Somebody is to tell of what was lost.
+            Fault::LoseControl => self.has_witness(usize::MAX),
+            _ => true,
+        }
+    }
+
+    /// Whether a member other than this node is there that follows a map, and so can offer it.
+    fn has_witness(&self, but: usize) -> bool {
+        let tells = |(at, node): (usize, &Node)| {
+            at != but && node.up && node.joined && !node.leaving && node.ops_left.is_none() && node.is_member(at)
+        };
+        self.nodes.iter().enumerate().any(tells)
+    }
+
+    /// Whether a node may die without that nobody is left who knows what the control plane has lost.
+    pub(crate) fn may_die(&self, node: usize) -> bool {
+        !self.trouble.forgot || self.has_witness(node)
+    }
+
     fn inject(&mut self, fault: Fault) {
         let rng = &mut self.streams.faults;
         let node = rng.below(self.nodes.len() as u64) as usize;
@@ -146,6 +191,7 @@ impl World {
         let longest_ns = if rng.chance(0.5) { 100 * MS } else { 1500 * MS };
         let down_ns = 1 + rng.below(longest_ns);
         match fault {
+            Fault::CrashNode | Fault::LeaveNode if !self.may_die(node) => {}
             Fault::ResetConnection => self.reset_connection(),
             Fault::CrashNode if self.nodes[node].up && self.scenario.tier.is_some() && !down_ns.is_multiple_of(3) => {
                 // Between any two operations of its disks.
@@ -180,6 +226,7 @@ impl World {
                 self.after(down_ns, Event::StartControl);
             }
             Fault::LoseControl => {
+                self.trouble.forgot = true;
                 self.crash_control();
                 self.control.lose();
                 self.after(down_ns, Event::StartControl);
@@ -193,11 +240,35 @@ impl World {
                 let party = if self.streams.faults.chance(0.7) { Party::Node(node) } else { Party::Client(client) };
                 self.partition(Party::Control, party, down_ns);
             }
+            Fault::HaltNode if self.nodes[node].up => {
+                self.nodes[node].halted_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
+                self.detail(node as u64, || format!("node {node} is halted for {} ms", down_ns / MS));
+            }
+            Fault::SilenceNode => {
+                self.detail(node as u64, || format!("node {node} is silent for {} ms", down_ns / MS));
+                let nodes = (0..self.nodes.len()).filter(|other| *other != node).map(Party::Node);
+                let clients = (0..self.scenario.clients).map(Party::Client);
+                let others: Vec<Party> = nodes.chain(clients).chain([Party::Control]).collect();
+                others.into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
+            }
+            Fault::CrashAll => self.crash_all(longest_ns),
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));
             }
             _ => {}
+        }
+    }
+
+    /// Everything dies, but the clients, and comes back in any order.
+    fn crash_all(&mut self, longest_ns: u64) {
+        self.crash_control();
+        let down_ns = 1 + self.streams.faults.below(longest_ns);
+        self.after(down_ns, Event::StartControl);
+        for node in (0..self.nodes.len()).filter(|node| self.nodes[*node].up).collect::<Vec<_>>() {
+            self.crash_node(node);
+            let down_ns = 1 + self.streams.faults.below(longest_ns);
+            self.after(down_ns, Event::StartNode(node));
         }
     }
 
@@ -275,6 +346,7 @@ impl World {
         self.start_control();
         for node in 0..self.nodes.len() {
             self.nodes[node].slowness = 1;
+            self.nodes[node].halted_ns = 0;
             self.start_node(node);
         }
         for client in 0..self.scenario.clients {

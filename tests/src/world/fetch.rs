@@ -49,7 +49,8 @@ impl Fetcher {
 
     /// Objects whose copies are on their way to second owners.
     pub(crate) fn copying(&self) -> impl Iterator<Item = Digest> + '_ {
-        self.open.values().filter_map(|(_, want, _)| if let Want::Copy { digest, .. } = want { Some(*digest) } else { None })
+        let copied = |want: &Want| if let Want::Copy { digest, .. } = want { Some(*digest) } else { None };
+        self.open.values().filter_map(move |(_, want, _)| copied(want))
     }
 }
 

@@ -17,6 +17,7 @@ mod control;
 mod copies;
 mod copy;
 mod disk;
+mod disturbances;
 mod faults;
 mod fetch;
 mod finish;
@@ -102,6 +103,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(scenario: Scenario, kept_lines: usize) -> Self {
+        let scenario = scenario.disturbed();
         let seed = scenario.seed;
         let streams = Streams {
             schedule: Rng::new(seed, "schedule"),
@@ -215,8 +217,12 @@ impl World {
     }
 
     /// When the thread that the event needs is free; `None` when it is free now. Copies of shared memory keep a
-    /// client's only thread: until they are done it sees no frame, timer or request.
+    /// client's only thread: until they are done it sees no frame, timer or request. A halted node sees nothing.
     fn busy_until(&self, event: &Event) -> Option<u64> {
+        let halted = self.node_of(event).map(|node| self.nodes[node].halted_ns).filter(|ns| *ns > self.now_ns);
+        if halted.is_some() {
+            return halted;
+        }
         let client = match event {
             Event::ClientTimer(client, _) | Event::Act(client, _) | Event::Cancel(client, ..) => *client,
             Event::Refused(client, ..) | Event::FromControl(faults::Party::Client(client), _) => *client,
@@ -227,6 +233,31 @@ impl World {
         };
         let client = self.clients.get(client).filter(|client| client.alive)?;
         client.copying.as_ref().map(|copy| copy.until_ns)
+    }
+
+    /// Whose process an event needs, if that is a node's.
+    fn node_of(&self, event: &Event) -> Option<usize> {
+        let party = match event {
+            Event::ServiceTimer(life) | Event::Disk(life, _) | Event::TierRefused(life) => {
+                return Some(self.lives[*life].node);
+            }
+            Event::Agent(node, _) | Event::Leave(node, _) | Event::Depart(node, _) => return Some(*node),
+            Event::FromControl(party, _) => *party,
+            Event::ClientTimer(client, _) | Event::Refused(client, ..) | Event::CopyChunk(client, _) => {
+                self.party_of(*client)
+            }
+            Event::Accept(index)
+            | Event::Deliver(index, network::Way::ToServer)
+            | Event::Pump(index, network::Way::ToClient) => {
+                return self.connections.get(index).map(|connection| self.lives[connection.life].node);
+            }
+            Event::Connected(index)
+            | Event::ResetDone(index)
+            | Event::Deliver(index, network::Way::ToClient)
+            | Event::Pump(index, network::Way::ToServer) => self.party_of(self.connections.get(index)?.client),
+            _ => return None,
+        };
+        if let faults::Party::Node(node) = party { Some(node) } else { None }
     }
 
     fn note(&mut self, event: &Event) {

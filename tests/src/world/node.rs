@@ -28,6 +28,8 @@ pub(crate) struct Node {
     /// Its shards' lives of this incarnation.
     pub(crate) shards: Vec<usize>,
     pub(crate) slowness: u64,
+    /// Until then it does nothing.
+    pub(crate) halted_ns: u64,
     pub(crate) leaving: bool,
     /// It gives its slots away before it goes.
     pub(crate) drains: bool,
@@ -136,6 +138,7 @@ impl Node {
             incarnation: 0,
             shards: Vec::new(),
             slowness: 1,
+            halted_ns: 0,
             leaving: false,
             drains: false,
             joined: false,
@@ -151,6 +154,12 @@ impl Node {
             shared_memory: scenario.shared_memory,
             ports: 0,
         }
+    }
+
+    /// Whether the map that it follows has it in its present life.
+    pub(crate) fn is_member(&self, node: usize) -> bool {
+        let member = self.map.as_ref().and_then(|map| map.member(NodeId(node as u64 + 1)));
+        member.is_some_and(|member| member.incarnation == Incarnation(self.incarnation))
     }
 
     pub(crate) fn member(&self, node: usize, shards: u16) -> Member {
@@ -267,7 +276,7 @@ impl World {
         let power = self.power_fails(index);
         let node = &mut self.nodes[index];
         node.up = false;
-        node.ops_left = None;
+        (node.ops_left, node.halted_ns) = (None, 0);
         let shards = std::mem::take(&mut node.shards);
         self.forget_moving(&shards);
         for &life in &shards {

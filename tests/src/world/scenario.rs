@@ -6,6 +6,7 @@
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
+use super::faults::Fault;
 use super::tier::TierScenario;
 
 /// A millisecond of virtual time.
@@ -111,6 +112,8 @@ pub struct Scenario {
     pub(crate) wishes: bool,
     /// Shards want tickets.
     pub(crate) tickets: bool,
+    /// No node is ever halted or silent, and never do all start again: as when its seed failed once.
+    pub(crate) undisturbed: bool,
 }
 
 /// How often what goes wrong.
@@ -136,6 +139,8 @@ pub(crate) struct Chances {
     pub(crate) faults_from_ns: u64,
     /// None come while slots move, or objects lack copies that were promised.
     pub(crate) at_rest: bool,
+    /// How many of them hit nodes at most, if that is limited.
+    pub(crate) node_faults_most: Option<u64>,
 }
 
 impl Scenario {
@@ -177,6 +182,7 @@ impl Scenario {
             returns: false,
             wishes: false,
             tickets: false,
+            undisturbed: false,
         }
     }
 
@@ -191,8 +197,8 @@ impl Scenario {
         scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
         scenario.pool_bytes = (scenario.object_bytes * [6, 16, 40][rng.below(3) as usize]).max(4 << 10);
         scenario.keys = [2, 8, 24][rng.below(3) as usize];
-        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(4);
-        scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = rng.below(3);
+        scenario.chances.weights[Fault::CrashNode as usize] = rng.below(4);
+        scenario.chances.weights[Fault::LeaveNode as usize] = rng.below(3);
         scenario
     }
 
@@ -207,8 +213,8 @@ impl Scenario {
         scenario.pool_bytes = scenario.object_bytes * 400;
         (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
         let mut weights = [0; super::faults::FAULTS];
-        weights[super::faults::Fault::CrashNode as usize] = 1;
-        weights[super::faults::Fault::LeaveNode as usize] = rng.below(2);
+        weights[Fault::CrashNode as usize] = 1;
+        weights[Fault::LeaveNode as usize] = rng.below(2);
         let fault_interval_ns = (20 + rng.below(200)) * MS;
         let spike = scenario.chances.spike;
         // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
@@ -235,9 +241,9 @@ impl Scenario {
         // Members live on, so that what moves is lost with none of them.
         scenario.chances.at_rest = false;
         scenario.chances.weights = [0; super::faults::FAULTS];
-        scenario.chances.weights[super::faults::Fault::SetClock as usize] = rng.below(2);
-        scenario.chances.weights[super::faults::Fault::LoseControl as usize] = 2;
-        scenario.chances.weights[super::faults::Fault::CrashControl as usize] = rng.below(2);
+        scenario.chances.weights[Fault::SetClock as usize] = rng.below(2);
+        scenario.chances.weights[Fault::LoseControl as usize] = 2;
+        scenario.chances.weights[Fault::CrashControl as usize] = rng.below(2);
         scenario.chances.control_loss = [0.0, 0.3][rng.below(2) as usize];
         scenario.chances.control_duplicate = [0.0, 0.2][rng.below(2) as usize];
         scenario.chances.control_crash_in_publish = [0.0, 0.2][rng.below(2) as usize];
@@ -250,8 +256,8 @@ impl Scenario {
     #[must_use]
     pub fn of_clocks(seed: u64) -> Self {
         let mut scenario = Self { tickets: true, ..Self::of_seed(seed) };
-        scenario.chances.weights[super::faults::Fault::SetClock as usize] = 4;
-        scenario.chances.weights[super::faults::Fault::CrashControl as usize] = 3;
+        scenario.chances.weights[Fault::SetClock as usize] = 4;
+        scenario.chances.weights[Fault::CrashControl as usize] = 3;
         scenario
     }
 
@@ -269,10 +275,10 @@ impl Scenario {
         (scenario.object_bytes, scenario.chunk_bytes, scenario.pool_bytes) = (1 << 10, 1 << 10, 40 << 10);
         (scenario.lane_window_bytes, scenario.max_pins, scenario.max_reservations) = (64 << 20, 4096, 4096);
         let mut weights = [0; super::faults::FAULTS];
-        weights[super::faults::Fault::LeaveNode as usize] = 3;
-        weights[super::faults::Fault::CrashNode as usize] = rng.below(2);
-        weights[super::faults::Fault::PartitionControl as usize] = 1 + rng.below(3);
-        weights[super::faults::Fault::PartitionData as usize] = rng.below(2);
+        weights[Fault::LeaveNode as usize] = 3;
+        weights[Fault::CrashNode as usize] = rng.below(2);
+        weights[Fault::PartitionControl as usize] = 1 + rng.below(3);
+        weights[Fault::PartitionData as usize] = rng.below(2);
         let control_loss = [0.0, 0.3][rng.below(2) as usize];
         let fault_interval_ns = (100 + rng.below(200)) * MS;
         scenario.chances = Chances { control_loss, fault_interval_ns, weights, ..Chances::default() };
@@ -321,7 +327,7 @@ impl Scenario {
         scenario.keys = [4, 16, 32][rng.below(3) as usize];
         scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
         scenario.nodes = 1 + rng.below(3) as usize;
-        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = 2 + rng.below(6);
+        scenario.chances.weights[Fault::CrashNode as usize] = 2 + rng.below(6);
         scenario.tier = Some(TierScenario::draw(rng, object_bytes, scenario.keys));
         scenario
     }
@@ -342,8 +348,8 @@ impl Scenario {
         scenario.shards = 1 + rng.below(2) as u16;
         scenario.batches = 200;
         scenario.chances.fault_interval_ns = (60 + rng.below(300)) * MS;
-        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(3);
-        scenario.chances.weights[super::faults::Fault::PartitionControl as usize] = rng.below(3);
+        scenario.chances.weights[Fault::CrashNode as usize] = rng.below(3);
+        scenario.chances.weights[Fault::PartitionControl as usize] = rng.below(3);
         scenario
     }
 
@@ -365,12 +371,12 @@ impl Scenario {
         scenario.pool_bytes = scenario.object_bytes * 400;
         (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
         let mut weights = [0; super::faults::FAULTS];
-        weights[super::faults::Fault::LeaveNode as usize] = 1;
-        weights[super::faults::Fault::CrashNode as usize] = 1;
+        weights[Fault::LeaveNode as usize] = 1;
+        weights[Fault::CrashNode as usize] = 1;
         let fault_interval_ns = scenario.chances.fault_interval_ns;
-        let faults_from_ns = 1500 * MS;
+        let (faults_from_ns, at_rest, faults_most) = (1500 * MS, true, Some(1));
         scenario.chances =
-            Chances { fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
+            Chances { fault_interval_ns, weights, faults_most, faults_from_ns, at_rest, ..Chances::default() };
         scenario
     }
 
@@ -405,8 +411,8 @@ impl Scenario {
     #[must_use]
     pub fn of_missed_epochs(seed: u64) -> Self {
         let mut weights = [0; super::faults::FAULTS];
-        weights[super::faults::Fault::LeaveNode as usize] = 1;
-        weights[super::faults::Fault::PartitionControl as usize] = 2;
+        weights[Fault::LeaveNode as usize] = 1;
+        weights[Fault::PartitionControl as usize] = 2;
         Self {
             nodes: 4,
             clients: 4,
@@ -432,8 +438,8 @@ impl Scenario {
         (self.think_ns, self.latency_ns, self.object_bytes) = (MS, 10 * US, 2 << 10);
         (self.pool_bytes, self.chunk_bytes) = (32 << 10, 2 << 10);
         let mut weights = [0; super::faults::FAULTS];
-        weights[super::faults::Fault::LeaveNode as usize] = 2;
-        weights[super::faults::Fault::CrashNode as usize] = 1;
+        weights[Fault::LeaveNode as usize] = 2;
+        weights[Fault::CrashNode as usize] = 1;
         self.chances = Chances { fault_interval_ns: 60 * MS, weights, ..Chances::default() };
         self
     }
@@ -463,8 +469,7 @@ impl Chances {
             ..Self::default()
         };
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;
-        // Control planes that lose their state, and clocks that jump, are in scenarios of their own.
-        for weight in &mut chances.weights[..super::faults::FAULTS - 2] {
+        for weight in &mut chances.weights[..super::faults::COMMON] {
             *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };
         }
         chances

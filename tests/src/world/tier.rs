@@ -304,6 +304,10 @@ impl World {
         if *left > 0 {
             return false;
         }
+        if !self.may_die(node) {
+            self.nodes[node].ops_left = None;
+            return false;
+        }
         self.crash_node(node);
         let down_ns = 1 + self.streams.faults.below(100 * MS);
         self.after(down_ns, Event::StartNode(node));

@@ -1,0 +1,57 @@
+//! Faults that go with others: whole nodes that are halted or silent, restarts of everything, and a lost state of the
+//! control plane beside nodes that come and go with their disks.
+
+use kvplane_proto::rng::Rng;
+
+use super::faults::Fault;
+use super::scenario::{MS, Scenario};
+
+impl Scenario {
+    /// The same without nodes that are halted or silent, and without restarts of everything.
+    #[must_use]
+    pub fn undisturbed(mut self) -> Self {
+        self.undisturbed = true;
+        self
+    }
+
+    /// In some seeds, of whatever kind, nodes are halted and silent now and then, and everything starts again at once. A
+    /// stream of its own decides, so that the others stay as they were.
+    pub(crate) fn disturbed(mut self) -> Self {
+        let rng = &mut Rng::new(self.seed, "disturbances");
+        let none = self.undisturbed || self.mischief.is_some();
+        let weights = &mut self.chances.weights;
+        // Members that are heard of late have nothing to offer where the state is lost.
+        if none || weights[Fault::LoseControl as usize] > 0 || weights.iter().sum::<u64>() == 0 || !rng.chance(0.4) {
+            return self;
+        }
+        weights[Fault::HaltNode as usize] = rng.below(3);
+        weights[Fault::SilenceNode as usize] = rng.below(3);
+        // What has no disks is gone then.
+        weights[Fault::CrashAll as usize] = if self.keeps && self.tier.is_none() { 0 } else { rng.below(2) };
+        self
+    }
+
+    /// The control plane loses its state, once or several times, while nodes that have disks die and come back. In half
+    /// of the seeds objects are put that stay, and one node dies: all that was promised is there at the end.
+    #[must_use]
+    pub fn of_lost_state_with_disks(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "lost state with disks");
+        let returns = rng.chance(0.5);
+        let mut scenario = if returns { Self::of_returns(seed) } else { Self::of_absences(seed) };
+        let weights = &mut scenario.chances.weights;
+        // Who is not heard in time has nothing to offer.
+        weights[Fault::PartitionControl as usize] = 0;
+        weights[Fault::LoseControl as usize] = 2;
+        weights[Fault::CrashControl as usize] = rng.below(2);
+        weights[Fault::CrashNode as usize] = 2;
+        if returns {
+            // Nobody may know of a drain any more that the control plane began.
+            weights[Fault::LeaveNode as usize] = 0;
+        }
+        scenario.chances.fault_interval_ns = (60 + rng.below(200)) * MS;
+        scenario.chances.control_loss = [0.0, 0.3][rng.below(2) as usize];
+        scenario.chances.faults_most = returns.then_some(2 + rng.below(3));
+        scenario.chances.node_faults_most = returns.then_some(1);
+        scenario
+    }
+}
