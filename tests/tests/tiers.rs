@@ -56,6 +56,13 @@ fn a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object() {
     assert!(count < 10 || total.adoptions > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
+/// All nodes die at once and come back: what was promised two copies has them again.
+#[test]
+fn copies_are_made_again_when_all_nodes_died() {
+    let (count, total) = run_all(Scenario::of_copies_again);
+    assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
+}
+
 /// Seeds of absences that failed once: removals that are carried out late, and slots that go on before they are served.
 const ABSENCES_FAILED_ONCE: [u64; 4] = [32, 43, 220, 475];
 

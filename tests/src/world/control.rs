@@ -131,7 +131,9 @@ impl World {
                     self.detail(state, || format!("the control plane goes on with state {state}"));
                     self.statistics.adoptions += 1;
                 }
-                Output::MemberLost { .. } => {}
+                Output::MemberLost { node, incarnation } => {
+                    self.detail(node.0, || format!("LOST node {} in life {}", node.0, incarnation.0));
+                }
                 Output::MapChanged(map) => self.publish(map),
             }
         }
@@ -144,6 +146,10 @@ impl World {
         if self.control.lost && map.epoch == Epoch(0) {
             return;
         }
+        let shares = |map: &ClusterMap| -> Vec<(u64, u64, u32)> {
+            map.members.iter().map(|member| (member.node.0, member.incarnation.0, member.weight)).collect()
+        };
+        self.detail(map.epoch.0, || format!("MAP {} of nodes, lives and shares {:?}", map.epoch.0, shares(&map)));
         let map = Rc::new(map);
         let published = self.control.epochs.publish(&map);
         self.require(published);

@@ -186,7 +186,12 @@ impl World {
             return None;
         }
         let (lack, _) = service.store()?.uncopied(0, u32::MAX);
-        let lack = lack.into_iter().find(|digest| service.second_of(digest.slot()).is_some())?;
+        let store = service.store()?;
+        // Where objects stay, each was put to have two owners, and what the SSD has is brought from there.
+        let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());
+        let on_ssd = kept.map(|key| self.shadow.digest(key)).filter(|digest| service.ssd_bytes(*digest).is_some());
+        let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
+        let lack = lack.into_iter().chain(uncopied).find(|digest| service.second_of(digest.slot()).is_some())?;
         Some(format!("life {life} has no copy made of {lack}, although all is well: {counters:?}"))
     }
 }

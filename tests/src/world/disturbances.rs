@@ -31,6 +31,16 @@ impl Scenario {
         self
     }
 
+    /// Slots have two owners, nodes have disks, and all of them die once, with the control plane or without: at the end
+    /// all that was promised is there, and has its copy again.
+    #[must_use]
+    pub fn of_copies_again(seed: u64) -> Self {
+        let mut scenario = Self { replicas: 2, undisturbed: true, ..Self::of_returns(seed) };
+        scenario.chances.weights = [0; super::faults::FAULTS];
+        scenario.chances.weights[Fault::CrashAll as usize] = 1;
+        scenario
+    }
+
     /// The control plane loses its state, once or several times, while nodes that have disks die and come back. In half
     /// of the seeds objects are put that stay, and one node dies: all that was promised is there at the end.
     #[must_use]

@@ -260,11 +260,15 @@ impl World {
         }
     }
 
-    /// Everything dies, but the clients, and comes back in any order.
+    /// All nodes die, with the control plane or without, and come back in any order.
     fn crash_all(&mut self, longest_ns: u64) {
-        self.crash_control();
-        let down_ns = 1 + self.streams.faults.below(longest_ns);
-        self.after(down_ns, Event::StartControl);
+        // Both owners of everything die: only what disks promise is left.
+        self.doubled.clear();
+        if self.streams.faults.chance(0.5) {
+            self.crash_control();
+            let down_ns = 1 + self.streams.faults.below(longest_ns);
+            self.after(down_ns, Event::StartControl);
+        }
         for node in (0..self.nodes.len()).filter(|node| self.nodes[*node].up).collect::<Vec<_>>() {
             self.crash_node(node);
             let down_ns = 1 + self.streams.faults.below(longest_ns);

@@ -219,15 +219,8 @@ impl Scenario {
         let spike = scenario.chances.spike;
         // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
         let (faults_from_ns, at_rest, faults_most) = (1500 * MS, true, Some(1));
-        scenario.chances = Chances {
-            spike,
-            fault_interval_ns,
-            weights,
-            faults_most,
-            faults_from_ns,
-            at_rest,
-            ..Chances::default()
-        };
+        scenario.chances =
+            Chances { spike, fault_interval_ns, weights, faults_most, faults_from_ns, at_rest, ..Chances::default() };
         scenario
     }
 

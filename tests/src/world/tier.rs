@@ -174,7 +174,8 @@ impl World {
 
     /// What a node says of its disks before it joins; nothing where it has none.
     pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
-        self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0)?;
+        // Where none ever starts without them, it matters only to what becomes of nodes that die together.
+        self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0 || self.scenario.returns)?;
         (!self.nodes[node].without && !self.scenario.has(Mischief::HideDisks)).then_some(node as u128 + 1)
     }
 
@@ -370,6 +371,7 @@ impl World {
     pub(crate) fn audit(&mut self) {
         let Some(tier) = self.scenario.tier.clone() else { return };
         let power = tier.power && self.streams.disk.chance(0.5);
+        self.doubled.clear();
         for node in 0..self.nodes.len() {
             self.nodes[node].power_fails = power;
             self.crash_node(node);

@@ -215,10 +215,16 @@ impl Service {
             }
         }
         self.owe_unknown();
-        self.copies.unwalked = !self.copies.seconds.is_empty();
-        self.walk_again();
+        self.copies.owed_idle_ns = 0;
+        self.look_for_uncopied();
+    }
+
+    /// Second owners are others, or slots are served that were not when they became so: both walks begin anew.
+    pub(in crate::service) fn look_for_uncopied(&mut self) {
+        let copies = &mut self.copies;
+        copies.unwalked = !copies.seconds.is_empty();
+        (copies.walk, copies.walk_ns, copies.again) = (copies.unwalked.then_some(0), self.now_ns, false);
         self.walk_ssd_again();
-        (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
     }
 
     /// A former second owner may have a copy, and clients that were told so: answers about the object wait until none

@@ -6,7 +6,9 @@
 use kvplane_proto::Digest;
 use kvplane_tier::RecordView;
 
+use super::super::tiered::NotBegun;
 use super::super::{Service, owns};
+use crate::Replica;
 
 /// Places of the SSD's index that one step looks at.
 const STEP: usize = 256;
@@ -14,10 +16,11 @@ const STEP: usize = 256;
 const READS_MOST: usize = 16;
 /// The part of the pool that is left free.
 const FREE_PART: u64 = 8;
-/// How long a walk waits at least for objects that are being read.
+/// How long a walk waits at least for reads that are under way.
 const WAIT_NS: u64 = 1_000_000;
-/// The next walk after one that found something.
-const AGAIN_NS: u64 = 60_000_000_000;
+/// The next walk after one that found something, and after one that found no room for it.
+const AGAIN_NS: u64 = 1_000_000_000;
+const NO_ROOM_NS: u64 = 60_000_000_000;
 
 /// The walk through what only the SSD has.
 #[derive(Debug, Default)]
@@ -25,15 +28,16 @@ pub(super) struct SsdWalk {
     /// Where it is, and when it goes on.
     at: Option<usize>,
     due_ns: u64,
-    /// Whether anything lacked a copy.
+    /// Whether anything lacked a copy, and whether there was no room for any of that.
     found: bool,
+    no_room: bool,
 }
 
 impl Service {
     /// What the SSD has may lack copies.
     pub(in crate::service) fn walk_ssd_again(&mut self) {
         let can = self.tiered.is_some() && !self.copies.seconds.is_empty();
-        self.copies.ssd = SsdWalk { at: can.then_some(0), due_ns: self.now_ns, found: false };
+        self.copies.ssd = SsdWalk { at: can.then_some(0), due_ns: self.now_ns, ..SsdWalk::default() };
     }
 
     /// Has objects read that lack a copy, within the rate.
@@ -56,16 +60,22 @@ impl Service {
         for view in lacking {
             let payload = u64::from(view.payload_bytes);
             if payload > free_bytes {
+                self.copies.ssd.no_room = true;
                 continue;
             }
             let full = self.tiered.as_ref().is_none_or(|tiered| tiered.copies_read() >= READS_MOST);
-            if !full && self.read_for_copy(&view) {
-                bytes += payload;
-                free_bytes -= payload;
-            } else if self.tiered.as_ref().is_some_and(|tiered| tiered.copies_read() > 0) {
-                // The walk stays here until those that are being read are in memory.
-                waits = true;
-                break;
+            match if full { Err(NotBegun::Full) } else { self.read_for_copy(&view) } {
+                Ok(()) => {
+                    bytes += payload;
+                    free_bytes -= payload;
+                }
+                Err(NotBegun::Full) => {
+                    // The walk stays here until the reads that are under way are over.
+                    waits = true;
+                    break;
+                }
+                // What is in its way goes; the next walk finds it.
+                Err(NotBegun::Refused(_)) => {}
             }
         }
         let walk = &mut self.copies.ssd;
@@ -76,7 +86,8 @@ impl Service {
         }
         walk.at = next;
         if next.is_none() && core::mem::take(&mut walk.found) {
-            (walk.at, walk.due_ns) = (Some(0), now_ns.saturating_add(AGAIN_NS));
+            let pause_ns = if core::mem::take(&mut walk.no_room) { NO_ROOM_NS } else { AGAIN_NS };
+            (walk.at, walk.due_ns) = (Some(0), now_ns.saturating_add(pause_ns));
         }
     }
 
@@ -84,6 +95,16 @@ impl Service {
     fn free_for_copies(&self) -> u64 {
         let Some(store) = &self.store else { return 0 };
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
+    }
+
+    /// Whether an object that came back from the SSD stays in memory as it is to have a copy: its copy would go with it.
+    pub(in crate::service) fn stays_for_copy(&self, digest: Digest) -> bool {
+        let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
+        let wanted = matches!(store.replica(digest), Replica::First | Replica::Awaited);
+        wanted
+            && owns(&self.owned, digest)
+            && self.copies.seconds.contains_key(&digest.slot())
+            && self.free_for_copies() > 0
     }
 
     /// Whether an object in memory has its name on the SSD only, so far.

@@ -43,7 +43,7 @@ pub use ownership::Voided;
 pub use policy::{TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
-pub(super) use reads::Waiter;
+pub(super) use reads::{NotBegun, Waiter};
 
 use again::Retries;
 use budget::Budget;

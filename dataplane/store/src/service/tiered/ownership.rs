@@ -184,8 +184,12 @@ impl Service {
     }
 
     fn install(&mut self, epoch: Epoch, owned: &SlotSet) {
+        let gains = owned.0.iter().zip(self.owned.iter()).any(|(owned, served)| owned & !served != 0);
         self.epoch = epoch;
         self.owned.copy_from_slice(&owned.0[..]);
+        if gains {
+            self.look_for_uncopied();
+        }
     }
 
     /// Writes down what is owned, when that has changed and can be said.

@@ -9,8 +9,8 @@ use kvplane_proto::Digest;
 use kvplane_proto::frame::{FLAG_AHEAD, Header};
 use kvplane_tier::{Priority, RecordView};
 
-use super::Service;
 use super::tails::tail_bytes_of;
+use super::{NotBegun, Service};
 
 /// How long what was read ahead stays without being asked for, where nobody said.
 const UNUSED_NS: u64 = 10_000_000_000;
@@ -116,15 +116,16 @@ impl Service {
         tiered.prefetched.add(digest, charged, until_ns);
     }
 
-    /// Begins to read an object that is to be copied to its second owner: it stays in memory. Whether it is being read.
-    pub(in crate::service) fn read_for_copy(&mut self, view: &RecordView) -> bool {
+    /// Begins to read an object that is to be copied to its second owner: it stays in memory.
+    pub(in crate::service) fn read_for_copy(&mut self, view: &RecordView) -> Result<(), NotBegun> {
         let digest = view.digest;
-        let reading = self.tiered.as_ref().is_some_and(|tiered| tiered.reading.contains_key(&digest));
-        let begun = reading || self.begin_read(view, Priority::Background, None).is_ok();
-        if let Some(tiered) = self.tiered.as_mut().filter(|_| begun) {
+        if self.tiered.as_ref().is_none_or(|tiered| !tiered.reading.contains_key(&digest)) {
+            self.begin_read(view, Priority::Background, None)?;
+        }
+        if let Some(tiered) = &mut self.tiered {
             tiered.copied_next.insert(digest);
         }
-        begun
+        Ok(())
     }
 
     /// An object is asked for, read ahead or not.
@@ -139,10 +140,12 @@ impl Service {
     /// Lets go of what nobody asked for.
     pub(super) fn expire_prefetched(&mut self) {
         let now_ns = self.now_ns;
-        while let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store)
+        while let Some(tiered) = &self.tiered
             && let Some((until_ns, digest)) = tiered.prefetched.order.first().copied()
             && until_ns <= now_ns
         {
+            let stays = self.stays_for_copy(digest);
+            let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
             if tiered.reading.contains_key(&digest) {
                 // Its room is taken until the read ends; then it leaves, unless somebody asks for it before.
                 tiered.prefetched.expire(digest);
@@ -150,7 +153,7 @@ impl Service {
             }
             tiered.prefetched.take(digest);
             tiered.counters.prefetches_expired += 1;
-            if tiered.locate(digest).is_some() {
+            if tiered.locate(digest).is_some() && !stays {
                 store.drop_copy(digest);
             }
         }

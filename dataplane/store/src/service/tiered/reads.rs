@@ -36,7 +36,7 @@ pub(in crate::service) enum Waiter {
 
 /// Why a read was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NotBegun {
+pub(in crate::service) enum NotBegun {
     /// The tier has as many as it takes at a time.
     Full,
     /// It will not be.
@@ -215,13 +215,14 @@ impl Service {
 
     /// What was read stays in memory if it is asked for often enough; else its bytes go when those who asked have them.
     fn promote_or_drop(&mut self, digest: Digest, restored: bool) {
+        let stays = self.stays_for_copy(digest);
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        let was_read_for_copy = tiered.copied_next.remove(&digest);
         if !restored {
-            tiered.copied_next.remove(&digest);
             tiered.prefetched.take(digest);
             return;
         }
-        if tiered.copied_next.remove(&digest) {
+        if was_read_for_copy || stays {
             // It stays like what was put.
             tiered.prefetched.take(digest);
             self.want_tail(digest);
