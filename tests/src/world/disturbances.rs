@@ -14,11 +14,15 @@ impl Scenario {
         self
     }
 
-    /// In some seeds, of whatever kind, nodes are halted and silent now and then, and everything starts again at once. A
-    /// stream of its own decides, so that the others stay as they were.
+    /// In some seeds in which clients may be bound to a tenant, all objects are one's that is not the default tenant.
+    /// In some, of whatever kind, nodes are halted and silent now and then, and everything starts again at once.
+    /// Streams of their own decide, so that the others stay as they were.
     pub(crate) fn disturbed(mut self) -> Self {
         let rng = &mut Rng::new(self.seed, "disturbances");
         let none = self.undisturbed || self.mischief.is_some();
+        if !none && self.answers_late() && Rng::new(self.seed, "tenant").chance(0.3) {
+            self.tenant = b"tenant";
+        }
         let weights = &mut self.chances.weights;
         // Members that are heard of late have nothing to offer where the state is lost.
         if none || weights[Fault::LoseControl as usize] > 0 || weights.iter().sum::<u64>() == 0 || !rng.chance(0.4) {

@@ -145,7 +145,7 @@ impl World {
 
     /// Whether all that moved has come, and, by what first owners say, all objects have their copies of which puts were
     /// told so.
-    fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_at_rest(&self) -> bool {
         let lacks = |life: &Life| {
             let mut lack = life.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
             lack.extend(self.clients[life.fetcher].fetcher.iter().flat_map(Fetcher::copying));

@@ -128,7 +128,7 @@ impl World {
             connections: BTreeMap::new(),
             next_connection: 0,
             trouble: Trouble::default(),
-            shadow: Shadow::new(scenario.keys),
+            shadow: Shadow::new(scenario.keys, scenario.tenant),
             removals: Removals::new(scenario.keys),
             doubled: BTreeMap::new(),
             moved_ns: 0,

@@ -112,6 +112,8 @@ pub struct Scenario {
     pub(crate) wishes: bool,
     /// Shards want tickets.
     pub(crate) tickets: bool,
+    /// Whose all objects are; the default tenant's where it is empty.
+    pub(crate) tenant: &'static [u8],
     /// No node is ever halted or silent, and never do all start again: as when its seed failed once.
     pub(crate) undisturbed: bool,
 }
@@ -182,6 +184,7 @@ impl Scenario {
             returns: false,
             wishes: false,
             tickets: false,
+            tenant: b"",
             undisturbed: false,
         }
     }

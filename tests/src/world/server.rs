@@ -3,6 +3,7 @@
 use kvplane_proto::Status;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::client::Path;
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{self, CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
@@ -15,9 +16,6 @@ use super::node::Life;
 use super::pipe::{Destination, Outgoing, Piece, Receiving, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
-
-/// The tenant of all keys here.
-const DEFAULT_TENANT: u32 = 0;
 
 /// What the service was just given, for whoever looks at its answers.
 #[derive(Clone, Copy)]
@@ -62,7 +60,7 @@ impl World {
         let client = connection.client;
         self.lives[life].service.peer_joined(peer, path, self.now_ns);
         if path == service::Path::Stream && self.is_bound(client) {
-            self.lives[life].service.bind(peer, DEFAULT_TENANT);
+            self.lives[life].service.bind(peer, tenant_number(self.scenario.tenant));
         }
         let delay_ns = self.latency();
         self.after(delay_ns, Event::Connected(index));

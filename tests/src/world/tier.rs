@@ -305,8 +305,8 @@ impl World {
         if *left > 0 {
             return false;
         }
-        if !self.may_die(node) {
-            self.nodes[node].ops_left = None;
+        if !self.may_die(node) || self.scenario.chances.at_rest && !self.is_at_rest() {
+            *self.nodes[node].ops_left.get_or_insert(1) = 1;
             return false;
         }
         self.crash_node(node);

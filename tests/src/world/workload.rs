@@ -2,6 +2,7 @@
 //! withdrawn.
 
 use kvplane_proto::client::{Local, PutBook, Request, SubmitOptions};
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 
@@ -136,8 +137,9 @@ impl World {
             What::Get { capacity } => Request::Get(digest, Local { buffer: 0, offset, bytes: capacity }),
             What::Put { bytes, replace, .. } => {
                 let key = Shadow::name(asked.key);
-                let name = ObjectName { tenant: b"", key: key.as_bytes() };
-                let options = PutOptions { replace, ..self.copies_wanted(asked) };
+                let tenant = self.scenario.tenant;
+                let name = ObjectName { tenant, key: key.as_bytes() };
+                let options = PutOptions { replace, tenant: tenant_number(tenant), ..self.copies_wanted(asked) };
                 let item = PutItem::named(&name, bytes, &options);
                 Request::PutAs(digest, Local { buffer: 0, offset, bytes }, puts.push(item, &name))
             }

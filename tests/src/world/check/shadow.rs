@@ -62,8 +62,8 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub(crate) fn new(keys: usize) -> Self {
-        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(b"", Self::name(key).as_bytes())).collect();
+    pub(crate) fn new(keys: usize, tenant: &[u8]) -> Self {
+        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(tenant, Self::name(key).as_bytes())).collect();
         let by_digest = digests.iter().enumerate().map(|(key, &digest)| (digest, key)).collect();
         Self { by_key: vec![Vec::new(); keys], digests, by_digest, writes: Vec::new(), commits: BTreeMap::new() }
     }
