@@ -63,6 +63,13 @@ fn copies_are_made_again_when_all_nodes_died() {
     assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
+/// Disks that lose writes of records: a removal that is lost is noticed where it can be, and nothing comes back.
+#[test]
+fn lost_writes() {
+    let (count, total) = run_all(Scenario::of_lost_writes);
+    assert!(count < 10 || total.crashes > count, "nothing was put to the test: {total}");
+}
+
 /// Seeds of absences that failed once: removals that are carried out late, and slots that go on before they are served.
 const ABSENCES_FAILED_ONCE: [u64; 4] = [32, 43, 220, 475];
 

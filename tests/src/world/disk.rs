@@ -1,12 +1,17 @@
 //! A shard's disk, with a volatile write cache, that outlives the processes that use it. It tears and loses what was
 //! not flushed when the power fails, carries operations out in any order, and can be made to fail or to lie.
 
+use kvplane_proto::Digest;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::rng::Rng;
 use kvplane_tier::{Action, BlockOp, Fault, Memory, Space, Span};
 
 /// What a disk writes as a whole.
 const SECTOR: usize = 512;
+/// Where records may begin, how long their headers are, and where segments begin.
+const UNIT: usize = 64;
+const RECORD_BYTES: usize = 104;
+const SEGMENTS_AT: u64 = 64 << 10;
 
 /// How a disk fails: chances for each operation.
 #[derive(Clone, Copy, Default, Debug)]
@@ -20,6 +25,8 @@ pub(crate) struct DiskFaults {
     pub(crate) corrupt_read: f64,
     /// It says that it wrote, and did not.
     pub(crate) lost: f64,
+    /// Only writes of records are lost: all that says which segments there are is written.
+    pub(crate) spares: bool,
     /// It writes elsewhere.
     pub(crate) misdirected: f64,
     /// A range of it cannot be read any more, from somewhere in the run on.
@@ -29,7 +36,8 @@ pub(crate) struct DiskFaults {
 impl DiskFaults {
     /// Whether what was acknowledged may be lost, or a removal undone at the end of the log.
     pub(crate) fn any(&self) -> bool {
-        let Self { read_error, write_error, short, corrupt_write, corrupt_read, lost, misdirected, bad_range } = *self;
+        let Self { read_error, write_error, short, corrupt_write, corrupt_read, .. } = *self;
+        let Self { lost, misdirected, bad_range, .. } = *self;
         [read_error, write_error, short, corrupt_write, corrupt_read, lost, misdirected, bad_range]
             .iter()
             .any(|chance| *chance > 0.0)
@@ -39,6 +47,42 @@ impl DiskFaults {
     pub(crate) fn lies(&self) -> bool {
         self.lost > 0.0 || self.misdirected > 0.0
     }
+}
+
+/// A tombstone that the disk lost, and of which no record says that it was durable that came after it in its segment.
+pub(crate) struct LostTombstone {
+    segment: u64,
+    digest: [u8; 16],
+    sequence: u64,
+}
+
+impl LostTombstone {
+    /// Whether it is of this object.
+    pub(crate) fn is_of(&self, digest: Digest) -> bool {
+        self.digest == digest.to_bytes()
+    }
+}
+
+/// A record's header, as far as it matters here.
+struct Record {
+    is_tombstone: bool,
+    digest: [u8; 16],
+    sequence: u64,
+    /// Everything up to this sequence was durable before it.
+    durable: u64,
+}
+
+/// The records of a write.
+fn records_of(bytes: &[u8]) -> Vec<Record> {
+    let number = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+    let starts = (0..bytes.len().saturating_sub(RECORD_BYTES)).step_by(UNIT);
+    let record = |at: usize| Record {
+        is_tombstone: bytes[at + 6] == 2,
+        digest: bytes[at + 8..at + 24].try_into().unwrap_or_default(),
+        sequence: number(at + 32),
+        durable: number(at + 64),
+    };
+    starts.filter(|at| bytes[*at..].starts_with(b"KVTR")).map(record).collect()
 }
 
 struct Unflushed {
@@ -60,6 +104,9 @@ pub(crate) struct Disk {
     pub(crate) faults: DiskFaults,
     /// Whether it ever said that it did what it did not.
     pub(crate) lies: bool,
+    /// Tombstones that it lost, and that its tier could not notice so far.
+    pub(crate) lost_tombstones: Vec<LostTombstone>,
+    segment_bytes: u64,
     /// A flush is acknowledged and not done: [`super::scenario::Mischief::SkipFlush`].
     pub(crate) skip_flush: bool,
     /// Tombstones are not written: [`super::scenario::Mischief::DropTombstones`].
@@ -67,7 +114,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(bytes: u64, rng: Rng, faults: DiskFaults) -> Self {
+    pub(crate) fn new(bytes: u64, segment_bytes: u64, rng: Rng, faults: DiskFaults) -> Self {
         Self {
             seen: vec![0; bytes as usize],
             durable: vec![0; bytes as usize],
@@ -77,6 +124,8 @@ impl Disk {
             rng,
             faults,
             lies: faults.lies(),
+            lost_tombstones: Vec::new(),
+            segment_bytes,
             skip_flush: false,
             drop_tombstones: false,
         }
@@ -147,9 +196,19 @@ impl Disk {
             }
             return Err(Fault::Io);
         }
-        if self.rng.chance(self.faults.lost) {
+        let records = if self.faults.spares { records_of(&bytes) } else { Vec::new() };
+        let segment = op.offset.saturating_sub(SEGMENTS_AT) / self.segment_bytes;
+        if (!self.faults.spares || !records.is_empty()) && self.rng.chance(self.faults.lost) {
+            let gone = records.into_iter().filter(|record| record.is_tombstone);
+            let lost = |Record { digest, sequence, .. }| LostTombstone { segment, digest, sequence };
+            self.lost_tombstones.extend(gone.map(lost));
             return Ok(op.bytes);
         }
+        // A record that says what was durable before it gives the loss away.
+        let tells = |lost: &LostTombstone| {
+            records.iter().any(|record| lost.segment == segment && lost.sequence <= record.durable)
+        };
+        self.lost_tombstones.retain(|lost| !tells(lost));
         if self.rng.chance(self.faults.misdirected) && self.seen.len() > (64 << 10) + bytes.len() {
             let room = (self.seen.len() - (64 << 10) - bytes.len()) / SECTOR;
             offset = (64 << 10) + self.rng.below(room.max(1) as u64) as usize * SECTOR;

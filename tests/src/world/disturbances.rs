@@ -2,9 +2,11 @@
 //! control plane beside nodes that come and go with their disks.
 
 use kvplane_proto::rng::Rng;
+use kvplane_store::service::PutAck;
 
+use super::disk::DiskFaults;
 use super::faults::Fault;
-use super::scenario::{MS, Scenario};
+use super::scenario::{Chances, MS, Mischief, Scenario};
 
 impl Scenario {
     /// The same without nodes that are halted or silent, and without restarts of everything.
@@ -63,9 +65,30 @@ impl Scenario {
             weights[Fault::LeaveNode as usize] = 0;
         }
         scenario.chances.fault_interval_ns = (60 + rng.below(200)) * MS;
-        scenario.chances.control_loss = [0.0, 0.3][rng.below(2) as usize];
+        // Who misses maps vouches for nobody, so what was promised may be gone.
+        scenario.chances.control_loss = if returns { 0.0 } else { [0.0, 0.3][rng.below(2) as usize] };
         scenario.chances.faults_most = returns.then_some(2 + rng.below(3));
         scenario.chances.node_faults_most = returns.then_some(1);
+        scenario
+    }
+
+    /// One shard whose disk loses writes of records that it says it has done, and crashes often: the loss of a removal
+    /// is noticed where a record came after it in its segment, and then nothing comes back.
+    #[must_use]
+    pub fn of_lost_writes(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "lost writes");
+        let mut scenario = Self::of_tiers(seed);
+        (scenario.nodes, scenario.shards, scenario.keys) = (1, 1, 16);
+        (scenario.remove_weight, scenario.replace_chance, scenario.batches) = (60, 0.0, 300);
+        if let Some(tier) = &mut scenario.tier {
+            tier.suit(Mischief::BelieveDisks);
+            tier.faults = DiskFaults { lost: 0.02 + 0.2 * rng.unit(), spares: true, ..DiskFaults::default() };
+            (tier.policy.ack, tier.config.segments, tier.without) = (PutAck::Durable, 64, 0.0);
+        }
+        let mut weights = [0; super::faults::FAULTS];
+        weights[Fault::CrashNode as usize] = 1;
+        let fault_interval_ns = (40 + rng.below(200)) * MS;
+        scenario.chances = Chances { fault_interval_ns, weights, ..Chances::default() };
         scenario
     }
 }

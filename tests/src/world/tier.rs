@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_proto::rng::Rng;
@@ -148,6 +149,7 @@ fn draw_faults(rng: &mut Rng) -> DiskFaults {
         lost: maybe(0.02),
         misdirected: maybe(0.02),
         bad_range: maybe(0.01),
+        spares: false,
     }
 }
 
@@ -188,7 +190,7 @@ impl World {
             (self.scenario.has(Mischief::SkipFlush), self.scenario.has(Mischief::DropTombstones));
         self.disks.entry(key).or_insert_with(|| {
             let rng = Rng::new(seed ^ (key as u64) << 48, "disk");
-            let mut disk = Disk::new(config.device_bytes(), rng, scenario.faults);
+            let mut disk = Disk::new(config.device_bytes(), config.segment_bytes, rng, scenario.faults);
             (disk.skip_flush, disk.drop_tombstones) = (skip_flush, drop_tombstones);
             disk
         });
@@ -353,7 +355,8 @@ impl World {
         }
         if disk.lies {
             // A lost write at the end of the log is nothing that anybody could see.
-            self.shadow.removals_void(lineage);
+            let lost = |digest: Digest| disk.lost_tombstones.iter().any(|lost| lost.is_of(digest));
+            self.shadow.removals_void(lineage, |digest| !disk.faults.spares || power || lost(digest));
             self.removals.void();
         }
         self.statistics.crashes += 1;

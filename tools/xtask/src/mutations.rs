@@ -36,6 +36,7 @@ impl Host {
         match self {
             Self::World => ("world", "seeds", "KVPLANE_SEEDS"),
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
+            Self::LostWrites => ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
             Self::Clocks => ("world", "clocks", "KVPLANE_SEEDS"),

@@ -18,9 +18,18 @@ const FUZZ_SECONDS: &str = "3600";
 const MANY: u64 = 2000;
 
 /// The 100,000 of a night: in which test, which of its functions, the variable that says how many, and how many.
-const NIGHT: [(&str, &str, &str, u64); 6] = [
-    ("world", "seeds", "KVPLANE_SEEDS", 50_000),
-    ("tiers", "seeds", "KVPLANE_TIER_SEEDS", 30_000),
+const NIGHT: [(&str, &str, &str, u64); 10] = [
+    ("world", "seeds", "KVPLANE_SEEDS", 45_000),
+    ("tiers", "seeds", "KVPLANE_TIER_SEEDS", 25_000),
+    ("tiers", "absences", "KVPLANE_ABSENCE_SEEDS", 4_000),
+    ("tiers", "returns", "KVPLANE_TIER_SEEDS", 2_000),
+    ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS", 2_000),
+    (
+        "tiers",
+        "a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object",
+        "KVPLANE_ABSENCE_SEEDS",
+        2_000,
+    ),
     ("replicas", "seeds", "KVPLANE_SEEDS", 4_000),
     ("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 3_000),
     ("replicas", "hot_objects", "KVPLANE_SEEDS", 3_000),

@@ -275,8 +275,10 @@ impl Shadow {
     }
 
     /// What was removed from a life may be back.
-    pub(crate) fn removals_void(&mut self, life: usize) {
-        self.commits.values_mut().filter(|commit| commit.life == life).for_each(|commit| commit.removed = None);
+    pub(crate) fn removals_void(&mut self, life: usize, which: impl Fn(Digest) -> bool) {
+        let digests = &self.digests;
+        let may = |commit: &&mut Commit| commit.life == life && which(digests[commit.key]);
+        self.commits.values_mut().filter(may).for_each(|commit| commit.removed = None);
     }
 
     /// A shard's life dropped the objects of these digests: they may be older than what was written elsewhere

@@ -7,6 +7,8 @@ pub(super) enum Host {
     World,
     /// Shards with faulty disks.
     Tiers,
+    /// A shard whose disk loses writes of records.
+    LostWrites,
     /// Slots with two owners.
     Replicas,
     /// The same, few objects that are replaced often and read by all.
@@ -70,7 +72,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         self.raise_floor(floor);",
         replace: "        self.recovery.report.lost_removals += 1;
         let _ = floor;",
-        host: Host::Tiers,
+        host: Host::LostWrites,
     },
     Mutation {
         name: "put-checksum-is-not-compared",
