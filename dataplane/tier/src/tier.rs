@@ -304,7 +304,8 @@ impl Tier {
     pub fn poll_timeout(&self) -> Option<u64> {
         let group = self.log.open_since_ns().map(|since| since.saturating_add(self.config.group_delay_ns));
         let sync = self.flushes.unsynced_since_ns.map(|since| since.saturating_add(self.config.sync_interval_ns));
-        let sync = sync.filter(|_| self.degraded.is_none());
+        // A flush that takes longer is the next occasion: nobody is called for nothing until it ends.
+        let sync = sync.filter(|_| self.degraded.is_none() && !self.flushes.under_way);
         [group, sync, self.scrub_due_ns()].into_iter().flatten().min()
     }
 

@@ -65,8 +65,9 @@ impl Scenario {
             weights[Fault::LeaveNode as usize] = 0;
         }
         scenario.chances.fault_interval_ns = (60 + rng.below(200)) * MS;
-        // Who misses maps vouches for nobody, so what was promised may be gone.
-        scenario.chances.control_loss = if returns { 0.0 } else { [0.0, 0.3][rng.below(2) as usize] };
+        // Who misses maps vouches for nobody, so what was promised may be gone; and a map that only one member heard is
+        // not the one that is adopted, if that member is not heard.
+        (scenario.chances.control_loss, scenario.chances.control_crash_in_publish) = (0.0, 0.0);
         scenario.chances.faults_most = returns.then_some(2 + rng.below(3));
         scenario.chances.node_faults_most = returns.then_some(1);
         scenario

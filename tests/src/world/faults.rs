@@ -241,7 +241,8 @@ impl World {
                 self.partition(Party::Control, party, down_ns);
             }
             Fault::HaltNode if self.nodes[node].up => {
-                self.nodes[node].halted_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
+                let until_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
+                self.nodes[node].halted_ns = self.nodes[node].halted_ns.max(until_ns);
                 self.detail(node as u64, || format!("node {node} is halted for {} ms", down_ns / MS));
             }
             Fault::SilenceNode => {

@@ -45,7 +45,7 @@ pub(super) struct Flushes {
     /// For the next flush, and for the one under way.
     pending: Vec<Barrier>,
     covered: Vec<Barrier>,
-    under_way: bool,
+    pub(super) under_way: bool,
     /// When the oldest write was over that no flush covers.
     pub(super) unsynced_since_ns: Option<u64>,
     written: Mark,
