@@ -222,7 +222,9 @@ impl Header {
     pub const fn most_items(&self) -> usize {
         let (Kind::Request(operation) | Kind::Reply(operation)) = self.kind;
         match operation {
-            Operation::Exists | Operation::Size | Operation::Remove => Limits::QUESTIONS_PER_FRAME,
+            Operation::Exists | Operation::Size | Operation::Remove | Operation::RemoveCopy => {
+                Limits::QUESTIONS_PER_FRAME
+            }
             _ => Limits::ITEMS_PER_FRAME,
         }
     }

@@ -91,7 +91,7 @@ fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0])), Err(FrameError::Kind(0)));
     assert_eq!(Header::decode(&altered(5, &[0x80])), Err(FrameError::Kind(0x80)));
     assert_eq!(Header::decode(&altered(5, &[15])), Err(FrameError::Kind(15)));
-    assert_eq!(Header::decode(&altered(5, &[0x9c])), Err(FrameError::Kind(0x9c)));
+    assert_eq!(Header::decode(&altered(5, &[0x9d])), Err(FrameError::Kind(0x9d)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
     assert_eq!(Header::decode(&altered(52, &3u32.to_le_bytes())), Err(FrameError::Flags(3)));
@@ -165,6 +165,7 @@ fn kinds_are_stable_and_invertible() {
         (25, "Discard"),
         (26, "Peek"),
         (27, "Prove"),
+        (28, "RemoveCopy"),
     ];
     let both = expected.iter().map(|(code, name)| format!("{code} Request({name})"));
     let both = both.chain(expected.iter().map(|(code, name)| format!("{} Reply({name})", code | 0x80)));

@@ -241,6 +241,21 @@ impl Store {
         })
     }
 
+    /// Has second owners give their copies of these objects up: for each 1 where one had it, 0 where none had, or an
+    /// error's number.
+    fn remove_copies(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        let keys = Keys::many(keys)?;
+        waiting(py, || {
+            let keys: Vec<&[u8]> = keys.iter().collect();
+            match self.clients.with(|member| member.client.remove_copies(&keys)) {
+                Ok(Ok(gone)) => {
+                    gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect()
+                }
+                Ok(Err(why)) | Err(why) => vec![store_code(&why); keys.len()],
+            }
+        })
+    }
+
     /// Stores pieces of memory: for each object a list of addresses and one of lengths.
     #[pyo3(signature = (keys, addresses, sizes, kept=None))]
     fn put_from(

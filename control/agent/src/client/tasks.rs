@@ -1,4 +1,4 @@
-//! Copies of objects that are there already, made by tasks of the control plane.
+//! Copies of objects that are there already: made by tasks of the control plane, and given up.
 
 use kvplane_proto::client::Request;
 use kvplane_proto::{Digest, Status};
@@ -42,6 +42,39 @@ impl Client {
     /// When there is none of this number that is not over.
     pub fn cancel_task(&self, id: u64) -> Result<(), Error> {
         self.link.call(CancelTask { tenant: Some(self.tenant_name()), id }).map(|_| ())
+    }
+
+    /// Has the second owners of the objects under these keys give their copies up; for each whether there was one, as far
+    /// as is known, and it is gone. The object stays with its first owner, and gets no copy by itself: until it is put
+    /// with two replicas or a task copies it, it is asked for so much that its shard wants one, or its slot has another
+    /// first owner. Objects in stripes count as a whole.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, or the owners cannot be asked; for one object when its owner refuses
+    /// ([`Status::Busy`] where the second owner does not answer), or a stripe of it is missing.
+    pub fn remove_copies(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool, Error>>, Error> {
+        let (mut parts, mut whole) = (Vec::new(), Vec::with_capacity(keys.len()));
+        for key in keys {
+            let digest = self.digest(key.as_ref())?;
+            whole.push(match self.parts_of(&[key], &[digest]) {
+                Ok(digests) => {
+                    parts.extend(digests.iter().map(|digest| Request::RemoveCopy(*digest)));
+                    Ok(digests.len())
+                }
+                Err(Error::Status { status: Status::NotFound, .. }) => Ok(0),
+                Err(why) => Err(why),
+            });
+        }
+        let mut results = if parts.is_empty() { Vec::new() } else { self.run(&parts)? }.into_iter();
+        let mut of_one = |count: usize| {
+            let statuses: Vec<Status> = results.by_ref().take(count).map(|result| result.status).collect();
+            let refused = statuses.iter().find(|status| !matches!(status, Status::Ok | Status::NotFound));
+            refused.map_or(Ok(statuses.contains(&Status::Ok)), |status| Err(*status))
+        };
+        let gone: Vec<Result<Result<bool, Status>, Error>> =
+            whole.into_iter().map(|count| count.map(&mut of_one)).collect();
+        let problem = |status| self.problem("removal of a copy".to_owned(), status);
+        Ok(gone.into_iter().map(|one| one.and_then(|gone| gone.map_err(problem))).collect())
     }
 
     fn tenant_name(&self) -> String {

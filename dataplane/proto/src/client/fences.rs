@@ -51,6 +51,7 @@ const fn is_change(operation: Operation) -> bool {
             | Operation::WriteMany
             | Operation::Put
             | Operation::Remove
+            | Operation::RemoveCopy
             | Operation::Commit
             | Operation::Fill
             | Operation::Seal

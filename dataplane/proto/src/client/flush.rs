@@ -156,6 +156,7 @@ impl Client {
             (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::DropCopy(_)) => {
                 self.send_digests(lane, Operation::Remove);
             }
+            (_, Request::RemoveCopy(_)) => self.send_digests(lane, Operation::RemoveCopy),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
@@ -453,6 +454,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         | (Operation::Size, Request::Size(digest))
         | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest))
         | (Operation::Remove, Request::RemoveHeadOf(digest, _))
+        | (Operation::RemoveCopy, Request::RemoveCopy(digest))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
         | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
         _ => None,

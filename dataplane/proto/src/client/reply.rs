@@ -254,7 +254,7 @@ impl Client {
             return Err(Broken);
         }
         match operation {
-            Operation::Remove | Operation::Exists | Operation::Discard => {
+            Operation::Remove | Operation::RemoveCopy | Operation::Exists | Operation::Discard => {
                 let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(Broken)?;
                 for (position, &slice) in slices.iter().enumerate() {
                     let striped = heads.as_ref().is_some_and(|heads| heads.get(position));

@@ -41,6 +41,7 @@ impl Client {
             | Request::Discard(digest, ..)
             | Request::PutCopy(digest, ..)
             | Request::DropCopy(digest)
+            | Request::RemoveCopy(digest)
             | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),

@@ -212,6 +212,8 @@ pub enum Request {
     PutCopy(Digest, Local, u32),
     /// The second owner is to drop its copy.
     DropCopy(Digest),
+    /// The first owner is to have the second drop its copy, and to wish for none any more. `NotFound` where it had none.
+    RemoveCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
     /// number as a draft, which means something to one life of one shard only: that of the result.

@@ -110,6 +110,9 @@ kinds! {
     /// ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
     /// [`Welcome`], and the shard's own proof.
     Prove = 27;
+    /// Have second owners give their copies of these objects up, which are to have none any more. [`DigestItem`]s /
+    /// [`Bitmap`] of those of which a second owner may have had one, and has none now.
+    RemoveCopy = 28;
 }
 
 /// Kind of a frame.

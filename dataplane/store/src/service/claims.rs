@@ -114,7 +114,12 @@ impl Service {
             && matches!(
                 header.kind,
                 Kind::Request(
-                    Operation::Exists | Operation::Size | Operation::Remove | Operation::Get | Operation::GetRange
+                    Operation::Exists
+                        | Operation::Size
+                        | Operation::Remove
+                        | Operation::RemoveCopy
+                        | Operation::Get
+                        | Operation::GetRange
                 )
             );
         let done = match claimed.then(|| self.claim(peer, (header, body), 0, self.now_ns)) {
@@ -139,7 +144,7 @@ impl Service {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
         let digest_of = |item: DigestItem| item.digest;
         let split = match operation {
-            Operation::Exists | Operation::Size | Operation::Remove => {
+            Operation::Exists | Operation::Size | Operation::Remove | Operation::RemoveCopy => {
                 let mut split = self.split(Self::items::<DigestItem>(header, body)?, digest_of, round);
                 if !split.unread.is_empty() {
                     (split.later, split.now) = (body.to_vec(), Vec::new());

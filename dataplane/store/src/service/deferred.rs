@@ -27,6 +27,8 @@ pub(super) enum Replies {
     Lookups(Vec<LookupReply>),
     /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
+    /// Of which objects a second owner had a copy, and whether all of those are gone.
+    Copies(Vec<bool>, Status),
     /// Bits of objects that exist, and of those that are heads; the latter are empty for old clients or without heads.
     Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
@@ -62,6 +64,7 @@ impl Replies {
             Self::Commits(operation, _) => *operation,
             Self::Lookups(_) => Operation::Lookup,
             Self::Bits(..) => Operation::Remove,
+            Self::Copies(..) => Operation::RemoveCopy,
             Self::Found(..) => Operation::Exists,
             Self::Sizes(_) => Operation::Size,
         }
@@ -139,13 +142,17 @@ impl Service {
                 replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
                 replies.len()
             }
-            Replies::Bits(_, status) if status != Status::Ok => {
+            Replies::Bits(_, status) | Replies::Copies(_, status) if status != Status::Ok => {
                 self.answer_id(peer, operation, request, status, 0);
                 return;
             }
             Replies::Sizes(replies) => {
                 replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
                 replies.len()
+            }
+            Replies::Copies(bits, _) => {
+                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
+                bits.len()
             }
             Replies::Found(bits, heads) | Replies::Bits((bits, heads), _) => {
                 Bitmap::encode(bits.iter().copied(), &mut self.bytes);

@@ -269,6 +269,7 @@ impl Service {
             operation,
             Operation::Put
                 | Operation::Remove
+                | Operation::RemoveCopy
                 | Operation::Write
                 | Operation::WriteMany
                 | Operation::Reserve

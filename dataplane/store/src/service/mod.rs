@@ -375,6 +375,7 @@ impl Service {
             (Operation::Size, _) => self.size(peer, header, body),
             (Operation::Remove, _) if self.asker_copies => self.drop_copies(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
+            (Operation::RemoveCopy, _) => self.remove_copies(peer, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
             (Operation::List, _) => self.list(peer, header, body),

@@ -92,7 +92,7 @@ const WARMED: usize = 4;
 
 impl Service {
     /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
-    fn owned_digests<'a>(
+    pub(super) fn owned_digests<'a>(
         &mut self,
         peer: PeerKey,
         operation: Operation,

@@ -66,6 +66,16 @@ impl<P: EvictionPolicy> Store<P> {
         id.is_some()
     }
 
+    /// An object of ours is to have no copy any more; true where the second owner may have one, which has to go.
+    pub fn want_no_copy(&mut self, digest: Digest) -> bool {
+        let id = self.index.find(&self.entries, digest).filter(|id| !self.entries[*id].is(Mark::Copy));
+        let Some(id) = id else { return false };
+        self.entries.set(id, Mark::Wanted, false);
+        let copied = self.entries[id].is(Mark::Copied);
+        self.set_copied(id, false);
+        copied
+    }
+
     /// Notes whether the second owner may have a copy of this version. False where that is not the object any more.
     pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| self.entries[*id].version() == version);

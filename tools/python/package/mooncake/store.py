@@ -600,15 +600,21 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return {key: [ReplicaDescriptor(place, size) for place in shards] for (key, size), shards in described if shards}
 
     def batch_replica_clear(self, keys, segment_name=""):
-        """Removes the replicas of objects; the keys of those that are gone. With a segment, objects go whose only replica
-        is there; one that has a second replica keeps both, as a copy follows its first owner."""
+        """Removes the replicas of objects; the keys of those that are gone. With a segment, only the replicas there: an
+        object goes with its only one, and keeps its first where the second is cleared. The first of two stays, as its
+        node orders all that becomes of the object."""
         native, keys = self._native, list(several(keys, "batch_replica_clear"))
-        if native is None:
+        if native is None or not keys:
             return []
-        if segment_name:
-            owner = self._segment if segment_name == self._hostname else segment_name
-            keys = [key for key, shards in zip(keys, native.replicas(keys)) if shards == [owner]] if keys else []
-        return [key for key, code in zip(keys, native.remove(keys)) if code == 0] if keys else []
+        if not segment_name:
+            return [key for key, code in zip(keys, native.remove(keys)) if code == 0]
+        owner = self._segment if segment_name == self._hostname else segment_name
+        places = dict(zip(keys, native.replicas(keys)))
+        alone = [key for key, shards in places.items() if shards == [owner]]
+        twice = [key for key, shards in places.items() if shards[1:] == [owner]]
+        gone = {key for key, code in zip(alone, native.remove(alone)) if code == 0} if alone else set()
+        gone.update(key for key, code in zip(twice, native.remove_copies(twice) if twice else []) if code == 1)
+        return [key for key in keys if key in gone]
 
     def create_copy_task(self, key, targets):
         """Has an object copied to a second node, as if it had been put with two replicas. Which node follows from the

@@ -346,6 +346,7 @@ impl Rig {
                 let there: Vec<bool> = items.iter().map(|item| self.objects.remove(&item.digest).is_some()).collect();
                 Bitmap::encode(there, &mut body);
             }
+            Operation::RemoveCopy => Bitmap::encode(sent.items::<DigestItem>().iter().map(|_| false), &mut body),
             Operation::Size => sent.items::<DigestItem>().iter().for_each(|item| self.size(item).encode(&mut body)),
             Operation::Lookup => {
                 sent.items().iter().for_each(|item| self.lookup(sent.lane, item).encode(&mut body));

@@ -114,7 +114,7 @@ impl Service {
         }
     }
 
-    fn owe(&mut self, digest: Digest) {
+    pub(super) fn owe(&mut self, digest: Digest) {
         if !self.copies.owed.contains_key(&all_of(digest.slot())) {
             self.copies.owed.entry(digest).or_default().drops = true;
             self.copies.owed_idle_ns = 0;

@@ -100,7 +100,7 @@ impl Service {
     pub(super) fn refuse_waiter(&mut self, slot: Slot, why: Status) {
         self.copies.counters.refused += 1;
         self.settle(slot, |replies, item| match replies {
-            Replies::Put(status, _) | Replies::Bits(_, status) => *status = why,
+            Replies::Put(status, _) | Replies::Bits(_, status) | Replies::Copies(_, status) => *status = why,
             Replies::Commits(_, replies) => replies[item].status = why,
             Replies::Lookups(_) | Replies::Found(..) | Replies::Sizes(_) => {}
         });

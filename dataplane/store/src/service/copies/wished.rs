@@ -3,8 +3,12 @@
 //!
 //! A wish is a mark at the object and lasts as long as that does. Whoever asks again learns how far it is.
 
-use kvplane_proto::Digest;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Bitmap, Operation};
+use kvplane_proto::{Digest, Status};
 
+use super::super::deferred::Replies;
+use super::super::types::{CloseReason, PayloadTo, PeerKey};
 use super::super::{Service, owns};
 use super::first::QUEUE_MOST;
 use crate::Replica;
@@ -65,6 +69,43 @@ impl Service {
             }
         }
         Wished::Coming
+    }
+
+    /// Copies of objects of ours are given up, and not made again: until such an object is put or wished for anew, is
+    /// asked for very much, or has another first owner. The answer is that they are gone.
+    pub(in crate::service) fn remove_copies(
+        &mut self,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
+        let operation = Operation::RemoveCopy;
+        let Some(items) = self.owned_digests(peer, operation, header, body)? else { return Ok(PayloadTo::Discard) };
+        let digests: Vec<Digest> = items.map(|item| item.digest).collect();
+        self.note_orphans();
+        let (mut bits, mut waits) = (Vec::with_capacity(digests.len()), Vec::new());
+        for (at, digest) in digests.iter().enumerate() {
+            let there = !self.is_anothers(*digest) && self.store.as_ref().is_some_and(|store| store.exists(*digest));
+            let had = there && self.store.as_mut().is_some_and(|store| store.want_no_copy(*digest));
+            if had && self.copies.seconds.contains_key(&digest.slot()) {
+                self.owe(*digest);
+            }
+            // Whoever asks again, as the second owner had not answered, is told the same.
+            let owed = there && self.owes(*digest);
+            bits.push(owed);
+            if owed {
+                waits.push(at);
+            }
+        }
+        if waits.is_empty() {
+            let start = self.bytes.len();
+            Bitmap::encode(bits, &mut self.bytes);
+            self.answer_items(peer, operation, header, start, digests.len());
+            return Ok(PayloadTo::Discard);
+        }
+        let slot_of = self.defer(peer, header.request, Replies::Copies(bits, Status::Ok), waits.len());
+        waits.into_iter().for_each(|at| self.wait_for_drop(digests[at], slot_of(at)));
+        Ok(PayloadTo::Discard)
     }
 
     /// The next object that somebody wants a copy of gets its turn, if the rate allows.

@@ -221,7 +221,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 20 * 7);
+    assert_eq!(rig.service.counters().closed, 21 * 7);
     rig.assert_idle();
 }
 

@@ -208,3 +208,68 @@ fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_w
     rig.pass(PAUSE_NS);
     assert_eq!(copies(&mut rig).len(), 1, "the replacement gets the copy that it was promised");
 }
+
+/// The second owner is asked to drop copies of these objects: what it says goes to the shard.
+fn drop_copies(rig: &mut Rig, keys: &[u8], gone: bool) {
+    let Some(Fetch { token, want: Want::DropCopies(dropped), .. }) = rig.service.poll_fetch(rig.now_ns) else {
+        panic!("copies are to be dropped")
+    };
+    assert_eq!(dropped, keys.iter().map(|key| digest(*key)).collect::<Vec<_>>());
+    rig.service.fetched(token, FetchDone::CopiesDropped(vec![gone; keys.len()]), rig.now_ns);
+}
+
+#[test]
+fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_one() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let key = copied(&mut rig, peer, 3);
+    assert!(told(&mut rig, peer, key, 6));
+    rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
+    rig.assert_quiet();
+    drop_copies(&mut rig, &[key], true);
+    assert_eq!(rig.answer().bits(), [true]);
+    assert!(!told(&mut rig, peer, key, 6), "the object is there, and has no copy");
+    // Neither the walk nor time brings it back.
+    for _ in 0..20 {
+        rig.pass(1_000_000_000);
+        assert!(copies(&mut rig).is_empty());
+    }
+    rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
+    assert_eq!(rig.answer().bits(), [false], "there was none any more");
+    assert_eq!(rig.service.copy_counters().owed, 0);
+    // Whoever wants one gets one.
+    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), Wished::Coming);
+    assert_eq!(copies(&mut rig).len(), 1);
+}
+
+#[test]
+fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a_second_at_most() {
+    let mut rig = Rig::new();
+    rig.service.follow(1, &owners(6));
+    let peer = rig.join(Path::Stream);
+    let ours = |key: u8| owners(6).owner(digest(key).slot()).map(|owner| (owner.node, owner.shard));
+    let mut keys = (0..=255).filter(|key| ours(*key) == Some((identity().node, identity().shard)));
+    let (key, other) = (keys.next().expect("a slot"), keys.next().expect("another"));
+    let put = |rig: &mut Rig, key: u8, replicas| {
+        let options = PutOptions { replicas, ..PutOptions::default() };
+        rig.offer(peer, Operation::Put, &body_of([PutItem::plain(digest(key), 64).with_options(&options)]), 64);
+        rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
+        assert_eq!(rig.answer().status(), Status::Ok);
+    };
+    put(&mut rig, key, 2);
+    put(&mut rig, other, 1);
+    let [Fetch { token, .. }] = copies(&mut rig)[..] else { panic!("one object is to be copied") };
+    rig.ask(peer, Operation::RemoveCopy, &digests([key, other]), 2);
+    assert!(rig.service.poll_fetch(rig.now_ns).is_none(), "it is on its way");
+    rig.service.fetched(token, FetchDone::Copied, rig.now_ns);
+    rig.assert_quiet();
+    // The second owner does not answer: the client is told to ask again, and then is answered when it does.
+    drop_copies(&mut rig, &[key], false);
+    rig.pass(1_000_000_000);
+    let answer = rig.answer();
+    assert_eq!((answer.header.kind, answer.status()), (Kind::Reply(Operation::RemoveCopy), Status::Busy));
+    rig.ask(peer, Operation::RemoveCopy, &digests([key, other]), 2);
+    drop_copies(&mut rig, &[key], true);
+    assert_eq!(rig.answer().bits(), [true, false]);
+    assert!(rig.exists(peer, key) && rig.exists(peer, other));
+}

@@ -350,7 +350,7 @@ impl Service {
         self.settle(slot, |replies, item| match replies {
             Replies::Put(status, _) => *status = why,
             Replies::Commits(_, replies) => replies[item].status = why,
-            Replies::Lookups(_) | Replies::Bits(..) | Replies::Found(..) | Replies::Sizes(_) => {}
+            Replies::Lookups(_) | Replies::Bits(..) | Replies::Copies(..) | Replies::Found(..) | Replies::Sizes(_) => {}
         });
     }
 
