@@ -13,7 +13,7 @@ use kvplane_store::service::Identity;
 
 use crate::Failure;
 
-const CLUSTER: &str = "bench";
+pub(crate) const CLUSTER: &str = "bench";
 
 /// A directory that goes with this value.
 pub(crate) struct Directory(pub(crate) PathBuf);

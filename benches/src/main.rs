@@ -9,6 +9,7 @@ mod asked;
 mod bed;
 mod data_tls;
 mod handshakes;
+mod hedged;
 mod idle;
 mod keys;
 mod killed;
@@ -32,14 +33,14 @@ use std::process::ExitCode;
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | keys | verbs | perftest | perftest-bandwidth | perftest-latency | \
-    read-ahead | put-latency | exists | data-tls | get-tails | schedule | all] \
+    read-ahead | put-latency | exists | data-tls | get-tails | hedged-gets | schedule | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// What runs when nothing is named: all that needs nothing but this machine.
-const ALL: [&str; 17] = [
+const ALL: [&str; 18] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -56,6 +57,7 @@ const ALL: [&str; 17] = [
     "exists",
     "data-tls",
     "get-tails",
+    "hedged-gets",
     "schedule",
 ];
 
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
             "exists" => asked::exists(rounds),
             "data-tls" => data_tls::run(rounds),
             "get-tails" => tails::run(rounds),
+            "hedged-gets" => hedged::run(rounds),
             "schedule" => schedule::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };

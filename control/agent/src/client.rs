@@ -20,6 +20,7 @@ mod ranges;
 mod replicas;
 mod run;
 mod sessions;
+mod silence;
 mod striped_puts;
 mod stripes;
 mod tasks;
@@ -194,6 +195,7 @@ pub struct Client {
     striping: stripes::Striping,
     capacity: capacity::Capacity,
     near: near::Nearness,
+    reports: silence::Reports,
 }
 
 impl Client {
@@ -262,6 +264,7 @@ impl Client {
             striping: stripes::Striping::new(config.stripe_bytes()),
             capacity: capacity::Capacity::default(),
             near: near::Nearness::default(),
+            reports: silence::Reports::default(),
         };
         client.follow_map();
         Ok(client)
@@ -283,6 +286,12 @@ impl Client {
     #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
     pub fn unregister(&mut self, buffer: Buffer) {
         self.initiator.remove_buffer(buffer.index);
+    }
+
+    /// How many gets have asked a second owner until now, as the first said nothing for too long
+    /// ([`ClientConfig::hedge`]) or could not be reached.
+    pub fn hedged_gets(&mut self) -> u64 {
+        self.initiator.counters().second_asked
     }
 
     /// The digest under which this client's key is stored.

@@ -30,6 +30,10 @@ const CALLS: usize = 64;
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How often a call looks whether its thread is to end.
 const STOPS: Duration = Duration::from_millis(20);
+/// How long the control plane may take to say that it is there, and the pause before it is asked again.
+const PROBE: Duration = Duration::from_secs(1);
+/// How long an answer may take before the control plane is asked whether it is there.
+const OVERDUE: Duration = Duration::from_millis(500);
 /// How long the first map may take to arrive.
 const FIRST_MAP: Duration = Duration::from_secs(10);
 
@@ -43,6 +47,8 @@ struct Shared {
     map: Mutex<Option<StateMap>>,
     holder: Holder,
     sealing: Sealing,
+    /// Whether the control plane is asked whether it is there, or was a moment ago.
+    probing: AtomicBool,
 }
 
 /// A map, and which state of the control plane it is of: epochs of different states do not compare.
@@ -96,7 +102,8 @@ impl ControlLink {
     fn start(line: Line) -> Result<Self, Error> {
         let (address, bound_to) = (line.address(), line.tenant().map(Arc::from));
         let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
-        let shared = Arc::new(Shared { generation, map, holder, sealing: line.sealing() });
+        let shared =
+            Arc::new(Shared { generation, map, holder, sealing: line.sealing(), probing: AtomicBool::new(false) });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -222,6 +229,41 @@ impl ControlLink {
         }
     }
 
+    /// A newer map is wanted: if the control plane is there, it has sent what there is. Whether it is is asked in the
+    /// background, so that one that was killed and started again is found within about a second.
+    pub(crate) fn probe(&self) {
+        if self.shared.probing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let job: Job = Box::new(move |client| {
+            Box::pin(async move {
+                // What it did to the connection is all that counts.
+                let _ = client.probe(PROBE).await;
+                tokio::time::sleep(PROBE).await;
+                shared.probing.store(false, Ordering::Release);
+            })
+        });
+        if self.jobs.try_send(job).is_err() {
+            self.shared.probing.store(false, Ordering::Release);
+        }
+    }
+
+    /// Makes a call whose answer nobody waits for. It is not made where too many wait already.
+    pub(crate) fn tell<R>(&self, request: R)
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        let job: Job = Box::new(move |client| {
+            Box::pin(async move {
+                // A refusal changes nothing for whoever told.
+                let _ = client.call(&request).await;
+            })
+        });
+        let _ = self.jobs.try_send(job);
+    }
+
     /// As [`Self::call`], and gives up after `budget`; the call may take effect all the same.
     ///
     /// # Errors
@@ -252,7 +294,13 @@ impl ControlLink {
         loop {
             match interrupt::receive(&answer, Some(STOPS)) {
                 Ok(answer) => return answer.map_err(Error::Call),
-                Err(Nothing::Late) if !stop.load(Ordering::Relaxed) => {}
+                Err(Nothing::Late) if !stop.load(Ordering::Relaxed) => {
+                    // Whoever waits here does so with every call: a control plane that was killed is not to cost it
+                    // the deadline of one.
+                    if begun.elapsed() >= OVERDUE {
+                        self.probe();
+                    }
+                }
                 Err(Nothing::Late) => {
                     return Err(Error::Call(CallError::Deadline { address: self.address, waited: begun.elapsed() }));
                 }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 
-use crate::cluster::{Cluster, Row, claims};
+use crate::cluster::{Cluster, Row, Seen, claims};
 use crate::devices::Devices;
 use crate::message::{Change, MAX_VERSION_BYTES, Output, Reply};
 use crate::record::{Layout, Record};
@@ -157,10 +157,10 @@ impl Cluster {
                     load: None,
                     heard_ns: graced_ns,
                     heard: false,
-                    found_dead: false,
                     ended: Epoch(0),
                     shared: false,
                     settled: None,
+                    seen: Seen::default(),
                 },
             };
             self.rows.insert(member.node, row);
@@ -201,10 +201,10 @@ impl Cluster {
             load: None,
             heard_ns: self.now_ns,
             heard: true,
-            found_dead: false,
             ended: Epoch(0),
             shared: false,
             settled: None,
+            seen: Seen::default(),
         }
     }
 }

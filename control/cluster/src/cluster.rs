@@ -39,14 +39,25 @@ pub(crate) struct Row {
     pub(crate) heard_ns: u64,
     /// Whether there was a sign of life since this control plane started.
     pub(crate) heard: bool,
-    /// Whether its ports told, while it was silent, that it is dead.
-    pub(crate) found_dead: bool,
     /// The newest epoch when this life ended; orders the ended lives.
     pub(crate) ended: Epoch,
     /// Whether the map gives it a share of the slots.
     pub(crate) shared: bool,
     /// The map as of which it has all that moved to it; nothing from a life that does not say so.
     pub(crate) settled: Option<Epoch>,
+    /// What others than itself say of it.
+    pub(crate) seen: Seen,
+}
+
+/// What is known of a member beside what it says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Its ports have answered this control plane.
+    pub(crate) answered: bool,
+    /// When it was last reported to be silent.
+    pub(crate) reported_ns: Option<u64>,
+    /// Its ports, or reports, have told while it was silent that it is dead.
+    pub(crate) dead: bool,
 }
 
 impl Row {
@@ -70,7 +81,7 @@ impl Row {
         };
         // Beyond the end of the clock is never.
         let due_ns = self.heard_ns.checked_add(patience_ns)?;
-        Some(if self.found_dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns })
+        Some(if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns })
     }
 }
 
@@ -120,6 +131,8 @@ impl Cluster {
             Input::Settled { node, incarnation, epoch } => self.settled(node, incarnation, epoch),
             Input::Refused { node, incarnation } => self.refused(node, incarnation),
             Input::Unanswered { node, incarnation } => self.unanswered(node, incarnation),
+            Input::Answered { node, incarnation } => self.answered(node, incarnation),
+            Input::Reported { node, incarnation } => self.reported(node, incarnation),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
             Input::Restart { node, incarnation } => self.restart(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),

@@ -24,7 +24,7 @@ use crate::state::{MemberEvent, MemberState};
 impl Row {
     /// Until when it is in the map at most, once it is dead.
     pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
-        let patience_ns = match self.found_dead {
+        let patience_ns = match self.seen.dead {
             true => config.heartbeat_interval_ns.saturating_mul(4),
             false => config.heartbeat_deadline_ns.saturating_mul(2),
         };
@@ -35,7 +35,7 @@ impl Row {
     fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(self.heard_ns);
         let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
-        self.state.is_live() && (self.found_dead || is_silent)
+        self.state.is_live() && (self.seen.dead || is_silent)
     }
 }
 
@@ -44,6 +44,16 @@ impl Cluster {
     /// do not answer while others are heard.
     pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
         self.silent_for(self.late_ns(), now_ns)
+    }
+
+    /// Members of the map of which nothing was heard since the control plane started, more than two heartbeat intervals
+    /// ago: those whose ports refuse connections died meanwhile, however many owners slots have. Members with devices
+    /// are not among them, as what is on these is worth the grace.
+    pub fn unheard(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
+        let (grace_ns, late_ns) = (self.config.restart_grace_ns, self.config.heartbeat_interval_ns.saturating_mul(2));
+        let late = move |row: &&Row| now_ns > row.heard_ns.saturating_sub(grace_ns).saturating_add(late_ns);
+        let rows = self.rows.values().filter(|row| !row.heard && row.state.in_map()).filter(late);
+        rows.map(|row| &row.member).filter(|member| !self.devices.contains_key(&member.node))
     }
 
     /// The silence of a member that has missed a heartbeat.
@@ -60,9 +70,12 @@ impl Cluster {
 
     pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
         self.expect_live(node, life)?;
-        // What is on devices counts only if the node comes back before others get its slots: it has a little longer.
-        let restarts = self.devices.contains_key(&node) && !self.silent_for_two(node);
-        if !restarts && self.silent(self.now_ns).any(|member| member.node == node) {
+        // What is on devices need not be compared with what others did meanwhile if the node comes back before others
+        // get its slots: it has a little longer.
+        let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 2;
+        let restarts = self.devices.contains_key(&node) && !self.is_silent_for(late_ns, node);
+        let silent = !restarts && self.silent(self.now_ns).any(|member| member.node == node);
+        if silent || self.unheard(self.now_ns).any(|member| member.node == node) {
             self.find_dead(node);
         }
         Ok(Reply::Ticked)
@@ -76,9 +89,39 @@ impl Cluster {
         Ok(Reply::Ticked)
     }
 
+    pub(crate) fn answered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        self.rows.get_mut(&node).expect("a node whose life was found is known").seen.answered = true;
+        Ok(Reply::Ticked)
+    }
+
+    pub(crate) fn reported(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        self.rows.get_mut(&node).expect("a node whose life was found is known").seen.reported_ns = Some(self.now_ns);
+        self.believe_reports();
+        Ok(Reply::Ticked)
+    }
+
+    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of
+    /// others say when: a report may come before the second one is missed.
+    pub(crate) fn believe_reports(&mut self) {
+        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);
+        let told = self.rows.values().filter(told).filter(|row| !row.seen.answered && row.state.is_live());
+        for node in told.map(|row| row.member.node).collect::<Vec<_>>() {
+            // Others may be expelled with one of them.
+            if self.silent_for_two(node) && !self.is_cut_off(node) {
+                self.find_dead(node);
+            }
+        }
+    }
+
     /// True for a member that has been silent for two heartbeat intervals.
     fn silent_for_two(&self, node: NodeId) -> bool {
-        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        self.is_silent_for(self.config.heartbeat_interval_ns.saturating_mul(2), node)
+    }
+
+    fn is_silent_for(&self, late_ns: u64, node: NodeId) -> bool {
         self.silent_for(late_ns, self.now_ns).any(|member| member.node == node)
     }
 
@@ -92,7 +135,7 @@ impl Cluster {
 
     fn find_dead(&mut self, node: NodeId) {
         let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
-        row.found_dead = true;
+        row.seen.dead = true;
         self.expel_dead();
         self.arm_member(node);
     }

@@ -11,7 +11,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
 
 use crate::catalog::{ClientId, Segment, SegmentOwner};
-use crate::cluster::{Cluster, Row};
+use crate::cluster::{Cluster, Row, Seen};
 use crate::message::{Change, Load, MAX_VERSION_BYTES, Reply};
 use crate::record::{Record, RecordKey};
 use crate::rejection::Rejection;
@@ -108,9 +108,8 @@ impl Cluster {
         let settled = former.and_then(|row| row.settled).map(|_| Epoch(0));
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
-        let (load, found_dead) = (None, false);
-        let row =
-            Row { member, state, capacity_bytes, version, load, heard_ns, heard, found_dead, ended, shared, settled };
+        let (load, seen) = (None, Seen::default());
+        let row = Row { member, state, capacity_bytes, version, load, heard_ns, heard, ended, shared, settled, seen };
         self.begin_with_devices(node, row.member.incarnation);
         self.rows.insert(node, row);
         if let Some(incarnation) = before {
@@ -142,6 +141,7 @@ impl Cluster {
         if joining {
             self.remember(node);
         }
+        self.believe_reports();
         Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
     }
 
@@ -232,7 +232,7 @@ impl Cluster {
     /// Takes a sign of life.
     fn hear(&mut self, node: NodeId) {
         let row = self.rows.get_mut(&node).expect("a node that is heard is known");
-        (row.heard_ns, row.heard, row.found_dead) = (self.now_ns, true, false);
+        (row.heard_ns, row.heard, row.seen.dead) = (self.now_ns, true, false);
         self.arm_member(node);
         // Dead members may have waited for this one.
         self.expel_dead();

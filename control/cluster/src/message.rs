@@ -72,7 +72,9 @@ pub enum Input {
     },
     /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
     /// where it is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost
-    /// after two heartbeat intervals of silence: what is on them counts only if it comes back before that.
+    /// after one and a half heartbeat intervals of silence: if it comes back before that, nobody changed anything in its
+    /// slots meanwhile. Heeded too where it was never heard of since the control plane started
+    /// ([`crate::Cluster::unheard`]).
     Refused {
         /// Who.
         node: NodeId,
@@ -83,6 +85,21 @@ pub enum Input {
     /// Heeded where slots have two owners, it has been silent for two heartbeat intervals, and most of the other
     /// members are heard.
     Unanswered {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// The ports of a member have answered: from now on it is known first-hand whether they are silent.
+    Answered {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// Somebody has asked a member for something, and heard nothing of it for about half a second. Heeded as
+    /// [`Input::Unanswered`] is, for a second, where its ports cannot be asked first-hand: a report is a claim.
+    Reported {
         /// Who.
         node: NodeId,
         /// Which life.

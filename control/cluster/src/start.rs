@@ -12,7 +12,7 @@ use kvplane_proto::map::{ClusterMap, MapError};
 
 use crate::adoption::Adoption;
 use crate::catalog::Catalog;
-use crate::cluster::{Cluster, Row};
+use crate::cluster::{Cluster, Row, Seen};
 use crate::config::{ClusterConfig, ConfigError};
 use crate::message::{Change, Counters, Output};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
@@ -193,10 +193,10 @@ impl Cluster {
             load: None,
             heard_ns: graced_ns,
             heard: false,
-            found_dead: false,
             ended,
             shared: false,
             settled: None,
+            seen: Seen::default(),
         };
         self.rows.insert(row.member.node, row);
     }

@@ -20,8 +20,8 @@ use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
     GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
     ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
-    ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment,
-    WatchEvents, WatchMap, WatchOrders, is_large,
+    ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
+    UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -231,6 +231,7 @@ impl Call {
             ListHot::KIND => self.answer(frame, |c| service.list_hot(caller, c)),
             ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
             GetRoom::KIND => self.answer(frame, |_: GetRoom| service.get_room(caller)),
+            ReportSilence::KIND => self.answer(frame, |c| service.report_silence(caller, c)),
             AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),
             AnswerCopies::KIND => self.answer(frame, |c| service.answer_copies(caller, c)),
             CreateTask::KIND => self.answer(frame, |c| service.create_task(caller, c)),

@@ -197,6 +197,21 @@ impl Client {
         }
     }
 
+    /// Asks the control plane whether it is there, on the present connection; makes none. Where no answer comes within so
+    /// long, the connection is ended, and whoever needs one next makes another: a control plane that was killed says
+    /// nothing, and one in its place cannot say that it knows nothing of the connection, so that else it takes until the
+    /// connection has been idle for too long.
+    ///
+    /// # Errors
+    /// When there was a connection, and no good answer.
+    pub async fn probe(&self, within: Duration) -> Result<(), CallError> {
+        let frame = encode(&Hello { software: self.shared.software.clone() }).map_err(CallError::BadRequest)?;
+        // Whoever has the lock makes a connection.
+        let present = self.shared.link.try_lock().ok().and_then(|link| link.connection.clone());
+        let Some(connection) = present.filter(|connection| connection.close_reason().is_none()) else { return Ok(()) };
+        self.exchange::<Hello>(&connection, &frame, Instant::now() + within).await.map(|_| ())
+    }
+
     /// Sends a report as a datagram on the present connection, which is made if there is none. It may be lost, and what
     /// the control plane thinks of it is not heard.
     ///

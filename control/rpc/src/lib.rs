@@ -34,6 +34,7 @@ mod segments;
 pub mod server;
 pub mod service;
 mod shards;
+mod silence;
 mod socket;
 pub mod stream;
 mod tasks;

@@ -41,6 +41,7 @@ pub use crate::shards::{
     CopyFigures, EventFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, Room,
     SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
 };
+pub use crate::silence::ReportSilence;
 pub use crate::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
     TierShard, TiersOrdered,
@@ -146,6 +147,7 @@ messages! {
     ListTasks = 0x001f small => TaskList;
     CancelTask = 0x0024 small => Done;
     AnswerCopies = 0x0025 small => Done;
+    ReportSilence = 0x0026 small => Done;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;

@@ -13,8 +13,8 @@ use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
     GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
     ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
-    ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment,
-    WatchEvents, WatchMap, WatchOrders,
+    ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
+    UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -103,6 +103,7 @@ rights! {
     ReportHot = "report_hot" MEMBERS |call| Some(Scope::Node(call.node));
     ListHot = "list_hot" OBSERVERS;
     GetRoom = "get_room" ASKERS;
+    ReportSilence = "report_silence" ASKERS;
     WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerCopies = "answer_copies" MEMBERS |call| Some(Scope::Node(call.node));
@@ -203,6 +204,7 @@ mod tests {
         "report_hot cn",
         "list_hot csa",
         "get_room cca",
+        "report_silence cca",
         "watch_orders cn",
         "answer_order cn",
         "answer_copies cn",

@@ -18,9 +18,10 @@ use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
     ListSegments, ListShards, ListTasks, ListTiers, MapReply, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportTiers, Room, SegmentList, SegmentReply,
-    SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList,
-    TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room, SegmentList,
+    SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases,
+    TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders,
+    Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -142,6 +143,10 @@ pub trait Service: Send + Sync + 'static {
     /// How much the cluster could hold.
     fn get_room(&self, _caller: Caller) -> Result<Room, Refusal> {
         Ok(Room { bytes: None })
+    }
+    /// A member says nothing to somebody who asked it.
+    fn report_silence(&self, _caller: Caller, _call: ReportSilence) -> Result<Done, Refusal> {
+        Ok(Done)
     }
     /// Makes a tenant, or changes it.
     fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<Done, Refusal>;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use kvplane_proto::ids::Epoch;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
-    Authority, CallError, Client, ClientConfig, ConnectError, Event, Identity, Limits, RefusalCode, Rejection, Role,
-    ServeError, Server, ServerConfig, Standing, Trust,
+    Authority, CallError, Client, ClientConfig, ConnectError, Event, Identity, Limits, MapWatch, RefusalCode,
+    Rejection, Role, ServeError, Server, ServerConfig, Standing, Trust,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -301,11 +301,11 @@ fn a_watch_follows_the_map_through_a_restart() {
     });
 }
 
-/// A killed process says nothing: its peer must notice by itself.
-#[test]
-fn a_server_that_vanishes_is_noticed() {
+/// A server whose process vanishes when a client watches its map: its socket is open, and says nothing.
+fn beside_a_silent_server(limits: impl Fn(Limits) -> Limits, story: impl AsyncFnOnce(Client, MapWatch)) {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (vanish, vanished) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let rig = runtime.block_on(async {
@@ -314,24 +314,55 @@ fn a_server_that_vanishes_is_noticed() {
             rig.service.until(Event::Called { method: "watch_map", ok: true }).await;
             rig
         });
-        // From here on nobody drives the server: its socket is open and silent.
+        // From here on nobody drives the server.
+        vanish.send(()).unwrap();
         stopped.recv().unwrap();
         drop(runtime);
         drop(rig.service);
     });
     let config = receiver.recv().unwrap();
+    let config = ClientConfig { limits: limits(config.limits), ..config };
     run(async {
         let client = connect(&config).await.unwrap();
         let mut watch = client.watch_map();
         watch.newer(None).await;
-        while watch.state().trouble.is_none() {
-            watch.changed().await;
-        }
-        let error = client.call(&GetMap).await.unwrap_err();
-        assert!(error.code() >= 100, "{error}");
+        vanished.recv().unwrap();
+        story(client, watch).await;
     });
     stop.send(()).unwrap();
     let _ = thread.join();
+}
+
+/// A killed process says nothing: its peer must notice by itself.
+#[test]
+fn a_server_that_vanishes_is_noticed() {
+    beside_a_silent_server(
+        |limits| limits,
+        async |client, mut watch| {
+            while watch.state().trouble.is_none() {
+                watch.changed().await;
+            }
+            let error = client.call(&GetMap).await.unwrap_err();
+            assert!(error.code() >= 100, "{error}");
+        },
+    );
+}
+
+/// Whoever wants to know whether it is there asks, and does not wait for an hour without a sign of it.
+#[test]
+fn a_server_that_vanishes_is_noticed_by_a_question() {
+    let hour = Duration::from_secs(3600);
+    beside_a_silent_server(
+        |limits| Limits { idle_timeout: hour, keep_alive_interval: hour / 4, ..limits },
+        async |client, mut watch| {
+            let error = client.probe(Duration::from_millis(100)).await.unwrap_err();
+            assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+            while watch.state().trouble.is_none() {
+                watch.changed().await;
+            }
+            client.probe(hour).await.expect("there is no connection to ask on");
+        },
+    );
 }
 
 #[test]

@@ -251,6 +251,7 @@ fn show_tasks(show: Show<'_>) {
     show("CreateTask", encode(&task));
     show("ListTasks", encode(&ListTasks { tenant: Some(t.clone()), id: Some(4), after: 5 }));
     show("CancelTask", encode(&CancelTask { tenant: None, id: 4 }));
+    show("ReportSilence", encode(&ReportSilence { node: 4, incarnation: 5 }));
     let states = vec![
         CopyState::Elsewhere,
         CopyState::Missing,

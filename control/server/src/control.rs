@@ -290,17 +290,19 @@ impl Control {
         }
     }
 
-    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that are not in
-    /// `known`, and of those whose ports were reached once and that are silent.
+    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that were never heard,
+    /// and where slots have two owners of those that are not in `known`, and that were reached once and are silent.
     pub(crate) fn doors(&self, known: &BTreeMap<Life, bool>, most: usize) -> Result<Doors, Refusal> {
         let core = self.core()?;
         let of = |member: &Member| (member.node, member.incarnation);
-        let members = &core.cluster.map().members;
+        let (members, now_ns) = (&core.cluster.map().members, self.now_ns());
         let lives = members.iter().map(of).collect();
-        let silent = core.cluster.silent(self.now_ns()).filter(|member| known.get(&of(member)) == Some(&true));
-        let new = members.iter().filter(|member| !known.contains_key(&of(member)));
+        let silent = core.cluster.silent(now_ns).filter(|member| known.get(&of(member)) == Some(&true));
+        let several = core.cluster.map().replicas > 1;
+        let new = members.iter().filter(|member| several && !known.contains_key(&of(member)));
         let ports = |member: &Member| member.shards.iter().map(|shard| shard.tcp).collect();
-        Ok((lives, silent.chain(new).take(most).map(|member| (of(member), ports(member))).collect()))
+        let all = silent.chain(new).chain(core.cluster.unheard(now_ns));
+        Ok((lives, all.take(most).map(|member| (of(member), ports(member))).collect()))
     }
 
     /// How many nodes own slots.

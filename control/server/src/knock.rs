@@ -2,6 +2,9 @@
 //! stopped, or of a machine that is gone, do not answer. Either way second owners take over within little more than a
 //! second, long before the deadline of heartbeats.
 //!
+//! A control plane that has just started asks members that it has not heard of, too: of those that died meanwhile it
+//! would else know nothing for as long as the grace of its start.
+//!
 //! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
 //! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
 //! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
@@ -86,6 +89,8 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
                     Entry::Occupied(_) => tell(&control, life, found),
                     Entry::Vacant(first) if found == Found::Somebody => {
                         first.insert(true);
+                        // From now on reports of its silence are not needed. A rejection says that it is gone already.
+                        let _ = control.handle(Input::Answered { node: life.0, incarnation: life.1 });
                     }
                     Entry::Vacant(first) => {
                         let tried = tries.entry(life).or_insert(0);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use kvplane_proto::client::{
     Client, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
 };
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Digest, Epoch, SegmentId, Status};
 use kvplane_sys::{Doorbell, IoBuf, Region, cpu};
@@ -263,6 +264,11 @@ impl Initiator {
     /// Withdraws a batch; it completes soon.
     pub fn cancel(&mut self, batch: BatchId) {
         self.client().cancel(batch, cpu::monotonic_ns());
+    }
+
+    /// Nodes that owe answers and say nothing: see [`kvplane_proto::client::Client::silent_nodes`].
+    pub fn silent_nodes(&mut self, for_ns: u64) -> Vec<(NodeId, Incarnation)> {
+        self.client().silent_nodes(for_ns).collect()
     }
 
     /// What the client counted.

@@ -1,7 +1,7 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python`
-//! and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the others an
+//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`, `interop`,
+//! `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the others an
 //! unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
@@ -41,6 +41,8 @@ usage: cargo x COMMAND [...]
                        --power the SSD loses its power too, with --full it has no room for all
   cluster [COUNT]      five nodes in network namespaces, one after the other killed under load (5): bytes, losses, how
                        soon errors end, and the slowest operations on the others
+  silence [ROUNDS]     a node stopped, killed, or cut off, so often each (10), with SSDs and without: the slowest get, put
+                       and upsert until others have taken over
   fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
@@ -83,6 +85,8 @@ pub enum Task {
     Kills(Vec<String>),
     /// Kill nodes of a cluster under load.
     Cluster(Vec<String>),
+    /// Stop, kill and cut off nodes of a cluster.
+    Silence(Vec<String>),
     /// Send broken frames to real processes.
     Fuzz(Vec<String>),
     /// Check the source tree, or rewrite its code map.
@@ -122,10 +126,11 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "mutations" if !asks_help => Ok(Task::Mutations(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
+        "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "mutations" | "kills" | "cluster" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores"
-        | "interop" | "wheel" | "python"
+        "seeds" | "mutations" | "kills" | "cluster" | "silence" | "fuzz" | "setup" | "tidy" | "ci" | "peers"
+        | "stores" | "interop" | "wheel" | "python"
             if asks_help =>
         {
             Ok(Task::Help)

@@ -1,5 +1,5 @@
-//! `cargo x seeds`, `cargo x kills`, `cargo x cluster` and `cargo x fuzz`: as many seeds of the simulation, kills of
-//! real nodes, and broken frames for them, as there is time for.
+//! `cargo x seeds`, `cargo x kills`, `cargo x cluster`, `cargo x silence` and `cargo x fuzz`: as many seeds of the
+//! simulation, kills and silences of real nodes, and broken frames for them, as there is time for.
 
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ const SEEDS: &str = "1000";
 const KILLS: &str = "200";
 /// Kills of nodes of a cluster: each of them.
 const CLUSTER_KILLS: &str = "5";
+/// Nodes that fall silent in each way, likewise.
+const SILENCE_ROUNDS: &str = "10";
 /// Seconds of broken frames, likewise.
 const FUZZ_SECONDS: &str = "3600";
 /// From so many seeds on, building the simulation once more, optimised, pays.
@@ -123,6 +125,15 @@ pub fn cluster(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
     let count = arguments.first().map_or(Ok(CLUSTER_KILLS.to_string()), |word| number(word))?;
     let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "cluster::", "--nocapture"];
     process::run(workspace.cargo(&words).env("KVPLANE_CLUSTER_KILLS", count))
+}
+
+/// Stops, kills and cuts off nodes of a cluster, so often each, and shows the slowest calls meanwhile.
+pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let count = arguments.first().map_or(Ok(SILENCE_ROUNDS.to_string()), |word| number(word))?;
+    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "silence::", "--nocapture"];
+    // One after the other: they measure.
+    let words = [&words[..], &["--test-threads=1"]].concat();
+    process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
 }
 
 /// Sends broken frames to real processes for so many seconds.

@@ -7,7 +7,7 @@ use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Digest, Status};
 
 use super::puts::{check_options, put_request};
-use super::{Client, Got, MAP_LOOK, Put, Slice};
+use super::{Client, Got, Put, Slice};
 use crate::error::Error;
 
 /// Batches that one client may have open.
@@ -80,7 +80,7 @@ impl Client {
                 let started = self.open.remove(at);
                 return Ok(Some((Open(started.batch), self.finish(&started))));
             }
-            let longest = if self.initiator.take_map_wanted() { MAP_LOOK } else { LONGEST };
+            let longest = self.look_for_map(LONGEST);
             self.initiator.round(longest, || false)?;
             self.follow_map();
         }

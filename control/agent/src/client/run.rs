@@ -54,13 +54,23 @@ impl Client {
         if interrupt::is_ended() { Err(Error::interrupted()) } else { Ok(()) }
     }
 
+    /// How long a round may last, at most `longest`: less where a newer map is wanted, which is looked for.
+    pub(super) fn look_for_map(&mut self, longest: Duration) -> Duration {
+        if !self.initiator.take_map_wanted() {
+            return longest;
+        }
+        self.link.probe();
+        MAP_LOOK.min(longest)
+    }
+
     pub(super) fn wait(&mut self, batch: BatchId) -> Result<(), Error> {
         let mut withdrawn = false;
         while !self.initiator.is_complete(batch) {
             // With trouble about, a newer map may be what is waited for.
-            let longest = if self.initiator.take_map_wanted() { MAP_LOOK } else { Duration::from_millis(50) };
+            let longest = self.look_for_map(Duration::from_millis(50));
             self.initiator.round(longest, || false)?;
             self.follow_map();
+            self.report_silence();
             if !withdrawn && interrupt::ended() {
                 // It is complete when nothing touches its memory any more.
                 self.initiator.cancel(batch);

@@ -11,8 +11,8 @@ use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
     ListSegments, ListShards, ListTasks, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportTiers, Room, SHARDS_PER_REPORT, Segment,
-    SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
+    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT,
+    Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
     TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
     WatchOrders, Welcome,
 };
@@ -325,6 +325,11 @@ impl Service for Control {
         core.check_life(call.node, call.incarnation)?;
         core.follow.copied(call);
         Ok(Done)
+    }
+
+    fn report_silence(&self, _: Caller, call: ReportSilence) -> Result<Done, Refusal> {
+        let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
+        self.handle(Input::Reported { node, incarnation }).map(|_| Done)
     }
 
     fn create_task(&self, _: Caller, call: CreateTask) -> Result<TaskCreated, Refusal> {

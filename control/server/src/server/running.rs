@@ -194,10 +194,8 @@ impl Running {
         let p2p = control.p2p.clone();
         parts.spawn("the P2P store", async move { p2p.run().await });
         parts.spawn("tasks", crate::tasks::run(control.clone()));
-        if self.rest.cluster.replicas > 1 {
-            let cluster = self.local.cluster.as_str().to_owned();
-            parts.spawn("the look at members' ports", knock::watch(control.clone(), cluster));
-        }
+        let cluster = self.local.cluster.as_str().to_owned();
+        parts.spawn("the look at members' ports", knock::watch(control.clone(), cluster));
         if let Some(conductor) = control.conductor.clone() {
             parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
             parts.spawn("copies of hot prefixes", copies::make(conductor.clone(), control.clone()));

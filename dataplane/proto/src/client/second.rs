@@ -13,6 +13,8 @@
 //! have it done first, or to either by chance where that is about the same. Only whole objects: a copy has a version of
 //! its own, and who reads one object by several requests tells by the version whether it is still the same.
 
+use std::collections::BTreeMap;
+
 use super::Client;
 use super::lane::Endpoint;
 use super::path::Path;
@@ -20,7 +22,7 @@ use super::table::{NOWHERE, Slice, SliceState};
 use super::types::{PeerId, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{COPY, KNOWS_COPIES};
-use crate::ids::{RequestId, SLOTS, Slot};
+use crate::ids::{Incarnation, NodeId, RequestId, SLOTS, Slot};
 use crate::message::Operation;
 use crate::rng::mix64;
 use crate::status::Status;
@@ -193,7 +195,21 @@ impl Client {
         if self.config.hedge_ns > 0 && self.second_peer(digest).is_some() {
             let begun_ns = self.slices.peek(id.index).times.begun_ns;
             let wait_ns = self.owner_peer(digest).map_or(self.config.hedge_ns, |first| self.hedge_after_ns(first));
-            self.hedges.insert((begun_ns.saturating_add(wait_ns), id));
+            self.unwatch(id);
+            self.watch_until(id, begun_ns.saturating_add(wait_ns));
+        }
+    }
+
+    fn watch_until(&mut self, id: SliceId, at_ns: u64) {
+        self.slices.at(id.index).hedge_ns = at_ns;
+        self.hedges.insert((at_ns, id));
+    }
+
+    /// Nobody looks after a get any more. What is answered must not wake its host later for nothing.
+    pub(super) fn unwatch(&mut self, id: SliceId) {
+        let at_ns = core::mem::take(&mut self.slices.at(id.index).hedge_ns);
+        if at_ns > 0 {
+            self.hedges.remove(&(at_ns, id));
         }
     }
 
@@ -233,6 +249,22 @@ impl Client {
         lanes.map(|lane| lane.progress_ns).max().unwrap_or(0)
     }
 
+    /// Nodes that owe answers and of which nothing was heard for so long, on any connection to any of their shards, with
+    /// their lives.
+    pub fn silent_nodes(&self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
+        let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
+        for lane in self.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {
+            let owes = lane.outstanding > 0 || !lane.detached.is_empty();
+            let silent = lane.progress_ns.saturating_add(for_ns) <= self.now_ns;
+            let Some(peer) = self.peers.get(lane.peer.0 as usize).filter(|_| owes || !silent) else { continue };
+            let of = (peer.address.node, peer.address.incarnation);
+            // One that owes nothing and was heard lately lives too.
+            let silent_so_far = nodes.entry(of).or_insert(true);
+            *silent_so_far &= silent;
+        }
+        nodes.into_iter().filter(|(of, silent)| *silent && of.0 != NodeId(0)).map(|(of, _)| of)
+    }
+
     /// Asks second owners for what first owners have not answered.
     pub(super) fn hedge(&mut self) {
         while let Some(&(at_ns, id)) = self.hedges.first() {
@@ -240,7 +272,8 @@ impl Client {
                 return;
             }
             self.hedges.pop_first();
-            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
+            let Some(slice) = self.slices.get_mut(id.index, id.generation) else { continue };
+            slice.hedge_ns = 0;
             let next = match slice.second {
                 Second::No => Second::Asked,
                 // The other one of the two that have it.
@@ -257,7 +290,7 @@ impl Client {
                 _ => 0,
             };
             if waits && again_ns > 0 {
-                self.hedges.insert((again_ns, id));
+                self.watch_until(id, again_ns);
                 continue;
             }
             match state {

@@ -140,6 +140,7 @@ impl Client {
             via: self.usual_via(),
             alone: false,
             second: Second::No,
+            hedge_ns: 0,
             bytes: 0,
             version: 0,
             copied: false,
@@ -181,6 +182,9 @@ impl Client {
 
     /// Gives a slice its outcome.
     pub(super) fn complete(&mut self, index: u32, status: Status) {
+        if self.slices.peek(index).hedge_ns > 0 {
+            self.unwatch(slice_id(index, self.slices.generation(index)));
+        }
         let ended = self.slices.end(index);
         ended.step(super::table::SliceEvent::Finish);
         let slice = *ended;

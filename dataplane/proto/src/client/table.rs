@@ -323,6 +323,8 @@ pub(super) struct Slice {
     pub(super) alone: bool,
     /// Whether the second owner is asked.
     pub(super) second: Second,
+    /// When its owner has been silent for too long, if nothing is heard of it; 0 if nobody looks then.
+    pub(super) hedge_ns: u64,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,

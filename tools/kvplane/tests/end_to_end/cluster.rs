@@ -17,7 +17,7 @@ use crate::certificates::{authority, cert, issue};
 use crate::namespaces::Space;
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
-const NODES: u64 = 5;
+pub(crate) const NODES: u64 = 5;
 /// Objects of a round that two nodes have before it begins, as many that are put again and again, and how long each is.
 const OBJECTS: u64 = 300;
 const BYTES: usize = 8192;
@@ -28,7 +28,7 @@ const AFTER: Duration = Duration::from_secs(5);
 const WINDOW: Duration = Duration::from_millis(1500);
 /// How long an operation may take.
 const DEADLINE: Duration = Duration::from_millis(250);
-const PLANE: &str = "10.78.0.1";
+pub(crate) const PLANE: &str = "10.78.0.1";
 /// Tells this program that it is the load: the cluster, the identity, and the round.
 const ROLE: &str = "KVPLANE_TEST_LOAD";
 
@@ -55,7 +55,7 @@ fn address(number: u64) -> String {
     format!("10.78.0.{}", 10 + number)
 }
 
-struct Cluster {
+pub(crate) struct Cluster {
     place: Workplace,
     hub: Space,
     leaves: Vec<Space>,
@@ -64,7 +64,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         let hub = hub();
         let leaves: Option<Vec<Space>> =
             hub.as_ref().and_then(|hub| (1..=NODES).map(|number| leaf(hub, number)).collect());
@@ -136,10 +136,22 @@ impl Cluster {
     }
 
     fn load(&self, round: u64) -> Process {
-        let role = format!("{} {} {round}", self.place.cluster, text(&self.place.path("people")));
+        self.beside("cluster::load", ROLE, &format!(" {round}"))
+    }
+
+    /// A function of this program beside the control plane, in a role: the cluster, the identity, and what is said.
+    pub(crate) fn beside(&self, function: &str, role: &str, said: &str) -> Process {
+        let said = format!("{} {}{said}", self.place.cluster, text(&self.place.path("people")));
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["cluster::load", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        command.args([function, "--exact", "--nocapture", "--test-threads=1"]).env(role, said);
         Process::start(self.hub.inside(&command))
+    }
+
+    /// Pulls the cable of a node: nothing comes back from it, not even that it is gone.
+    pub(crate) fn cut(&self, number: u64) {
+        let mut command = self.hub.enter();
+        command.args(["ip", "link", "set", &format!("v{number}"), "down"]);
+        assert!(command.status().is_ok_and(|end| end.success()), "the cable of {number}");
     }
 }
 

@@ -39,6 +39,7 @@ mod replicas;
 mod reshard;
 mod restarts;
 mod rig;
+mod silence;
 mod ssd;
 mod ssd_faults;
 mod ssd_kills;

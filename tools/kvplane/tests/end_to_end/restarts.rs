@@ -238,3 +238,38 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
         assert_eq!(kept.as_deref(), Some(&vec![at as u8; 1000 + at][..]), "kept-{at}");
     }
 }
+
+/// A node dies while its control plane is away: what it had is a miss soon after the control plane is back, and what is
+/// put has an owner, long before the grace of a restart is over.
+#[test]
+fn what_a_node_had_that_died_while_the_control_plane_was_away_is_a_miss_soon() {
+    let place = Workplace::new("died-meanwhile");
+    let mut first = control(&place, "127.0.0.1:0");
+    let address = first.quic().to_string();
+    let mut nodes: Vec<Process> = (1..=2).map(|number| place.node(number, &["--pool", "32M"])).collect();
+    let members = |control: &Process, count: u64| {
+        let there = wait_until(|| (health(control.http())["members"] == count).then_some(()));
+        assert_eq!(there, Some(()), "{count} members");
+    };
+    members(&first, 2);
+    let config = kvplane::ClientConfig { deadline: Duration::from_secs(8), ..place.client_config(Way::Tcp) };
+    let mut client = kvplane::Client::connect(&config).unwrap();
+    put_and_get(&mut client, "before");
+    first.kill();
+    nodes[0].kill();
+    let second = control(&place, &address);
+    let begun = Instant::now();
+    // The deadline of each is shorter than the grace of 10 s.
+    let mut missed = 0;
+    for at in 0..50 {
+        let key = format!("before-{at}");
+        match client.get(key.as_bytes()).unwrap_or_else(|error| panic!("get of {key}: {error}")) {
+            Some(value) => assert_eq!(value, vec![at as u8; 1000 + at], "{key}"),
+            None => missed += 1,
+        }
+    }
+    println!("{missed} of 50 were the dead node's; all are answered after {} ms", begun.elapsed().as_millis());
+    assert!(missed > 0, "the dead node had some");
+    members(&second, 1);
+    put_and_get(&mut client, "after");
+}

@@ -487,6 +487,7 @@ impl Rig {
         assert_eq!(self.client.batches.len(), 0, "batches");
         assert_eq!(self.client.slices.len(), 0, "slices");
         assert_eq!(self.client.wires.len(), 0, "wires");
+        assert!(self.client.hedges.is_empty(), "hedges: {:?}", self.client.hedges);
         for lane in &self.client.lanes {
             assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);

@@ -1,0 +1,11 @@
+//! The message about members that say nothing.
+
+/// Says that a member has owed an answer for about half a second, and that nothing else was heard of it meanwhile.
+/// Whether that costs it its membership is for the control plane to decide, from what it hears by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct ReportSilence {
+    /// Which member.
+    pub node: u64,
+    /// In which life.
+    pub incarnation: u64,
+}
