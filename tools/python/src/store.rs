@@ -251,7 +251,8 @@ impl Store {
                 Ok(Ok(gone)) => {
                     gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect()
                 }
-                Ok(Err(why)) | Err(why) => vec![store_code(&why); keys.len()],
+                Ok(Err(why)) => vec![store_code(&why); keys.len()],
+                Err(code) => vec![code; keys.len()],
             }
         })
     }

@@ -23,7 +23,8 @@ class Replicas(unittest.TestCase):
             lambda: os.environ.pop("XDG_RUNTIME_DIR") if before is None else os.environ.update(XDG_RUNTIME_DIR=before)
         )
         os.environ["XDG_RUNTIME_DIR"] = directory.name
-        self.start("control plane of", "control", "--cluster", "dev", "--replicas", "2")
+        state = os.path.join(directory.name, "state")
+        self.start("control plane of", "control", "--cluster", "dev", "--replicas", "2", "--state", state)
         for number in (1, 2):
             self.start(f"node {number} with", "node", "--cluster", "dev", "--node-id", str(number), "--pool", "64m")
         self.store = MooncakeDistributedStore()
