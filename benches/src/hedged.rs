@@ -1,5 +1,5 @@
-//! What hedging costs while all is well: gets by clients that leave a silent owner and by clients that do not, in turns,
-//! from three nodes with two owners of each slot; how long they take, and how many ask twice.
+//! What hedging costs while all is well: gets by clients that leave a silent owner and by clients that do not, in
+//! turns, from three nodes with two owners of each slot; how long they take, and how many ask twice.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ fn client(directory: &Directory, hedge: Duration) -> Result<Client, Failure> {
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     let on = ClientConfig::HEDGE;
     println!(
-        "hedged-gets: gets from {NODES} nodes with two owners of each slot, over TCP, with a hedge of {} ms and without",
+        "hedged-gets: gets from {NODES} nodes, two owners of each slot, over TCP, with a hedge of {} ms and without",
         on.as_millis()
     );
     let three = Three::start()?;

@@ -102,8 +102,8 @@ impl Cluster {
         Ok(Reply::Ticked)
     }
 
-    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of
-    /// others say when: a report may come before the second one is missed.
+    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of others
+    /// say when: a report may come before the second one is missed.
     pub(crate) fn believe_reports(&mut self) {
         let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
         let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);

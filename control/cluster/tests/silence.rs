@@ -128,7 +128,7 @@ fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_
     driver.beat(2, 5).unwrap();
     (2..=3).for_each(|node| told(&mut driver, node, false));
     assert_eq!(driver.in_map().len(), 2);
-    // What was said long ago counts for nothing, nor does what is said while nobody is heard, or nobody would take over.
+    // What was said long ago counts for nothing, nor what is said while nobody is heard, or nobody would take over.
     let mut driver = start(2);
     told(&mut driver, 1, false);
     driver.sleep(250 * MS);

@@ -197,10 +197,10 @@ impl Client {
         }
     }
 
-    /// Asks the control plane whether it is there, on the present connection; makes none. Where no answer comes within so
-    /// long, the connection is ended, and whoever needs one next makes another: a control plane that was killed says
-    /// nothing, and one in its place cannot say that it knows nothing of the connection, so that else it takes until the
-    /// connection has been idle for too long.
+    /// Asks the control plane whether it is there, on the present connection; makes none. Where no answer comes within
+    /// so long, the connection is ended, and whoever needs one next makes another: a control plane that was killed
+    /// says nothing, and one in its place cannot say that it knows nothing of the connection, so that else it takes
+    /// until the connection has been idle for too long.
     ///
     /// # Errors
     /// When there was a connection, and no good answer.

@@ -290,8 +290,8 @@ impl Control {
         }
     }
 
-    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that were never heard,
-    /// and where slots have two owners of those that are not in `known`, and that were reached once and are silent.
+    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that were never
+    /// heard, and where slots have two owners of those not in `known`, and that were reached once and are silent.
     pub(crate) fn doors(&self, known: &BTreeMap<Life, bool>, most: usize) -> Result<Doors, Refusal> {
         let core = self.core()?;
         let of = |member: &Member| (member.node, member.incarnation);

@@ -233,28 +233,13 @@ impl Store {
     /// Where the objects of these keys are: for each a list of `host:port` of the shards that have it.
     fn replicas(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>> {
         let keys = Keys::many(keys)?;
-        waiting(py, || {
-            let keys: Vec<&[u8]> = keys.iter().collect();
-            let places = self.clients.with(|member| member.client.replicas(&keys));
-            let places = places.ok().and_then(Result::ok).unwrap_or_else(|| vec![Vec::new(); keys.len()]);
-            places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
-        })
+        waiting(py, || tasks::replicas(&self.clients, &keys))
     }
 
-    /// Has second owners give their copies of these objects up: for each 1 where one had it, 0 where none had, or an
-    /// error's number.
+    /// Has second owners give their copies of these objects up: 1 where one had it, 0 where none had, or a number.
     fn remove_copies(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         let keys = Keys::many(keys)?;
-        waiting(py, || {
-            let keys: Vec<&[u8]> = keys.iter().collect();
-            match self.clients.with(|member| member.client.remove_copies(&keys)) {
-                Ok(Ok(gone)) => {
-                    gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect()
-                }
-                Ok(Err(why)) => vec![store_code(&why); keys.len()],
-                Err(code) => vec![code; keys.len()],
-            }
-        })
+        waiting(py, || tasks::remove_copies(&self.clients, &keys))
     }
 
     /// Stores pieces of memory: for each object a list of addresses and one of lengths.

@@ -1,4 +1,4 @@
-//! Tasks that copy objects, in the numbers that Mooncake's users compare with.
+//! Who has copies of objects, and tasks that make them, in the numbers that Mooncake's users compare with.
 
 use kvplane::Error;
 use kvplane::rpc::message::{TaskState, TaskStatus};
@@ -20,6 +20,25 @@ const NOT_HERE: i64 = -1012;
 /// A task as Python sees it: state by Mooncake's numbers, objects, copied ones, when it was made and last changed in
 /// milliseconds since 1970, and a message.
 pub(crate) type Seen = (u8, u32, u32, u64, u64, String);
+
+/// Where the objects of these keys are: for each the addresses of its shards, none where that cannot be asked.
+pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
+    let keys: Vec<&[u8]> = keys.iter().collect();
+    let places = clients.with(|member| member.client.replicas(&keys));
+    let places = places.ok().and_then(Result::ok).unwrap_or_else(|| vec![Vec::new(); keys.len()]);
+    places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
+}
+
+/// Has second owners give their copies of these objects up: for each 1 where one had it, 0 where none had, or an
+/// error's number.
+pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
+    let keys: Vec<&[u8]> = keys.iter().collect();
+    match clients.with(|member| member.client.remove_copies(&keys)) {
+        Ok(Ok(gone)) => gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect(),
+        Ok(Err(why)) => vec![store_code(&why); keys.len()],
+        Err(code) => vec![code; keys.len()],
+    }
+}
 
 /// Has objects copied to a second node: the number of the task, or 0 and an error's number.
 pub(crate) fn create(clients: &Clients, keys: &Keys, targets: &[String]) -> (u64, i64) {

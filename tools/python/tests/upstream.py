@@ -52,6 +52,9 @@ FILES = {
         "test_clear_with_segment_name_self": _PLACE,
     },
     "test_dummy_client.py": {},
+    "test_promotion_on_hit.py": {
+        "test_promotion_after_repeated_hits": "SSDs belong to nodes: no client offloads, and no replica is of type LOCAL_DISK",
+    },
     "transfer_engine_initiator_test.py": {},
 }
 #: What one of them reads and writes, and over which metadata: `Cluster.pair` starts both.

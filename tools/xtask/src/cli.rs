@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
 //! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`, `interop`,
-//! `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the others an
-//! unknown word is an error with the usage text and exit status 2.
+//! `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the
+//! others an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -41,8 +41,8 @@ usage: cargo x COMMAND [...]
                        --power the SSD loses its power too, with --full it has no room for all
   cluster [COUNT]      five nodes in network namespaces, one after the other killed under load (5): bytes, losses, how
                        soon errors end, and the slowest operations on the others
-  silence [ROUNDS]     a node stopped, killed, or cut off, so often each (10), with SSDs and without: the slowest get, put
-                       and upsert until others have taken over
+  silence [ROUNDS]     a node stopped, killed, or cut off, so often each (10), with SSDs and without: the slowest
+                       get, put and upsert until others have taken over
   fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`

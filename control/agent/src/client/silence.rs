@@ -1,5 +1,5 @@
-//! What a client tells the control plane of nodes that do not answer it: where that cannot ask them first-hand, it takes
-//! such a report, beside heartbeats that are missing, for the sign that others should take over.
+//! What a client tells the control plane of nodes that do not answer it: where that cannot ask them first-hand, it
+//! takes such a report, beside heartbeats that are missing, for the sign that others should take over.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

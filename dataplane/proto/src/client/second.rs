@@ -249,8 +249,8 @@ impl Client {
         lanes.map(|lane| lane.progress_ns).max().unwrap_or(0)
     }
 
-    /// Nodes that owe answers and of which nothing was heard for so long, on any connection to any of their shards, with
-    /// their lives.
+    /// Nodes that owe answers and of which nothing was heard for so long, on any connection to any of their shards,
+    /// with their lives.
     pub fn silent_nodes(&self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
         let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
         for lane in self.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {

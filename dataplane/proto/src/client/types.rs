@@ -37,8 +37,7 @@ pub struct Config {
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
     /// that is larger goes alone.
     pub lane_window_bytes: u64,
-    /// Work that a rail may have posted beyond its latency, by its measured rate. More keeps a rail busy while the
-    /// host does other things; less lets what is urgent overtake sooner.
+    /// Work that a rail may have posted beyond its latency: more keeps it busy, less lets the urgent overtake sooner.
     pub post_ahead_ns: u64,
     /// Slices up to this size do not wait for larger ones.
     pub small_bytes: u64,
@@ -48,8 +47,7 @@ pub struct Config {
     pub merge: bool,
     /// Slices that take longer are remembered with where they spent their time.
     pub slow_ns: u64,
-    /// Reads and writes of segments of at most this many bytes travel with their neighbours, as many as a frame takes
-    /// up to `slice_bytes`. 0: each travels alone.
+    /// Reads and writes of segments of at most so many bytes share frames of up to `slice_bytes`; 0: each has its own.
     pub gather_range_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
@@ -212,7 +210,7 @@ pub enum Request {
     PutCopy(Digest, Local, u32),
     /// The second owner is to drop its copy.
     DropCopy(Digest),
-    /// The first owner is to have the second drop its copy, and to wish for none any more. `NotFound` where it had none.
+    /// The first owner is to have the second drop its copy, and to wish for none. `NotFound` where it had none.
     RemoveCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its

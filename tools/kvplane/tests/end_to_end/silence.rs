@@ -1,7 +1,7 @@
 //! A node falls silent, or one dies: how long gets, puts and upserts take at most while others take over.
 //!
-//! A node that is stopped, a dead host and a cut cable look the same: nothing is refused, and nothing is answered. Every
-//! call must succeed. `cargo x silence` does it again and again and shows the slowest of each kind.
+//! A node that is stopped, a dead host and a cut cable look the same: nothing is refused, and nothing is answered.
+//! Every call must succeed. `cargo x silence` does it again and again and shows the slowest of each kind.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

@@ -346,7 +346,6 @@ impl Rig {
                 let there: Vec<bool> = items.iter().map(|item| self.objects.remove(&item.digest).is_some()).collect();
                 Bitmap::encode(there, &mut body);
             }
-            Operation::RemoveCopy => Bitmap::encode(sent.items::<DigestItem>().iter().map(|_| false), &mut body),
             Operation::Size => sent.items::<DigestItem>().iter().for_each(|item| self.size(item).encode(&mut body)),
             Operation::Lookup => {
                 sent.items().iter().for_each(|item| self.lookup(sent.lane, item).encode(&mut body));
@@ -374,9 +373,9 @@ impl Rig {
             Operation::Put => return vec![self.put(sent)],
             Operation::Write => return vec![single(sent, check_range(&sent.items::<WriteItem>()[0], sent), 0)],
             Operation::ReadMany | Operation::WriteMany => return vec![many(sent)],
-            Operation::Begin | Operation::Fill | Operation::Seal | Operation::Discard | Operation::Peek => {
-                unreachable!("drafts are tested against the service")
-            }
+            // Drafts and copies are tested against the service.
+            Operation::Begin | Operation::Fill | Operation::Seal | Operation::Discard => unreachable!("{operation:?}"),
+            Operation::Peek | Operation::RemoveCopy => unreachable!("{operation:?}"),
         }
         let items = sent.header.items.max(1) as usize;
         let header = Header::reply(Kind::Reply(operation), sent.header.request, Status::Ok).with_body(&body, items);
@@ -486,8 +485,7 @@ impl Rig {
         assert!(self.drain().is_empty());
         assert_eq!(self.client.batches.len(), 0, "batches");
         assert_eq!(self.client.slices.len(), 0, "slices");
-        assert_eq!(self.client.wires.len(), 0, "wires");
-        assert!(self.client.hedges.is_empty(), "hedges: {:?}", self.client.hedges);
+        assert_eq!((self.client.wires.len(), self.client.hedges.len()), (0, 0), "wires and hedges");
         for lane in &self.client.lanes {
             assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);
