@@ -26,6 +26,16 @@ fn clocks() {
     assert!(count < 10 || total.hits > 0, "nothing was read: {total}");
 }
 
+/// Shards that miss maps, while slots go away and come back.
+#[test]
+fn missed_epochs() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 10, Scenario::of_missed_epochs, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.epochs > count, "no slot moved: {total}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_history() {
     let run = |seed| run(Scenario::of_seed(seed)).expect("a good seed");

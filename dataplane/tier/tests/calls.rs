@@ -197,40 +197,6 @@ fn puts_that_wait_for_a_flush_share_it() {
     assert_eq!((stored, world.tier.stats().flushes - before), (10, 1));
 }
 
-/// Has the next operation done, if it is one that `wanted` says. Which it is.
-fn next_op(world: &mut World, wanted: fn(Action) -> bool) -> Option<Action> {
-    loop {
-        match world.tier.poll_output(world.now_ns, &mut world.memory)? {
-            Output::Event(_) => {}
-            Output::Block(op) if wanted(op.action) => {
-                world.tier.complete(world.now_ns, op.id, Ok(op.bytes), &mut world.memory);
-                return Some(op.action);
-            }
-            Output::Block(op) => return Some(op.action),
-        }
-    }
-}
-
-#[test]
-fn while_a_flush_takes_long_the_timer_rests() {
-    let mut world = world(TierConfig { ops_in_flight: [4, 3, 1, 1], ..small(512) });
-    let is_write = |action| matches!(action, Action::Write { .. });
-    let first = put(&mut world, 1, Span::pool(0, 400), Ack::Durable);
-    take(&mut world, &first).expect("room");
-    // All writes end, the flush does not.
-    while next_op(&mut world, is_write).expect("a flush comes") != Action::Flush {}
-    // What is written meanwhile wants another flush, after that one.
-    let second = put(&mut world, 2, Span::pool(512, 400), Ack::Buffered);
-    take(&mut world, &second).expect("room");
-    while let Some(action) = next_op(&mut world, is_write) {
-        assert_ne!(action, Action::Flush, "there is one under way");
-    }
-    world.now_ns += 10 * world.config.sync_interval_ns;
-    assert_eq!(next_op(&mut world, is_write), None);
-    let timeout = world.tier.poll_timeout();
-    assert!(timeout.is_none_or(|at_ns| at_ns > world.now_ns), "{timeout:?} at {}", world.now_ns);
-}
-
 #[test]
 fn with_durable_writes_nobody_waits_for_a_flush() {
     let mut world = world(TierConfig { durable_writes: true, ..small(512) });

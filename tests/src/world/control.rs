@@ -25,7 +25,7 @@ pub(crate) struct Control {
     pub(crate) cluster: Option<Cluster>,
     pub(crate) life: u32,
     disk: BTreeMap<RecordKey, Vec<u8>>,
-    published: Option<Rc<ClusterMap>>,
+    pub(crate) published: Option<Rc<ClusterMap>>,
     pub(crate) epochs: Epochs,
     armed_ns: u64,
     /// Its disk was lost: what it finds at its start may be a new cluster's, or not.

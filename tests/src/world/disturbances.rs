@@ -4,8 +4,10 @@
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
+use super::World;
 use super::disk::DiskFaults;
-use super::faults::Fault;
+use super::faults::{Fault, Party};
+use super::queue::Event;
 use super::scenario::{Chances, MS, Mischief, Scenario};
 
 impl Scenario {
@@ -91,5 +93,43 @@ impl Scenario {
         let fault_interval_ns = (40 + rng.below(200)) * MS;
         scenario.chances = Chances { fault_interval_ns, weights, ..Chances::default() };
         scenario
+    }
+}
+
+impl World {
+    /// A node is halted or silent for a while, or everything starts again, each within a time.
+    pub(crate) fn disturb(&mut self, fault: Fault, node: usize, (down_ns, longest_ns): (u64, u64)) {
+        match fault {
+            Fault::HaltNode if self.nodes[node].up => {
+                let until_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
+                self.nodes[node].halted_ns = self.nodes[node].halted_ns.max(until_ns);
+                self.detail(node as u64, || format!("node {node} is halted for {} ms", down_ns / MS));
+            }
+            Fault::SilenceNode => {
+                self.detail(node as u64, || format!("node {node} is silent for {} ms", down_ns / MS));
+                let nodes = (0..self.nodes.len()).filter(|other| *other != node).map(Party::Node);
+                let clients = (0..self.scenario.clients).map(Party::Client);
+                let others: Vec<Party> = nodes.chain(clients).chain([Party::Control]).collect();
+                others.into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
+            }
+            Fault::CrashAll => self.crash_all(longest_ns),
+            _ => {}
+        }
+    }
+
+    /// All nodes die, with the control plane or without, and come back in any order.
+    fn crash_all(&mut self, longest_ns: u64) {
+        // Both owners of everything die: only what disks promise is left.
+        self.doubled.clear();
+        if self.streams.faults.chance(0.5) {
+            self.crash_control();
+            let down_ns = 1 + self.streams.faults.below(longest_ns);
+            self.after(down_ns, Event::StartControl);
+        }
+        for node in (0..self.nodes.len()).filter(|node| self.nodes[*node].up).collect::<Vec<_>>() {
+            self.crash_node(node);
+            let down_ns = 1 + self.streams.faults.below(longest_ns);
+            self.after(down_ns, Event::StartNode(node));
+        }
     }
 }

@@ -164,8 +164,8 @@ impl World {
                 self.trouble.node_faults += u64::from(!enough);
                 !enough
             }
-            // Somebody is to tell of what was lost.
-            Fault::LoseControl => self.has_witness(usize::MAX),
+            // Somebody is to tell of what was lost, and, where nodes come and go, nobody of a newer map than the others.
+            Fault::LoseControl => self.has_witness(usize::MAX) && (self.scenario.tier.is_none() || self.all_heard()),
             _ => true,
         }
     }
@@ -176,6 +176,12 @@ impl World {
             at != but && node.up && node.joined && !node.leaving && node.ops_left.is_none() && node.is_member(at)
         };
         self.nodes.iter().enumerate().any(tells)
+    }
+
+    /// Whether all nodes follow the newest map.
+    fn all_heard(&self) -> bool {
+        let newest = self.control.published.as_ref().map(|map| map.epoch);
+        self.nodes.iter().filter(|node| node.up && node.joined).all(|node| Some(node.epoch) == newest)
     }
 
     /// Whether a node may die without that nobody is left who knows what the control plane has lost.
@@ -240,40 +246,12 @@ impl World {
                 let party = if self.streams.faults.chance(0.7) { Party::Node(node) } else { Party::Client(client) };
                 self.partition(Party::Control, party, down_ns);
             }
-            Fault::HaltNode if self.nodes[node].up => {
-                let until_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
-                self.nodes[node].halted_ns = self.nodes[node].halted_ns.max(until_ns);
-                self.detail(node as u64, || format!("node {node} is halted for {} ms", down_ns / MS));
-            }
-            Fault::SilenceNode => {
-                self.detail(node as u64, || format!("node {node} is silent for {} ms", down_ns / MS));
-                let nodes = (0..self.nodes.len()).filter(|other| *other != node).map(Party::Node);
-                let clients = (0..self.scenario.clients).map(Party::Client);
-                let others: Vec<Party> = nodes.chain(clients).chain([Party::Control]).collect();
-                others.into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
-            }
-            Fault::CrashAll => self.crash_all(longest_ns),
+            Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll => self.disturb(fault, node, (down_ns, longest_ns)),
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));
             }
             _ => {}
-        }
-    }
-
-    /// All nodes die, with the control plane or without, and come back in any order.
-    fn crash_all(&mut self, longest_ns: u64) {
-        // Both owners of everything die: only what disks promise is left.
-        self.doubled.clear();
-        if self.streams.faults.chance(0.5) {
-            self.crash_control();
-            let down_ns = 1 + self.streams.faults.below(longest_ns);
-            self.after(down_ns, Event::StartControl);
-        }
-        for node in (0..self.nodes.len()).filter(|node| self.nodes[*node].up).collect::<Vec<_>>() {
-            self.crash_node(node);
-            let down_ns = 1 + self.streams.faults.below(longest_ns);
-            self.after(down_ns, Event::StartNode(node));
         }
     }
 
@@ -285,7 +263,7 @@ impl World {
         self.after(down_ns, Event::StartClient(client));
     }
 
-    fn partition(&mut self, one: Party, other: Party, for_ns: u64) {
+    pub(crate) fn partition(&mut self, one: Party, other: Party, for_ns: u64) {
         let now_ns = self.now_ns;
         self.trouble.partitions.retain(|partition| partition.heals_ns > now_ns);
         let heals_ns = (now_ns + for_ns).min(self.scenario.faults_until_ns);

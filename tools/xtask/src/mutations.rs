@@ -35,11 +35,17 @@ impl Host {
     const fn test(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::World => ("world", "seeds", "KVPLANE_SEEDS"),
+            Self::MissedEpochs => ("world", "missed_epochs", "KVPLANE_SEEDS"),
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
             Self::LostWrites => ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
             Self::Clocks => ("world", "clocks", "KVPLANE_SEEDS"),
+            Self::LostStateWithDisks => (
+                "tiers",
+                "a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object",
+                "KVPLANE_ABSENCE_SEEDS",
+            ),
             Self::LostState => {
                 ("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS")
             }

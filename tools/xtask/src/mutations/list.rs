@@ -5,6 +5,8 @@
 pub(super) enum Host {
     /// Shards with memory.
     World,
+    /// The same, while slots go away and come back and shards miss maps.
+    MissedEpochs,
     /// Shards with faulty disks.
     Tiers,
     /// A shard whose disk loses writes of records.
@@ -17,6 +19,8 @@ pub(super) enum Host {
     Clocks,
     /// A control plane that loses its state.
     LostState,
+    /// The same while nodes come and go with their disks.
+    LostStateWithDisks,
 }
 
 /// A planted bug.
@@ -114,7 +118,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "dataplane/store/src/service/mod.rs",
         find: "epoch.0 > heard.0 + 1 && standing.since > heard && !told;",
         replace: "epoch.0 > heard.0 + 1 && standing.since > heard && !told && heard > epoch;",
-        host: Host::World,
+        host: Host::MissedEpochs,
     },
     Mutation {
         name: "taken-over-object-beats-a-newer-put",
@@ -278,6 +282,16 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "        self.layout = Layout { since, claims: claims(&map).unwrap_or(0), former };",
         replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| \
                   since == Epoch(0)) };",
-        host: Host::LostState,
+        host: Host::LostStateWithDisks,
+    },
+    Mutation {
+        name: "tenants-see-memory-only",
+        invariant: "what a tenant was acknowledged it can read and remove from every tier",
+        file: "dataplane/store/src/service/claims.rs",
+        find: "        let claimed = self.asker_tenant.is_some()
+",
+        replace: "        let claimed = self.asker_tenant == Some(u32::MAX)
+",
+        host: Host::Tiers,
     },
 ];
