@@ -164,7 +164,7 @@ impl World {
                 self.trouble.node_faults += u64::from(!enough);
                 !enough
             }
-            // Somebody is to tell of what was lost, and, where nodes come and go, nobody of a newer map than the others.
+            // Somebody is to tell of what was lost, and, where nodes come and go, nobody of a newer map than others.
             Fault::LoseControl => self.has_witness(usize::MAX) && (self.scenario.tier.is_none() || self.all_heard()),
             _ => true,
         }
