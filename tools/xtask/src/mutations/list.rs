@@ -15,6 +15,8 @@ pub(super) enum Host {
     Replicas,
     /// The same, few objects that are replaced often and read by all.
     HotObjects,
+    /// Slots with two owners and disks, while all nodes die at once.
+    CopiesAgain,
     /// Shards that want tickets, and a control plane on hosts whose clocks differ and jump.
     Clocks,
     /// A control plane that loses its state.
@@ -293,5 +295,21 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         replace: "        let claimed = self.asker_tenant == Some(u32::MAX)
 ",
         host: Host::Tiers,
+    },
+    Mutation {
+        name: "the-dead-inherit-slots",
+        invariant: "slots do not pass to an owner that is dead too",
+        file: "control/cluster/src/losses.rs",
+        find: "        !is_over && self.rows.values().any(may_be_dead)",
+        replace: "        is_over && self.rows.values().all(may_be_dead)",
+        host: Host::CopiesAgain,
+    },
+    Mutation {
+        name: "late-slots-are-not-walked",
+        invariant: "a copy that was promised is owed until it exists",
+        file: "dataplane/store/src/service/tiered/ownership.rs",
+        find: "        if gains {\n            self.look_for_uncopied();",
+        replace: "        if gains && epoch == Epoch(0) {\n            self.look_for_uncopied();",
+        host: Host::CopiesAgain,
     },
 ];
