@@ -176,8 +176,11 @@ impl World {
 
     /// What a node says of its disks before it joins; nothing where it has none.
     pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
-        // Where none ever starts without them, it matters only to what becomes of nodes that die together.
-        self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0 || self.scenario.returns)?;
+        // Where none ever starts without them, it matters only to what becomes of nodes that die together. A state that
+        // is lost has forgotten what nodes said that are away.
+        let forgets = self.scenario.chances.weights[super::faults::Fault::LoseControl as usize] > 0;
+        let tells = self.scenario.returns && !forgets;
+        self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0 || tells)?;
         (!self.nodes[node].without && !self.scenario.has(Mischief::HideDisks)).then_some(node as u128 + 1)
     }
 
