@@ -17,6 +17,7 @@ fn put<'a>(key: u64, payload: Span, ack: Ack) -> Put<'a> {
         checksum: None,
         pinned: false,
         names_parts: false,
+        copied: false,
         ack,
         token: Token(key),
     }
