@@ -164,8 +164,9 @@ impl World {
                 self.trouble.node_faults += u64::from(!enough);
                 !enough
             }
-            // Somebody is to tell of what was lost, and, where nodes come and go, nobody of a newer map than others.
-            Fault::LoseControl => self.has_witness(usize::MAX) && (self.scenario.tier.is_none() || self.all_heard()),
+            // Somebody is to tell of what was lost, and nobody of a newer map than others: a member that has not heard the
+            // map that names it begins a new life, and what was moving to it goes.
+            Fault::LoseControl => self.has_witness(usize::MAX) && self.all_heard(),
             _ => true,
         }
     }
