@@ -6,8 +6,8 @@
 //! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and what it has on
 //! its devices counts again only if each heir can tell what was changed meanwhile. An heir that is dead too tells
 //! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a dead
-//! member with devices stays in the map for as long as another owner is silent of which it is not known yet whether it
-//! is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to nobody.
+//! member with devices stays in the map for as long as another owner has not been heard since, and it is not known yet
+//! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to nobody.
 //!
 //! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
 //! deadline once more where silence did.
@@ -166,14 +166,18 @@ impl Cluster {
         self.rows[&node].shared && self.devices.contains_key(&node)
     }
 
-    /// Whether another owner is silent that may be dead too, and none of these has waited for long enough.
+    /// Whether another owner may have died with one of these, and none of these has waited for long enough. Who died,
+    /// did so within a heartbeat interval of its last sign of life: another that was heard after that, and is not late
+    /// since, lives on.
     fn may_die_together(&self, dead: &[NodeId]) -> bool {
-        let mut waiting = dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| &self.rows[node]);
-        let is_over = waiting.any(|row| row.waits_until_ns(&self.config) <= self.now_ns);
-        let late_ns = self.late_ns();
+        let waiting = || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| &self.rows[node]);
+        let is_over = waiting().any(|row| row.waits_until_ns(&self.config) <= self.now_ns);
+        let last_ns = waiting().map(|row| row.heard_ns).max().unwrap_or(0);
+        let lives_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
         let may_be_dead = |row: &Row| {
-            let is_late = self.now_ns.saturating_sub(row.heard_ns) > late_ns;
-            row.shared && row.state.in_map() && is_late && !row.is_dead(&self.config, self.now_ns)
+            let owns = row.shared && row.state.in_map();
+            let is_late = self.now_ns.saturating_sub(row.heard_ns) > self.late_ns();
+            owns && (is_late || row.heard_ns <= lives_from_ns) && !row.is_dead(&self.config, self.now_ns)
         };
         !is_over && self.rows.values().any(may_be_dead)
     }

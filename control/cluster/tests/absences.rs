@@ -105,6 +105,25 @@ fn members_that_die_together_are_expelled_by_one_map() {
 }
 
 #[test]
+fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together_too() {
+    let mut driver = three(2);
+    let since = driver.cluster.layout_since();
+    // All die at one moment, up to an interval after each was heard.
+    for node in [2, 3, 1] {
+        driver.sleep(45 * MS);
+        driver.beat(node, 5).expect("it is alive");
+    }
+    for node in [2, 3, 1] {
+        driver.sleep(61 * MS);
+        refuse(&mut driver, node);
+    }
+    driver.sleep(20 * MS);
+    (1..=3).for_each(|node| drop(driver.handle(Input::Refused { node: NodeId(node), incarnation: Incarnation(5) })));
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "{:?}", driver.lost);
+    assert_eq!(driver.published.epoch.0 - since.0, 1, "one map");
+}
+
+#[test]
 fn silence_that_lasts_expels_members_together_too() {
     for replicas in [1, 2] {
         let mut driver = three(replicas);
