@@ -16,7 +16,7 @@
 //! * They are kept in memory and are bounded. A slot whose changes are too many is forgotten, whole, and so is what a
 //!   shard that missed maps knew: then nobody vouches for what an absent owner has, and it is void.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, NodeId, SLOTS, ShardId, Slot, Version};
@@ -61,7 +61,9 @@ impl Absence {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(in crate::service) struct Changes {
     pub(in crate::service) absences: Vec<Absence>,
-    pub(in crate::service) digests: BTreeSet<Digest>,
+    /// By a map of which epoch each was changed last. What an owner had by that map or a later one it has changed itself,
+    /// or has compared already.
+    pub(in crate::service) digests: BTreeMap<Digest, Epoch>,
 }
 
 impl Changes {
@@ -73,6 +75,20 @@ impl Changes {
         } else if self.absences.len() < ABSENCES_MOST {
             self.absences.push(absence);
         }
+    }
+
+    /// An object was changed by a map of this epoch. Whether it is the first change of it.
+    fn change(&mut self, digest: Digest, epoch: Epoch) -> bool {
+        let known = self.digests.insert(digest, epoch);
+        if let Some(known) = known.filter(|known| *known > epoch) {
+            self.digests.insert(digest, known);
+        }
+        known.is_none()
+    }
+
+    /// What was changed after an owner had the slot by a map of this epoch.
+    pub(in crate::service) fn since(&self, had: Epoch) -> impl Iterator<Item = Digest> {
+        self.digests.iter().filter(move |(_, epoch)| **epoch > had).map(|(digest, _)| *digest)
     }
 }
 
@@ -89,13 +105,13 @@ pub(in crate::service) struct Witness {
 }
 
 impl Witness {
-    /// Something was put or removed.
-    pub(in crate::service) fn note(&mut self, digest: Digest) {
+    /// Something was put or removed, by a map of this epoch.
+    pub(in crate::service) fn note(&mut self, digest: Digest, epoch: Epoch) {
         if self.slots.is_empty() {
             return;
         }
         let Some(changes) = self.slots.get_mut(&digest.slot()) else { return };
-        self.digests += usize::from(changes.digests.insert(digest));
+        self.digests += usize::from(changes.change(digest, epoch));
         self.bound();
     }
 
@@ -136,9 +152,8 @@ impl Witness {
                 continue;
             }
             others.into_iter().for_each(|absence| changes.add(absence));
-            let before = changes.digests.len();
-            changes.digests.extend(told.digests);
-            self.digests += changes.digests.len() - before;
+            let new = told.digests.into_iter().filter(|(digest, epoch)| changes.change(*digest, *epoch)).count();
+            self.digests += new;
         }
         self.bound();
     }
@@ -216,12 +231,12 @@ impl Witness {
             if skipped == 0 {
                 items.extend(changes.absences.iter().map(|absence| header(*slot, absence)));
             }
-            for (place, digest) in changes.digests.iter().enumerate().skip(skipped) {
+            for (place, (digest, epoch)) in changes.digests.iter().enumerate().skip(skipped) {
                 // The first of a slot goes with the headers.
                 if items.len() >= PAGE_ITEMS && place > 0 {
                     return (items, u64::from(slot.0) << PLACE_BITS | place as u64);
                 }
-                items.push(KeyItem { digest: *digest, ..nothing() });
+                items.push(KeyItem { digest: *digest, version: Version(epoch.0), ..nothing() });
             }
         }
         (items, 0)
@@ -236,7 +251,9 @@ pub(super) fn take_items(told: &mut BTreeMap<Slot, Changes>, items: impl Iterato
             let shard = ShardId(item.group as u16);
             changes.add(Absence { node: NodeId(item.bytes), shard, since: Epoch(item.version.0) });
         } else {
-            changes.digests.insert(item.digest);
+            // An earlier version does not say when.
+            let epoch = if item.version.0 == 0 { Epoch(u64::MAX) } else { Epoch(item.version.0) };
+            changes.change(item.digest, epoch);
         }
     }
 }
@@ -319,7 +336,7 @@ mod tests {
     fn witness(slots: u16) -> Witness {
         let mut witness = Witness::default();
         for slot in 0..slots {
-            let changes = Changes { absences: vec![absence(2, 5)], digests: BTreeSet::new() };
+            let changes = Changes { absences: vec![absence(2, 5)], digests: BTreeMap::new() };
             witness.slots.insert(Slot(slot), changes);
         }
         witness
@@ -330,7 +347,7 @@ mod tests {
         for (slots, each) in [(1, 0), (1, 5_000), (300, 1), (40, 130), (3, 3_000)] {
             let mut witness = witness(slots);
             for slot in 0..slots {
-                (1..=each).for_each(|number| witness.note(digest(slot, number)));
+                (1..=each).for_each(|number| witness.note(digest(slot, number), Epoch(1 + number % 9)));
             }
             let told_of = |slot: Slot| slot.0 % 3 != 1;
             let (mut told, mut from, mut pages) = (BTreeMap::new(), 0, 0);
@@ -352,10 +369,10 @@ mod tests {
     #[test]
     fn too_many_changes_cost_the_slot_that_has_the_most() {
         let mut witness = witness(2);
-        witness.note(digest(0, 1));
-        (0..DIGESTS_MOST as u64).for_each(|number| witness.note(digest(1, number + 1)));
+        witness.note(digest(0, 1), Epoch(6));
+        (0..DIGESTS_MOST as u64).for_each(|number| witness.note(digest(1, number + 1), Epoch(6)));
         assert_eq!((witness.of(Slot(1)), witness.digests), (None, 1));
-        witness.note(digest(1, 7));
+        witness.note(digest(1, 7), Epoch(6));
         assert_eq!(witness.of(Slot(0)).map(|changes| changes.digests.len()), Some(1));
         assert_eq!(witness.of(Slot(1)), None, "what was forgotten is not begun anew in the middle");
     }
@@ -363,15 +380,20 @@ mod tests {
     #[test]
     fn what_a_former_owner_knows_is_inherited_where_changes_were_kept_since() {
         let mut witness = witness(1);
-        witness.note(digest(0, 1));
+        witness.note(digest(0, 1), Epoch(6));
         let told = |slot| {
             let absences = vec![absence(3, 2), absence(1, 4), absence(2, 1)];
-            (Slot(slot), Changes { absences, digests: BTreeSet::from([digest(slot, 9)]) })
+            (Slot(slot), Changes { absences, digests: BTreeMap::from([(digest(slot, 9), Epoch(3))]) })
         };
         witness.inherit(BTreeMap::from([told(0), told(1)]), ME);
         let changes = witness.of(Slot(0)).expect("changes");
         assert_eq!(changes.absences, [absence(2, 1), absence(3, 2)], "our own is over");
-        assert_eq!(changes.digests, BTreeSet::from([digest(0, 1), digest(0, 9)]));
+        assert_eq!(changes.digests, BTreeMap::from([(digest(0, 1), Epoch(6)), (digest(0, 9), Epoch(3))]));
+        assert_eq!(
+            changes.since(Epoch(3)).collect::<Vec<_>>(),
+            [digest(0, 1)],
+            "who had the slot by that map knows the other"
+        );
         assert_eq!((witness.of(Slot(1)), witness.digests), (None, 2), "nothing was kept of it here");
         witness.end_absence(core::iter::once(Slot(0)), ShardKey { node: NodeId(2), ..ME });
         assert_eq!(witness.of(Slot(0)).map(|changes| changes.absences.len()), Some(1));

@@ -340,7 +340,7 @@ impl Service {
     /// An object was put or removed here: what its former owners have of it counts no more. Whether one that is still
     /// there may have had it.
     pub(in crate::service) fn touched(&mut self, digest: Digest) -> bool {
-        self.moves.witness.note(digest);
+        self.moves.witness.note(digest, self.epoch);
         let imports = &mut self.moves.imports;
         if imports.sources.is_empty() {
             return false;

@@ -274,7 +274,7 @@ impl Service {
             match told.get(&slot).filter(covers) {
                 Some(changes) => {
                     doubts.known.insert(slot);
-                    doubts.strikes.extend(&changes.digests);
+                    doubts.strikes.extend(changes.since(had));
                     tiered.counters.slots_compared += 1;
                 }
                 None => void.insert(slot),
