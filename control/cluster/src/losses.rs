@@ -5,9 +5,9 @@
 //!
 //! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and what it has on
 //! its devices counts again only if each heir can tell what was changed meanwhile. An heir that is dead too tells
-//! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a dead
-//! member with devices stays in the map for as long as another owner has not been heard since, and it is not known yet
-//! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to nobody.
+//! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a
+//! dead member with devices stays in the map while another owner has not been heard since, and it is not known yet
+//! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to none.
 //!
 //! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
 //! deadline once more where silence did.
@@ -102,8 +102,8 @@ impl Cluster {
         Ok(Reply::Ticked)
     }
 
-    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of others
-    /// say when: a report may come before the second one is missed.
+    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of
+    /// others say when: a report may come before the second one is missed.
     pub(crate) fn believe_reports(&mut self) {
         let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
         let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);

@@ -72,8 +72,8 @@ pub enum Input {
     },
     /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
     /// where it is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost
-    /// after one and a half heartbeat intervals of silence: if it comes back before that, nobody changed anything in its
-    /// slots meanwhile. Heeded too where it was never heard of since the control plane started
+    /// after one and a half heartbeat intervals of silence: if it comes back before that, nobody changed anything in
+    /// its slots meanwhile. Heeded too where it was never heard of since the control plane started
     /// ([`crate::Cluster::unheard`]).
     Refused {
         /// Who.

@@ -164,8 +164,8 @@ impl World {
                 self.trouble.node_faults += u64::from(!enough);
                 !enough
             }
-            // Somebody is to tell of what was lost, and nobody of a newer map than others: a member that has not heard the
-            // map that names it begins a new life, and what was moving to it goes.
+            // Somebody is to tell of what was lost, and nobody of a newer map than others: a member that has not heard
+            // the map that names it begins a new life, and what was moving to it goes.
             Fault::LoseControl => self.has_witness(usize::MAX) && self.all_heard(),
             _ => true,
         }

@@ -215,14 +215,13 @@ impl Service {
             }
         }
         self.owe_unknown();
-        self.copies.owed_idle_ns = 0;
         self.look_for_uncopied();
     }
 
     /// Second owners are others, or slots are served that were not when they became so: both walks begin anew.
     pub(in crate::service) fn look_for_uncopied(&mut self) {
         let copies = &mut self.copies;
-        copies.unwalked = !copies.seconds.is_empty();
+        (copies.unwalked, copies.owed_idle_ns) = (!copies.seconds.is_empty(), 0);
         (copies.walk, copies.walk_ns, copies.again) = (copies.unwalked.then_some(0), self.now_ns, false);
         self.walk_ssd_again();
     }
@@ -362,8 +361,7 @@ impl Service {
         // From now on it may be there.
         store.note_copy(digest, version, true);
         let bytes = object.extent.bytes;
-        let push = Push { second, version, pin, bytes, void: false };
-        self.copies.pushes.insert(digest, push);
+        self.copies.pushes.insert(digest, Push { second, version, pin, bytes, void: false });
         self.copies.push_bytes += bytes;
         let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
         let tail_at = object.has_tail.then_some(object.tail_at);

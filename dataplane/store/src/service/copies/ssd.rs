@@ -97,7 +97,7 @@ impl Service {
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// Whether an object that came back from the SSD stays in memory as it is to have a copy: its copy would go with it.
+    /// Whether an object that came back from the SSD stays in memory as it is to have a copy: a copy goes with it.
     pub(in crate::service) fn stays_for_copy(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
         let wanted = matches!(store.replica(digest), Replica::First | Replica::Awaited);

@@ -61,8 +61,8 @@ impl Absence {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(in crate::service) struct Changes {
     pub(in crate::service) absences: Vec<Absence>,
-    /// By a map of which epoch each was changed last. What an owner had by that map or a later one it has changed itself,
-    /// or has compared already.
+    /// By a map of which epoch each was changed last. What an owner had by that map or a later one it has changed
+    /// itself, or has compared already.
     pub(in crate::service) digests: BTreeMap<Digest, Epoch>,
 }
 
