@@ -1,4 +1,4 @@
-//! What hedging costs while all is well: gets by clients that leave a silent owner and by clients that do not, in
+//! Costs of hedging while all is well: gets by clients that leave a silent owner and by clients that do not, in
 //! turns, from three nodes with two owners of each slot; how long they take, and how many ask twice.
 
 use std::time::{Duration, Instant};

@@ -47,7 +47,7 @@ struct Shared {
     map: Mutex<Option<StateMap>>,
     holder: Holder,
     sealing: Sealing,
-    /// Whether the control plane is asked whether it is there, or was a moment ago.
+    /// A probe of the control plane is under way, or was a moment ago.
     probing: AtomicBool,
 }
 

@@ -45,11 +45,11 @@ pub(crate) struct Row {
     pub(crate) shared: bool,
     /// The map as of which it has all that moved to it; nothing from a life that does not say so.
     pub(crate) settled: Option<Epoch>,
-    /// What others than itself say of it.
+    /// Evidence about it that others than itself gave.
     pub(crate) seen: Seen,
 }
 
-/// What is known of a member beside what it says.
+/// Evidence about a member beside its own heartbeats.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     /// Its ports have answered this control plane.

@@ -31,7 +31,7 @@ impl Row {
         self.heard_ns.saturating_add(patience_ns)
     }
 
-    /// Whether a live member is dead, by its ports or by its silence.
+    /// True for a member of the map whose ports or silence say that it is dead.
     fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
         let silent_ns = now_ns.saturating_sub(self.heard_ns);
         let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
@@ -140,7 +140,7 @@ impl Cluster {
         self.arm_member(node);
     }
 
-    /// Who has been silent for long is suspect.
+    /// Members that have been silent for long become suspect.
     pub(crate) fn suspect_silent(&mut self) {
         let (now_ns, least_ns) = (self.now_ns, self.config.suspect_after_ns);
         let active = self.rows.iter().filter(|(_, row)| row.state == MemberState::Active);
@@ -161,13 +161,13 @@ impl Cluster {
         dead.into_iter().for_each(|node| self.lose(node));
     }
 
-    /// Whether what the node has on devices would be void by a map that gives its slots to somebody who is dead.
+    /// True for a node that owns slots and has devices: their contents would be void if a dead heir got the slots.
     fn has_slots_on_devices(&self, node: NodeId) -> bool {
         self.rows[&node].shared && self.devices.contains_key(&node)
     }
 
-    /// Whether another owner may have died with one of these, and none of these has waited for long enough. Who died,
-    /// did so within a heartbeat interval of its last sign of life: another that was heard after that, and is not late
+    /// True while another owner may have died with one of these, and none has waited for long enough. A dead member
+    /// died within a heartbeat interval of its last sign of life: an owner that was heard after that, and is not late
     /// since, lives on.
     fn may_die_together(&self, dead: &[NodeId]) -> bool {
         let waiting = || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| &self.rows[node]);

@@ -348,7 +348,7 @@ fn a_server_that_vanishes_is_noticed() {
     );
 }
 
-/// Whoever wants to know whether it is there asks, and does not wait for an hour without a sign of it.
+/// A prober sends a question, and does not wait for an hour without a sign of the server.
 #[test]
 fn a_server_that_vanishes_is_noticed_by_a_question() {
     let hour = Duration::from_secs(3600);

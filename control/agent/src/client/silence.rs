@@ -1,4 +1,4 @@
-//! What a client tells the control plane of nodes that do not answer it: where that cannot ask them first-hand, it
+//! Reports of a client about nodes that do not answer it: where the control plane cannot probe them itself, it
 //! takes such a report, beside heartbeats that are missing, for the sign that others should take over.
 
 use std::collections::BTreeMap;

@@ -28,7 +28,7 @@ pub(super) struct SsdWalk {
     /// Where it is, and when it goes on.
     at: Option<usize>,
     due_ns: u64,
-    /// Whether anything lacked a copy, and whether there was no room for any of that.
+    /// An object lacked a copy; and one of these did not fit into memory.
     found: bool,
     no_room: bool,
 }
@@ -97,7 +97,7 @@ impl Service {
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// Whether an object that came back from the SSD stays in memory as it is to have a copy: a copy goes with it.
+    /// True for an object from the SSD that stays in memory, as its copy would leave together with it.
     pub(in crate::service) fn stays_for_copy(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
         let wanted = matches!(store.replica(digest), Replica::First | Replica::Awaited);

@@ -86,7 +86,7 @@ impl Changes {
         known.is_none()
     }
 
-    /// What was changed after an owner had the slot by a map of this epoch.
+    /// Digests that changed after an owner had the slot by a map of this epoch.
     pub(in crate::service) fn since(&self, had: Epoch) -> impl Iterator<Item = Digest> {
         self.digests.iter().filter(move |(_, epoch)| **epoch > had).map(|(digest, _)| *digest)
     }

@@ -180,7 +180,7 @@ impl Service {
         true
     }
 
-    /// Whether a slot is in doubt, or was until a map gave it to this shard.
+    /// True for a slot that is in doubt, or was until a map gave it to this shard.
     pub(in crate::service) fn is_doubted(&self, slot: Slot) -> bool {
         self.tiered.as_ref().is_some_and(|tiered| tiered.doubts.epochs.contains_key(&slot))
     }

@@ -171,7 +171,7 @@ impl Service {
         for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
             wanted.0[usize::from(slot) / 64] |= 1 << (slot % 64);
         }
-        let gains = wanted.0.iter().zip(self.owned.iter()).any(|(wanted, owned)| wanted & !owned != 0);
+        let gains = self.gains(&wanted);
         if let Some(tiered) = self.tiered.as_mut() {
             tiered.noted.dirty = true;
             if gains && tiered.tier.degraded().is_none() {
@@ -183,8 +183,13 @@ impl Service {
         self.install(epoch, &wanted);
     }
 
+    /// True if a slot is among these that is not served yet.
+    fn gains(&self, slots: &SlotSet) -> bool {
+        slots.0.iter().zip(self.owned.iter()).any(|(slots, served)| slots & !served != 0)
+    }
+
     fn install(&mut self, epoch: Epoch, owned: &SlotSet) {
-        let gains = owned.0.iter().zip(self.owned.iter()).any(|(owned, served)| owned & !served != 0);
+        let gains = self.gains(owned);
         self.epoch = epoch;
         self.owned.copy_from_slice(&owned.0[..]);
         if gains {

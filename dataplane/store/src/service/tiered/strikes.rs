@@ -35,7 +35,7 @@ impl Service {
     }
 }
 
-/// Whether the SSD has a record of this digest, shown or hidden, or may bring one to light.
+/// True where the SSD has a record of this digest, shown or hidden, or may bring one to light.
 fn may_stand(tier: &Tier, digest: Digest) -> bool {
     tier.may_find(digest) || tier.locate(digest).is_some()
 }

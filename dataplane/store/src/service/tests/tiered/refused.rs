@@ -50,7 +50,7 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
     }
 }
 
-/// What the device has cannot be read any more either: memory alone has the former object then.
+/// Records of the device cannot be read any more either: memory alone has the former object then.
 #[test]
 fn a_refused_replacement_takes_nothing_from_memory() {
     let mut world = World::new(1410, TierPolicy::default());
