@@ -81,7 +81,9 @@ impl Row {
         };
         // Beyond the end of the clock is never.
         let due_ns = self.heard_ns.checked_add(patience_ns)?;
-        Some(if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns })
+        let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
+        // A dead member that waits for longer does so for another, whose deadline is the next.
+        Some(due_ns).filter(|at_ns| *at_ns > now_ns)
     }
 }
 

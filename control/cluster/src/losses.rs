@@ -10,7 +10,8 @@
 //! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to none.
 //!
 //! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
-//! deadline once more where silence did.
+//! deadline once more where silence did. Only a control plane that restarted among the deaths waits for longer: an owner
+//! that it never heard may be dead until it is heard, or until its grace ends.
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::map::Member;
@@ -177,9 +178,10 @@ impl Cluster {
         let may_be_dead = |row: &Row| {
             let owns = row.shared && row.state.in_map();
             let is_late = self.now_ns.saturating_sub(row.heard_ns) > self.late_ns();
-            owns && (is_late || row.heard_ns <= lives_from_ns) && !row.is_dead(&self.config, self.now_ns)
+            let was_heard_before = !is_over && (is_late || row.heard_ns <= lives_from_ns);
+            owns && (!row.heard || was_heard_before) && !row.is_dead(&self.config, self.now_ns)
         };
-        !is_over && self.rows.values().any(may_be_dead)
+        self.rows.values().any(may_be_dead)
     }
 
     fn lose(&mut self, node: NodeId) {

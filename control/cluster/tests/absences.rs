@@ -169,6 +169,34 @@ fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
 }
 
 #[test]
+fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
+    // A heartbeat that was on its way when all died is the last sign of life of one of them.
+    let restart = || {
+        let mut driver = three(2).restart();
+        driver.sleep(100 * MS);
+        driver.beat(2, 5).expect("it was alive");
+        driver
+    };
+    let mut driver = restart();
+    let since = driver.cluster.layout_since();
+    for _ in 0..14 {
+        driver.sleep(100 * MS);
+        assert_eq!(driver.in_map().len(), 3, "{}: the grace of 1 and 3 lasts", driver.now_ns);
+    }
+    driver.sleep(101 * MS);
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to nobody");
+    assert_eq!(driver.cluster.counters().late_calls, 0);
+
+    // It waits for no longer than until they are heard.
+    let mut driver = restart();
+    for after in 1..=6 {
+        driver.sleep(100 * MS);
+        (driver.beat(1, 5).expect("it is alive"), driver.beat(3, 5).expect("it is alive"));
+        assert_eq!(driver.in_map().len(), if after < 6 { 3 } else { 2 }, "{after}");
+    }
+}
+
+#[test]
 fn members_without_devices_wait_for_nobody() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
     (1..=3).for_each(|node| driver.admit(node, 5));
