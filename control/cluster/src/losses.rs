@@ -10,8 +10,8 @@
 //! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to none.
 //!
 //! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
-//! deadline once more where silence did. Only a control plane that restarted among the deaths waits for longer: an owner
-//! that it never heard may be dead until it is heard, or until its grace ends.
+//! deadline once more where silence did. Only a control plane that restarted among the deaths waits for longer: an
+//! owner that it never heard may be dead until it is heard, or until its grace ends.
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::map::Member;

@@ -78,6 +78,38 @@ fn a_crash_after_any_operation_keeps_what_was_promised() {
 }
 
 #[test]
+fn a_crash_while_a_version_is_written_once_more_leaves_it_there() {
+    for (power, bytes) in [(true, 3_000), (true, 70_000), (false, 3_000), (false, 70_000)] {
+        for crash_after in 0.. {
+            let mut world = World::new(small(4096), 78);
+            world.until_recovered();
+            world.settle();
+            world.put_version(digest(1), 1, bytes, false, Ack::Durable).expect("there is room");
+            world.settle();
+            world.put_version(digest(1), 1, bytes, false, Ack::Durable).expect("there is room");
+            let (begun, mut over) = (world.device.completions, false);
+            while !over && world.device.completions < begun + crash_after {
+                over = !world.step();
+            }
+            assert_eq!(world.tier.locate(digest(1)).map(|view| view.version.0), Some(1));
+            world.restart(power);
+            world.until_recovered();
+            assert_eq!(world.tier.locate(digest(1)).map(|view| view.version.0), Some(1), "after {crash_after}");
+            world.verify(Promise::Durable, true).expect("its bytes");
+            // A removal is of both records.
+            world.remove(digest(1), Ack::Durable).expect("it is there");
+            world.settle();
+            world.restart(power);
+            world.until_recovered();
+            assert!(world.tier.locate(digest(1)).is_none(), "after {crash_after}");
+            if over {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn recovering_twice_gives_the_same() {
     for seed in 0..20 {
         let mut world = World::new(small(512), seed);

@@ -41,7 +41,8 @@ impl Tier {
             self.fill_crowded_segment(memory);
         }
         // What is replaced is struck out first: if the new record is damaged one day, the old one does not come back.
-        let replaced = known.filter(|entry| !entry.is_removed());
+        // One of the same version may, and must: the object is not lost if its new record is.
+        let replaced = known.filter(|entry| !entry.is_removed() && entry.version() != put.version);
         let need = self.need(shape, replaced.is_some());
         self.make_room(now_ns, need, false, memory).map_err(|no_room| {
             self.stats.put_refusals += 1;

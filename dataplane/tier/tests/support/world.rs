@@ -158,9 +158,20 @@ impl World {
     }
 
     pub(crate) fn put(&mut self, digest: Digest, bytes: u32, pinned: bool, ack: Ack) -> Result<Token, PutError> {
-        let Some(place) = self.places.pop() else { return Err(PutError::Busy) };
         self.next_version += 1;
-        let version = self.next_version;
+        self.put_version(digest, self.next_version, bytes, pinned, ack)
+    }
+
+    /// Puts a version, which may be one that is there.
+    pub(crate) fn put_version(
+        &mut self,
+        digest: Digest,
+        version: u64,
+        bytes: u32,
+        pinned: bool,
+        ack: Ack,
+    ) -> Result<Token, PutError> {
+        let Some(place) = self.places.pop() else { return Err(PutError::Busy) };
         fill(digest, version, self.bytes_of(place, bytes));
         let token = self.token(Call::Put { digest, step: 0, place, lent: true });
         let key = digest.to_string();

@@ -114,7 +114,7 @@ impl Service {
         if copied || self.asker_fetches || !self.copies.seconds.contains_key(&digest.slot()) {
             return;
         }
-        if self.want_copy(digest, self.now_ns) == super::Wished::Coming {
+        if self.want_copy_for_now(digest, self.now_ns) == super::Wished::Coming {
             self.copies.counters.hot += 1;
         }
     }

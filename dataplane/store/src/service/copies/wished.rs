@@ -1,7 +1,8 @@
 //! Copies of objects that are there already: somebody asks for one, and it is made within the rate of what moves in the
 //! background.
 //!
-//! A wish is a mark at the object and lasts as long as that does. Whoever asks again learns how far it is.
+//! A wish is a mark at the object and lasts as long as that does; what is on an SSD is written there once more with it.
+//! Whoever asks again learns how far it is.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Bitmap, Operation};
@@ -33,9 +34,18 @@ pub enum Wished {
 }
 
 impl Service {
-    /// An object of ours is to have a copy with the second owner of its slot, however it was put. What is on an SSD
-    /// only is read into memory first.
+    /// An object of ours is to have a copy with the second owner of its slot, however it was put, and to have it again
+    /// whenever it is lost, like one that was put with two. What is on an SSD only is read into memory first.
     pub fn want_copy(&mut self, digest: Digest, now_ns: u64) -> Wished {
+        let wished = self.want_copy_for_now(digest, now_ns);
+        if matches!(wished, Wished::Coming | Wished::There(_)) {
+            self.write_promise(digest);
+        }
+        wished
+    }
+
+    /// The same for as long as the object stays in memory.
+    pub(super) fn want_copy_for_now(&mut self, digest: Digest, now_ns: u64) -> Wished {
         self.now_ns = self.now_ns.max(now_ns);
         if !owns(&self.owned, digest) {
             return Wished::Elsewhere;
@@ -87,6 +97,9 @@ impl Service {
         for (at, digest) in digests.iter().enumerate() {
             let there = !self.is_anothers(*digest) && self.store.as_ref().is_some_and(|store| store.exists(*digest));
             let had = there && self.store.as_mut().is_some_and(|store| store.want_no_copy(*digest));
+            if there {
+                self.write_promise(*digest);
+            }
             if had && self.copies.seconds.contains_key(&digest.slot()) {
                 self.owe(*digest);
             }

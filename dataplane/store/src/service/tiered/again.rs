@@ -4,6 +4,9 @@
 //! costs a segment, and a device that fails them all takes no more writes soon. Nobody is told: who waited for the
 //! write was refused, and that object is gone. Who asks for it on the SSD in a pause is told at once that the SSD did
 //! not take it, rather than to come again until a deadline.
+//!
+//! An object is also written once more when it is to have a copy, or none, and its record on the SSD says otherwise:
+//! the next life reads there which copies it owes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +14,8 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 
-use super::{Held, Service, Tiered};
+use super::{Call, Held, Service, Tiered};
+use crate::Replica;
 
 /// How often a write that failed is tried again.
 const TRIES_MOST: u8 = 4;
@@ -57,6 +61,21 @@ impl Tiered {
         }
     }
 
+    /// Whether what is on the SSD of an object, or on its way there, says that it has two owners. None where nothing
+    /// is, and where it is yet to be given to the SSD: that says what holds by then.
+    fn promise_of(&self, digest: Digest) -> Option<bool> {
+        let of = |held: &Held| held.digest == digest;
+        let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.waiting.values());
+        if waiting.any(of) {
+            return None;
+        }
+        let given = self.calls.values().rev().find_map(|call| match call {
+            Call::Write { held, .. } if of(held) => Some(held.copied),
+            _ => None,
+        });
+        given.or_else(|| self.locate(digest).map(|view| view.copied))
+    }
+
     /// Whether a version waits for its next try: its put was answered before, as none waited for the write.
     pub(super) fn is_paused(&self, digest: Digest, version: Version) -> bool {
         self.retries.paused.contains(&(digest, version))
@@ -87,6 +106,16 @@ impl Service {
         self.write_at_once(digest, asked);
         let begun = self.tiered.as_ref().is_some_and(|tiered| tiered.is_writing(digest));
         Some(if begun { Status::Busy } else { Status::NoSpace })
+    }
+
+    /// The record on the SSD of an object in memory says whether it has two owners, or is written once more.
+    pub(in crate::service) fn write_promise(&mut self, digest: Digest) {
+        let (Some(tiered), Some(store)) = (&self.tiered, &self.store) else { return };
+        let promised = matches!(store.replica(digest), Replica::First | Replica::Awaited);
+        let says_so = tiered.promise_of(digest).is_none_or(|says| says == promised);
+        if store.exists(digest) && !says_so {
+            self.hold_for_write(digest, None, Some(PutAck::Buffered));
+        }
     }
 
     /// Somebody would wait for what may still wait to be written: it gets in line, and is written as is asked for now.

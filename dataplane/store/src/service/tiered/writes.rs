@@ -195,7 +195,7 @@ impl Service {
         };
         let version = object.version;
         let (bytes, since_ns) = (object.extent.bytes, self.now_ns);
-        let held = Held { pin, digest, version, bytes, since_ns, told, ack: asked, tries: 0 };
+        let held = Held { pin, digest, version, bytes, since_ns, told, ack: asked, copied: false, tries: 0 };
         tiered.held += 1;
         tiered.held_bytes += held.bytes;
         tiered.writing.insert((digest, version));
@@ -216,7 +216,7 @@ impl Service {
         while bytes < ROUND_BYTES {
             let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return progress };
             // A removal that waits may be of an earlier object of the same name.
-            let Some(held) = tiered.writes.front().copied().filter(|_| tiered.removals.is_empty()) else { break };
+            let Some(mut held) = tiered.writes.front().copied().filter(|_| tiered.removals.is_empty()) else { break };
             if !store.is_live(held.pin) {
                 tiered.writes.pop_front();
                 self.let_go(&held, false);
@@ -233,6 +233,7 @@ impl Service {
             };
             // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
             let tail = if is_of(&tail, held.digest) { tail } else { Vec::new() };
+            held.copied = matches!(store.replica(held.digest), Replica::First | Replica::Awaited);
             let put = Put {
                 digest: held.digest,
                 key: &tail,
@@ -241,7 +242,7 @@ impl Service {
                 checksum: Some(object.checksum),
                 pinned: is_hard_pinned(&tail),
                 names_parts: object.is_head,
-                copied: matches!(store.replica(held.digest), Replica::First | Replica::Awaited),
+                copied: held.copied,
                 ack,
                 token,
             };

@@ -6,11 +6,11 @@ use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
-use kvplane_proto::message::PutOptions;
+use kvplane_proto::message::{Operation, PutOptions};
 
-use super::super::rig::{digest, identity};
+use super::super::rig::{digest, digests, identity};
 use super::world::World;
-use crate::service::{FetchDone, PutAck, TierPolicy, Want};
+use crate::service::{FetchDone, PutAck, TierPolicy, Want, Wished};
 
 /// Two nodes, each of which is the second owner of the other's slots.
 fn owners() -> SlotOwners {
@@ -47,25 +47,62 @@ fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     copied
 }
 
+/// A node of two owners, and so many keys whose first owner it is.
+fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
+    let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
+    let mut world = World::new(seed, policy);
+    world.steady = 5;
+    let owners = owners();
+    world.restart_among(&owners);
+    let mine = |key: &u8| {
+        let owner = owners.owner(digest(*key).slot());
+        owner.is_some_and(|owner| (owner.node, owner.shard) == (NodeId(7), identity().shard))
+    };
+    let keys = (0..200).filter(mine).take(keys).collect();
+    (world, owners, keys)
+}
+
+fn put(world: &mut World, key: u8, replicas: u8) {
+    world.may.entry(key).or_default();
+    world.put_with(key, &PutOptions { replicas, ..PutOptions::default() });
+    world.settle();
+}
+
+#[test]
+fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_given_up_is_not() {
+    for seed in 0..6 {
+        let (mut world, owners, keys) = first_owner(1900 + seed, 4);
+        let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
+        keys.iter().for_each(|key| put(&mut world, *key, 0));
+        let wish = |world: &mut World, digest| world.service.want_copy(digest, world.now_ns);
+        // Time and again, as who waits for it does.
+        for _ in 0..50 {
+            wished.iter().for_each(|digest| drop(wish(&mut world, *digest)));
+            copied(&mut world, 1);
+        }
+        assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), Wished::There(_))));
+        let writes = world.service.tier_snapshot().unwrap().counters.writes;
+        assert_eq!(writes, 4 + 3, "each was written once more");
+        world.restart_among(&owners);
+        assert_eq!(copied(&mut world, 3_000), wished, "of what only the SSD has");
+        // Given up: the record says so in its turn.
+        world.ask(Operation::RemoveCopy, 0, &digests([keys[0]]));
+        world.settle();
+        copied(&mut world, 50);
+        world.restart_among(&owners);
+        let left: BTreeSet<Digest> = keys[1..3].iter().map(|key| digest(*key)).collect();
+        assert_eq!(copied(&mut world, 3_000), left);
+        world.end();
+    }
+}
+
 #[test]
 fn a_copy_that_was_promised_is_made_again_by_the_next_life() {
     for seed in 0..6 {
-        let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
-        let mut world = World::new(1800 + seed, policy);
-        world.steady = 5;
-        let owners = owners();
-        world.restart_among(&owners);
-        let mine = |key: &u8| {
-            let owner = owners.owner(digest(*key).slot());
-            owner.is_some_and(|owner| (owner.node, owner.shard) == (NodeId(7), identity().shard))
-        };
-        let keys: Vec<u8> = (0..200).filter(mine).take(4).collect();
+        let (mut world, owners, keys) = first_owner(1800 + seed, 4);
         let (promised, plain) = keys.split_at(3);
         for key in &keys {
-            let replicas = if promised.contains(key) { 2 } else { 0 };
-            world.may.entry(*key).or_default();
-            world.put_with(*key, &PutOptions { replicas, ..PutOptions::default() });
-            world.settle();
+            put(&mut world, *key, if promised.contains(key) { 2 } else { 0 });
         }
         let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
         assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
