@@ -3,6 +3,7 @@
 use core::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvplane_engine::{RegionError, ShardError};
 use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
@@ -175,11 +176,12 @@ impl Error {
         }
     }
 
-    /// A live node has this node's id.
+    /// After how long the control plane may take a node that it refused for now: its id is still that of a former life,
+    /// or the map of a lost state is being adopted. None where waiting does not help.
     #[must_use]
-    pub fn is_node_id_in_use(&self) -> bool {
-        let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return false };
-        error.refusal() == Some(RefusalCode::NodeIdInUse)
+    pub fn join_again_after(&self) -> Option<Duration> {
+        let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return None };
+        error.retry_after()
     }
 
     /// The status, when a store or a peer gave one.

@@ -179,6 +179,15 @@ impl CallError {
             _ => None,
         }
     }
+
+    /// When it may make sense to try again, where the control plane refused and said so.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(refusal) => refusal.retry_after_ns.map(Duration::from_nanos),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for CallError {

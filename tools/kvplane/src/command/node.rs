@@ -18,6 +18,8 @@ use super::{Failure, metrics, size, stop};
 
 /// Between two attempts to find a control plane.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How much longer than the control plane said a node that was refused tries again.
+const REFUSED_LONGER: Duration = Duration::from_secs(2);
 
 /// How long an object may wait that is written back.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
@@ -358,22 +360,32 @@ impl Shape {
     }
 }
 
-/// Starts a node, if need be when the control plane is there: so long it is waited for.
+/// Starts a node. For up to `wait` it waits for a control plane that is not there yet, and for one that refuses it for
+/// now, as while it takes a former life of the node for alive: a restarted node has other ports.
 fn start_when_there(config: &NodeConfig, wait: Duration) -> Result<kvplane::Node, kvplane::Error> {
     let until = Instant::now() + wait;
-    let mut told = false;
+    let (mut told, mut refused_until) = (false, None);
     loop {
-        // A try whose answer was lost may have joined all the same: that life of ours is over soon.
-        let comes = |error: &kvplane::Error| error.is_control_away() || told && error.is_node_id_in_use();
         let error = match kvplane::Node::start(config) {
-            Err(error) if comes(&error) && Instant::now() < until => error,
-            done => return done,
+            Ok(node) => return Ok(node),
+            Err(error) => error,
         };
+        let now = Instant::now();
+        let until = match error.join_again_after() {
+            _ if error.is_control_away() => until,
+            // A node that lives goes on refusing: then the first time that was named is the last.
+            Some(after) => until.min(*refused_until.get_or_insert(now + after + REFUSED_LONGER)),
+            None => return Err(error),
+        };
+        if now >= until {
+            return Err(error);
+        }
         if !told {
-            eprintln!("kvplane: {error}; waiting up to {} s for the control plane", wait.as_secs());
+            let left = until.saturating_duration_since(now).as_secs_f64().ceil();
+            eprintln!("kvplane: {error}; trying again for up to {left} s");
             told = true;
         }
-        std::thread::sleep(AGAIN.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(AGAIN.min(until.saturating_duration_since(now)));
     }
 }
 

@@ -1,6 +1,8 @@
 //! Nodes that start before their control plane, and what the control plane's HTTP port can do without a client's
 //! certificate.
 
+use std::os::unix::fs::DirBuilderExt;
+
 use crate::certificates::{authority, cert, ctl, issue, node};
 use crate::support::{Process, Workplace, finish, http_ask, http_get, text};
 
@@ -38,10 +40,22 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
     let of = |more: &[&str]| place.bare(&[&fixed[..], &whom[..], more].concat());
     // Without being told to, it does not.
     finish(of(&[]), &[]).failed(1, &[&address]);
-    let waiting = Process::start(of(&["--wait-control", "600"]));
-    waiting.wait_for("waiting up to 600 s for the control plane");
+    let mut waiting = Process::start(of(&["--wait-control", "600"]));
+    waiting.wait_for("trying again for up to");
     let _plane = control(&place, &address);
     waiting.wait_for("node 7 with");
+    // The same from other ports at once after a kill: the life before is taken for alive for some seconds yet.
+    waiting.kill();
+    finish(of(&[]), &[]).failed(1, &["node id 7 is in use", "try again in"]);
+    let again = Process::start(of(&["--wait-control", "600"]));
+    again.wait_for("node id 7 is in use");
+    again.wait_for("node 7 with");
+    // One that lives is not waited for as long as that.
+    let elsewhere = place.path("elsewhere");
+    std::fs::DirBuilder::new().mode(0o700).create(&elsewhere).unwrap();
+    let whom = ["--control", &address, "--identity", identity, "--runtime-directory", text(&elsewhere)];
+    let second = place.bare(&[&fixed[..], &whom[..], &["--wait-control", "600"]].concat());
+    finish(second, &[]).failed(1, &["node id 7 is in use", "trying again for up to"]);
 }
 
 #[test]
