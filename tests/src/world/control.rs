@@ -110,7 +110,7 @@ impl World {
     }
 
     /// Carries out what the cluster asks for; false when the process died in between.
-    fn carry_out(&mut self) -> bool {
+    pub(crate) fn carry_out(&mut self) -> bool {
         while let Some(output) = self.control.cluster.as_mut().and_then(Cluster::poll_output) {
             match output {
                 Output::Persist(changes) => {

@@ -1,6 +1,8 @@
 //! Faults that go with others: whole nodes that are halted or silent, restarts of everything, and a lost state of the
 //! control plane beside nodes that come and go with their disks.
 
+use kvplane_cluster::Input;
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
@@ -36,6 +38,7 @@ impl Scenario {
         weights[Fault::SilenceNode as usize] = rng.below(3);
         // What has no disks is gone then.
         weights[Fault::CrashAll as usize] = if self.keeps && self.tier.is_none() { 0 } else { rng.below(2) };
+        weights[Fault::Evidence as usize] = rng.below(4);
         self
     }
 
@@ -46,6 +49,7 @@ impl Scenario {
         let mut scenario = Self { replicas: 2, undisturbed: true, ..Self::of_returns(seed) };
         scenario.chances.weights = [0; super::faults::FAULTS];
         scenario.chances.weights[Fault::CrashAll as usize] = 1;
+        scenario.chances.weights[Fault::Evidence as usize] = Rng::new(seed, "evidence").below(8);
         scenario
     }
 
@@ -113,7 +117,27 @@ impl World {
                 others.into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
             }
             Fault::CrashAll => self.crash_all(longest_ns),
+            Fault::Evidence => self.tell_of(node),
             _ => {}
+        }
+    }
+
+    /// The control plane hears of a node from its ports, and from somebody who waits for it.
+    fn tell_of(&mut self, at: usize) {
+        let (now_ns, node) = (self.now_ns, &self.nodes[at]);
+        let (id, incarnation) = (NodeId(at as u64 + 1), Incarnation(node.incarnation));
+        let is_deaf = node.halted_ns > now_ns || self.cut(Party::Control, Party::Node(at)).is_some();
+        let ports = match (node.up, is_deaf) {
+            (false, _) => Input::Refused { node: id, incarnation },
+            (true, true) => Input::Unanswered { node: id, incarnation },
+            (true, false) => Input::Answered { node: id, incarnation },
+        };
+        let report = Input::Reported { node: id, incarnation };
+        for evidence in [report, ports] {
+            let Some(cluster) = &mut self.control.cluster else { return };
+            // It may know another life of the node by now, or none.
+            let _ = cluster.handle(evidence, now_ns);
+            self.carry_out();
         }
     }
 

@@ -49,10 +49,13 @@ pub(crate) enum Fault {
     SilenceNode,
     /// All nodes and the control plane are killed at once, and each starts again by itself.
     CrashAll,
+    /// The control plane is told of a node: that its ports refuse while it is dead, that they do not answer while it is
+    /// halted or cut off, and, rightly or wrongly, that it is silent.
+    Evidence,
 }
 
 /// How many kinds there are.
-pub(crate) const FAULTS: usize = 13;
+pub(crate) const FAULTS: usize = 14;
 /// So many of them are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -70,6 +73,7 @@ const ALL: [Fault; FAULTS] = [
     Fault::HaltNode,
     Fault::SilenceNode,
     Fault::CrashAll,
+    Fault::Evidence,
 ];
 
 /// How long a fault waits that comes when slots are at rest, before it is looked at that again.
@@ -138,7 +142,8 @@ impl World {
         });
         let fault = position.map(|position| ALL[position]);
         let Some(fault) = fault.filter(|fault| self.may_inject(*fault)) else { return };
-        self.statistics.faults += 1;
+        // Being told of what others did is none of those that a scenario counts.
+        self.statistics.faults += u64::from(fault != Fault::Evidence);
         self.detail(fault as u64, || format!("FAULT {fault:?}"));
         self.inject(fault);
     }
@@ -247,7 +252,9 @@ impl World {
                 let party = if self.streams.faults.chance(0.7) { Party::Node(node) } else { Party::Client(client) };
                 self.partition(Party::Control, party, down_ns);
             }
-            Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll => self.disturb(fault, node, (down_ns, longest_ns)),
+            Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll | Fault::Evidence => {
+                self.disturb(fault, node, (down_ns, longest_ns));
+            }
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));

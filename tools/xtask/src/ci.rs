@@ -108,11 +108,7 @@ impl Step {
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
             Self::Test => testing::run(workspace, &[]),
-            Self::Seeds => process::run(
-                testing::package_tests(workspace, "kvplane-tests")
-                    .env("KVPLANE_SEEDS", SEEDS)
-                    .env("KVPLANE_TIER_SEEDS", TIER_SEEDS),
-            ),
+            Self::Seeds => seeds::counted(workspace, &[("KVPLANE_SEEDS", SEEDS), ("KVPLANE_TIER_SEEDS", TIER_SEEDS)]),
             Self::Kills => {
                 seeds::kills(workspace, &[])?;
                 seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])?;

@@ -32,8 +32,8 @@ usage: cargo x COMMAND [...]
                        linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
-  seeds --nightly [--from SEED]
-                       100,000 of all kinds: shards with memory, with disks, with copies; nodes that die
+  seeds --nightly [COUNT] [--from SEED]
+                       100,000 seeds, or COUNT, shared out among all kinds of simulated worlds
   mutations [NAME...]  plant bugs in a copy of the product, one at a time, and want the simulated world to find each
                        within 2,000 seeds; all of them, or those whose names contain one of NAME; some hours
   kills [--power | --full] [COUNT]

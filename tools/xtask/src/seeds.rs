@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use crate::process::{self, Failure};
+use crate::testing;
 use crate::workspace::Workspace;
 
 /// Seeds that are run when no number is given.
@@ -19,42 +20,73 @@ const FUZZ_SECONDS: &str = "3600";
 /// From so many seeds on, building the simulation once more, optimised, pays.
 const MANY: u64 = 2000;
 
-/// The 100,000 of a night: in which test, which of its functions, the variable that says how many, and how many.
-const NIGHT: [(&str, &str, &str, u64); 10] = [
-    ("world", "seeds", "KVPLANE_SEEDS", 45_000),
-    ("tiers", "seeds", "KVPLANE_TIER_SEEDS", 25_000),
-    ("tiers", "absences", "KVPLANE_ABSENCE_SEEDS", 4_000),
-    ("tiers", "returns", "KVPLANE_TIER_SEEDS", 2_000),
-    ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS", 2_000),
-    (
+/// Seeds of a night when no number is given.
+const NIGHT: u64 = 100_000;
+
+/// A kind of simulated worlds: its test and the function in it, the variable that says how many seeds it takes, and how
+/// many of a thousand seeds of a night are its own.
+struct Kind {
+    test: &'static str,
+    name: &'static str,
+    variable: &'static str,
+    share: u64,
+}
+
+impl Kind {
+    const fn new(test: &'static str, name: &'static str, variable: &'static str, share: u64) -> Self {
+        Self { test, name, variable, share }
+    }
+}
+
+/// Every kind.
+const KINDS: [Kind; 14] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 420),
+    Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
+    Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
+    Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 230),
+    Kind::new("tiers", "absences", "KVPLANE_ABSENCE_SEEDS", 40),
+    Kind::new("tiers", "returns", "KVPLANE_TIER_SEEDS", 20),
+    Kind::new("tiers", "lost_writes", "KVPLANE_TIER_SEEDS", 20),
+    Kind::new("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS", 20),
+    Kind::new(
         "tiers",
         "a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object",
         "KVPLANE_ABSENCE_SEEDS",
-        2_000,
+        20,
     ),
-    ("replicas", "seeds", "KVPLANE_SEEDS", 4_000),
-    ("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 3_000),
-    ("replicas", "hot_objects", "KVPLANE_SEEDS", 3_000),
-    ("replicas", "losses", "KVPLANE_LOSS_SEEDS", 10_000),
+    Kind::new("replicas", "seeds", "KVPLANE_SEEDS", 40),
+    Kind::new("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 30),
+    Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 30),
+    Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 70),
+    Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
 ];
+
+/// Runs as many seeds of each kind that takes its number from one of these variables; all other tests of the simulation
+/// are the same in every run.
+pub fn counted(workspace: &Workspace, counts: &[(&str, &str)]) -> Result<(), Failure> {
+    let named = |kind: &&Kind| counts.iter().any(|(variable, _)| *variable == kind.variable);
+    let terms = KINDS.iter().filter(named).map(|kind| format!("binary({}) & test(={})", kind.test, kind.name));
+    let terms = terms.collect::<Vec<_>>().join(" | ");
+    process::run(testing::chosen(workspace, "kvplane-tests", &terms).envs(counts.iter().copied()))
+}
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     tier: bool,
-    count: String,
+    count: Option<String>,
     from: String,
 }
 
 impl Request {
     fn of(arguments: &[String]) -> Result<Self, Failure> {
-        let mut request = Self { tier: false, count: SEEDS.to_string(), from: "0".to_string() };
+        let mut request = Self { tier: false, count: None, from: "0".to_string() };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--tier" => request.tier = true,
                 "--from" => request.from = number(words.next().map_or("", String::as_str))?,
-                count => request.count = number(count)?,
+                count => request.count = Some(number(count)?),
             }
         }
         Ok(request)
@@ -73,24 +105,29 @@ fn number(word: &str) -> Result<String, Failure> {
 /// Runs seeds of the simulated world; a seed that fails is shown with the command that repeats it.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "--nightly") {
-        return night(workspace, &Request::of(rest)?.from);
+        let request = Request::of(rest)?;
+        let count = request.count.and_then(|count| count.parse().ok()).unwrap_or(NIGHT);
+        return night(workspace, count, &request.from);
     }
     let request = Request::of(arguments)?;
     let (test, name) = if request.tier { ("tiers", "KVPLANE_TIER_SEEDS") } else { ("world", "KVPLANE_SEEDS") };
-    let many = request.count.parse().is_ok_and(|count: u64| count >= MANY);
+    let count = request.count.unwrap_or_else(|| SEEDS.to_string());
+    let many = count.parse().is_ok_and(|count: u64| count >= MANY);
     let profile: &[&str] = if many { &["--profile", "nightly"] } else { &[] };
     let package = ["test", "--package", "kvplane-tests", "--test", test];
     let words = [&package[..], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
     let mut command = workspace.cargo(&words);
-    process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
+    process::run(command.env(name, count).env("KVPLANE_SEED", &request.from))
 }
 
-/// Runs [`NIGHT`], each from this seed on, and goes on after seeds that fail; says how long each took.
-fn night(workspace: &Workspace, from: &str) -> Result<(), Failure> {
+/// Runs seeds of all kinds, so many together, each kind from this seed on, and goes on after seeds that fail; says how
+/// long each took.
+fn night(workspace: &Workspace, count: u64, from: &str) -> Result<(), Failure> {
     let mut failed = Vec::new();
-    for (test, name, variable, count) in NIGHT {
+    for Kind { test, name, variable, share } in KINDS {
         let words = ["test", "--profile", "nightly", "--package", "kvplane-tests", "--test", test, "--"];
         let mut command = workspace.cargo(&words);
+        let count = (count * share / 1000).max(1);
         command.args([name, "--exact", "--nocapture"]).env("KVPLANE_SEED", from).env(variable, count.to_string());
         let begun = Instant::now();
         let ran = process::run(&mut command);
@@ -148,14 +185,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_night_is_a_hundred_thousand() {
-        assert_eq!(NIGHT.iter().map(|(.., count)| count).sum::<u64>(), 100_000);
+    fn shares_of_a_night_are_those_of_a_thousand() {
+        assert_eq!(KINDS.iter().map(|kind| kind.share).sum::<u64>(), 1000);
+    }
+
+    #[test]
+    fn every_test_that_takes_a_number_of_seeds_is_a_kind() {
+        let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tests");
+        for test in ["world", "tiers", "replicas"] {
+            let source = std::fs::read_to_string(format!("{tests}/{test}.rs")).expect("a test of the simulation");
+            for function in source.split("#[test]").skip(1) {
+                let name = function.split_once("fn ").and_then(|(_, rest)| rest.split_once('('));
+                let name = name.expect("a test has a name").0;
+                let body = function.split_once("\n}").map_or(function, |(body, _)| body);
+                let counts = body.contains("_SEEDS\"") || body.contains("run_all(");
+                let known = KINDS.iter().any(|kind| (kind.test, kind.name) == (test, name));
+                assert_eq!(counts, known, "{test}::{name}");
+            }
+        }
     }
 
     #[test]
     fn words_become_a_request() {
         let parsed = |line: &str| Request::of(&line.split_whitespace().map(str::to_string).collect::<Vec<_>>());
-        let expected = Request { tier: true, count: "10000".to_string(), from: "5".to_string() };
+        let expected = Request { tier: true, count: Some("10000".to_string()), from: "5".to_string() };
         assert_eq!(parsed("--tier 10000 --from 5").ok(), Some(expected));
         assert!(parsed("--tiers").is_err() && parsed("--from").is_err());
     }

@@ -50,15 +50,22 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tests of one package of ours, without a second build: the whole workspace is selected, so that features unify
-/// as they do for all tests.
+/// Tests of one package of ours that an expression of nextest chooses, without a second build: the whole workspace is
+/// selected, so that features unify as they do for all tests. All tests of the package where nextest is not installed.
 #[must_use]
-pub fn package_tests(workspace: &Workspace, package: &str) -> Command {
+pub fn chosen(workspace: &Workspace, package: &str, terms: &str) -> Command {
     if Runner::find() == Runner::Nextest {
-        let expression = format!("package({package})");
+        let expression = format!("package({package}) & ({terms})");
         return workspace.cargo(&["nextest", "run", "--workspace", "-E", &expression]);
     }
     workspace.cargo(&["test", "--package", package])
+}
+
+/// Tests that run at a time for each core: those of processes and deadlines wait for most of their time.
+const TESTS_PER_CORE: usize = 2;
+
+fn threads() -> String {
+    (std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CORE).to_string()
 }
 
 fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command {
@@ -67,6 +74,9 @@ fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command
     match runner {
         Runner::Nextest => {
             let mut command = workspace.cargo(&["nextest", "run", "--no-fail-fast", "--success-output", "final"]);
+            if std::env::var_os("NEXTEST_TEST_THREADS").is_none() {
+                command.env("NEXTEST_TEST_THREADS", threads());
+            }
             command.args(scope).args(arguments);
             command
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The name of the file.
 pub(crate) const NAME: &str = "disk";
@@ -20,6 +21,9 @@ const MOST: u32 = 1 << 20;
 const HEADER: usize = 40;
 /// Who answers; so writes go on during a flush.
 const THREADS: usize = 3;
+
+/// How long the kernel may take to end the connection of what was unmounted.
+const UNMOUNTED: Duration = Duration::from_secs(5);
 
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
@@ -73,8 +77,11 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        // A mount namespace that another process made meanwhile has the mount too, for as long as it lives. The threads
+        // end with this process then; nobody asks them for anything.
+        let until = Instant::now() + UNMOUNTED;
+        while Instant::now() < until && self.threads.iter().any(|thread| !thread.is_finished()) {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -300,7 +300,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "the-dead-inherit-slots",
         invariant: "slots do not pass to an owner that is dead too",
         file: "control/cluster/src/losses.rs",
-        find: "        !is_over && self.rows.values().any(may_be_dead)",
+        find: "        self.rows.values().any(may_be_dead)",
         replace: "        is_over && self.rows.values().all(may_be_dead)",
         host: Host::CopiesAgain,
     },
