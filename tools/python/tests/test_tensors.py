@@ -97,10 +97,17 @@ class Tensors(unittest.TestCase):
     def test_what_is_no_tensor(self):
         self.assertEqual(self.store.put_tensor("bad", b"bytes"), -600)
         self.assertEqual(self.store.put_tensor("bad", None), -600)
-        with self.assertRaisesRegex(TypeError, "complex64"):
-            self.store.put_tensor("bad", tensor(1, 2, kind=fake_torch.complex64))
-        with self.assertRaisesRegex(ValueError, "9 dimensions"):
-            self.store.put_tensor("bad", tensor(1, *[1] * 9))
+        for unknown, why in ((tensor(1, 2, kind=fake_torch.complex64), "complex64"), (tensor(1, *[1] * 9), "9 dimensions")):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                self.assertEqual(self.store.put_tensor("bad", unknown), -600)
+                # The others of a batch are stored, and have answers of their own.
+                codes = self.store.batch_upsert_tensor(["first", "bad", "last"], [tensor(1, 2), unknown, tensor(2, 2)])
+            self.assertEqual(codes, [0, -600, 0])
+            self.assertIn(why, said.getvalue())
+            self.same(self.store.get_tensor("last"), tensor(2, 2))
+            with self.assertRaisesRegex((TypeError, ValueError), why):
+                _serialize_tensor(unknown)
         self.assertIsNone(self.store.get_tensor("bad"))
         head, _, _, _ = _serialize_tensor(tensor(1, 4))
         for noise in (b"x" * 400, head, head[:-1], b"", head.replace(b"\x4e\x4f", b"\x4e\x50", 1) + bytes(16)):
@@ -154,6 +161,104 @@ class Tensors(unittest.TestCase):
         self.assertIsNone(self.store.get_tensor_into("in-b", at, 100))
         self.assertIsNone(self.store.get_tensor_into("in-b", 4096, 4096))
         self.assertEqual(self.store.unregister_buffer(at), 0)
+
+    def registered(self, *several):
+        """Registered memory with these tensors and their headers: where each begins, how long it is, and a place behind."""
+        memory = bytearray(1 << 20)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.assertEqual(self.store.register_buffer(at, len(memory)), 0)
+        self.addCleanup(self.store.unregister_buffer, at)
+        pointers, sizes, end = [], [], 0
+        for made in several:
+            raw = _serialize_tensor(made)[0] + made.raw()
+            memory[end : end + len(raw)] = raw
+            pointers.append(at + end)
+            sizes.append(len(raw))
+            end += len(raw) + 4096
+        return pointers, sizes, at + end
+
+    def test_memory_that_holds_no_tensor_of_this_size_is_refused(self):
+        good = tensor(4, 10, 10)
+        (at, other), (size, _), free = self.registered(good, tensor(5, 7))
+        calls = ["put_tensor_from", "upsert_tensor_from", "put_tensor_with_parallelism_from"]
+        calls += ["upsert_tensor_with_parallelism_from", "put_tensor_with_tp_from"]
+        bad = ((at, 100), (at, size - 1), (at, size + 1), (other, size), (free, 4096), (0, size), (4096, size))
+        for number, (place, count) in enumerate(bad):
+            for name in calls:
+                with self.subTest(name=name, place=number):
+                    key = f"held-{name}-{number}"
+                    self.assertEqual(getattr(self.store, name)(key, place, count), -600)
+                    keys, pointers, sizes = [f"{key}-bad", f"{key}-good"], [place, at], [count, size]
+                    # One that cannot be is all that cannot be.
+                    codes = getattr(self.store, f"batch_{name}")(keys, pointers, sizes)
+                    self.assertEqual(codes, [-600, -600])
+                    self.assertEqual(self.store.batch_is_exist([key, *keys]), [0, 0, 0])
+            self.assertEqual(self.store.put_tensor_with_tp_from(f"parts-{number}", place, count, 0, 2), -600)
+            codes = self.store.batch_put_tensor_with_tp_from([f"p-{number}", f"q-{number}"], [place, at], [count, size], 0, 2)
+            self.assertEqual(codes, [-600, 0])
+            self.same(self.store.get_tensor_with_tp(f"q-{number}", 1, 2), good.tensor_split(2, 0)[1])
+
+    def test_whole_tensors_in_memory_are_stored_in_parts(self):
+        one, two = tensor(4, 8, 6), tensor(5, 12, 3)
+        pointers, sizes, free = self.registered(one, two)
+        for rank in (0, 3):
+            # All parts are stored, whatever the rank of who calls.
+            key = f"from-{rank}"
+            self.assertEqual(self.store.put_tensor_with_tp_from(key, pointers[0], sizes[0], rank, 4, 0), 0)
+            self.assertEqual(self.store.put_tensor_with_tp_from(f"{key}-1", pointers[0], sizes[0], rank, 2, 1), 0)
+            for part, wanted in enumerate(one.tensor_split(4, 0)):
+                self.same(self.store.get_tensor_with_tp(key, part, 4, 0), wanted)
+                self.same(self.store.get_tensor_with_tp_into(key, free, 4096, part, 4), wanted)
+            self.same(self.store.get_tensor_with_tp(f"{key}-1", 1, 2, 1), one.tensor_split(2, 1)[1])
+        keys = ["from-a", "from-b"]
+        self.assertEqual(self.store.batch_put_tensor_with_tp_from(keys, pointers, sizes, 1, 2), [0, 0])
+        for part in range(2):
+            got = self.store.batch_get_tensor_with_tp(keys, part, 2)
+            for found, whole in zip(got, (one, two)):
+                self.same(found, whole.tensor_split(2, 0)[part])
+        self.assertEqual(self.store.put_tensor_with_tp_from("from-c", pointers[1], sizes[1]), 0)
+        self.same(self.store.get_tensor("from-c"), two)
+        self.assertEqual(self.store.batch_put_tensor_with_tp_from(keys, pointers, sizes[:1], 1, 2), [-600, -600])
+
+    def test_parts_are_read_by_others_than_those_they_were_made_for(self):
+        whole, read = tensor(6, 8, 6), self.store.get_tensor_with_parallelism
+        # A call that knows one axis only says nothing beside the parts: the parts themselves do.
+        self.assertEqual(self.store.put_tensor_with_tp("quarters", whole, 0, 4, 0), 0)
+        for size in (1, 2, 4, 8):
+            for rank in range(size):
+                wanted = axes(axis("tp", rank, size, 0))
+                self.same(read("quarters", target("shard", wanted)), whole.tensor_split(size, 0)[rank])
+                self.same(read("quarters", target("full", wanted)), whole)
+        # What was said beside other parts does not hide these.
+        for rank, part in enumerate(whole.tensor_split(3, 1)):
+            self.assertEqual(self.store.put_tensor_with_parallelism("again", part, axes(axis("tp", rank, 3, 1))), 0)
+        self.store.batch_remove([f"again_tp_{rank}" for rank in range(3)])
+        self.assertEqual(self.store.put_tensor_with_tp("again", whole, 0, 2, 1), 0)
+        self.same(read("again", target("full", axes(axis("tp", 0, 1, 1)))), whole)
+        # Nobody is given a part that others would cut elsewhere.
+        for size in (3, 5, 16):
+            self.assertIsNone(read("quarters", target("shard", axes(axis("tp", 0, size, 0)))))
+            stage = axis("pp", 0, 2, None, 7)
+            for rank in range(2):
+                several = axes(stage, axis("tp", rank, 2, 0))
+                self.assertEqual(self.store.upsert_tensor_with_parallelism("stage", whole, several), 0)
+            self.assertIsNone(read("stage", target("shard", axes(stage, axis("tp", 0, size, 0)))))
+        # Along another axis there is nothing, and not the part that lies there.
+        self.assertIsNone(read("quarters", target("shard", axes(axis("tp", 1, 4, 1)))))
+        # The part of a writer is that of the rank in its place.
+        for rank in range(3):
+            code = self.store.put_tensor_with_parallelism("by-writers", whole, writer_partition=axis("tp", rank, 3, 1))
+            self.assertEqual(code, 0)
+        for rank, wanted in enumerate(whole.tensor_split(3, 1)):
+            self.same(read("by-writers", target("shard", axes(axis("tp", rank, 3, 1)))), wanted)
+        self.assertIsNone(read("by-writers", target("shard", axes(axis("tp", 0, 2, 1)))))
+
+    def test_targets(self):
+        self.assertEqual((ReadTarget().mode, target("FULL").mode, target("Shard").mode), ("as_stored", "full", "shard"))
+        with self.assertRaisesRegex(RuntimeError, "Unsupported ReadTarget mode.*half"):
+            target("half")
+        with self.assertRaises(TypeError):
+            target(3)
 
     def test_parts_of_one_axis(self):
         whole = tensor(6, 10, 6)
@@ -250,7 +355,6 @@ class Tensors(unittest.TestCase):
         self.assertEqual(put("bad", whole, axes(axis("tp", 0, 3, 0)), None, axis("tp", 0, 3, 0)), -600)
         self.assertEqual(self.store.batch_put_tensor_with_parallelism(["a", "b"], [whole]), [-600, -600])
         self.assertEqual(self.store.put_tensor("whole", whole), 0)
-        self.assertIsNone(read("whole", target("half")))
         self.assertIsNone(read("whole", target("shard")))
         self.same(read("whole", target("full")), whole)
 

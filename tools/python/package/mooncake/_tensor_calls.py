@@ -33,7 +33,11 @@ class TensorCalls:
             return code
         tensor = _tensors.contiguous(tensor, torch)
         address, size = _tensors.raw(tensor, torch)
-        head = _tensors.header(tensor, torch, layout)
+        try:
+            head = _tensors.header(tensor, torch, layout)
+        except (TypeError, ValueError) as error:
+            _say(f"{key!r}: {error}")
+            return INVALID_PARAMS
         if size == 0:
             return _put_code(native.put(key, head, kept(config, replace)))
         # The header is in this interpreter's memory and the bytes are torch's: one object of two pieces.
@@ -64,12 +68,12 @@ class TensorCalls:
         return None if handle is None else _view(handle, torch)
 
     def put_tensor_from(self, key, buffer_ptr, size):
-        """Stores memory that holds a tensor with its header."""
-        return self.put_from(key, buffer_ptr, size)
+        """Stores memory that holds a tensor with its header; -600 where it holds none of this size."""
+        return self.put_from(key, buffer_ptr, size) if _holds(buffer_ptr, size) else INVALID_PARAMS
 
     def upsert_tensor_from(self, key, buffer_ptr, size):
         """The same in place of what is there."""
-        return self.upsert_from(key, buffer_ptr, size)
+        return self.upsert_from(key, buffer_ptr, size) if _holds(buffer_ptr, size) else INVALID_PARAMS
 
     def get_tensor_into(self, key, buffer_ptr, size):
         """Brings a tensor with its header into registered memory: a tensor over that memory, or None."""
@@ -107,19 +111,21 @@ class TensorCalls:
         return [None if handle is None else _view(handle, torch) for handle in self.batch_get_buffer(keys)]
 
     def batch_put_tensor_from(self, keys, buffer_ptrs, sizes):
-        """Stores memory that holds tensors with their headers."""
-        return self.batch_put_from(keys, buffer_ptrs, sizes)
+        """Stores memory that holds tensors with their headers; -600 for all where one place holds none of its size."""
+        keys = several(keys, "batch_put_tensor_from")
+        return self.batch_put_from(keys, buffer_ptrs, sizes) if _all_hold(keys, buffer_ptrs, sizes) else _invalid(keys)
 
     def batch_upsert_tensor_from(self, keys, buffer_ptrs, sizes):
         """The same in place of what is there."""
-        return self.batch_upsert_from(keys, buffer_ptrs, sizes)
+        keys = several(keys, "batch_upsert_tensor_from")
+        return self.batch_upsert_from(keys, buffer_ptrs, sizes) if _all_hold(keys, buffer_ptrs, sizes) else _invalid(keys)
 
     def batch_get_tensor_into(self, keys, buffer_ptrs, sizes):
         """Brings tensors into registered memory; -600 for each where the lists differ in length."""
         torch = _tensors.load_torch()
         keys = several(keys, "batch_get_tensor_into")
         if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [INVALID_PARAMS] * len(keys)
+            return _invalid(keys)
         codes = self.batch_get_into(keys, buffer_ptrs, sizes)
         memory = [_memory(at, max(got, 0)) for got, at in zip(codes, buffer_ptrs)]
         return [None if got < 0 else _view(some, torch) for got, some in zip(codes, memory)]
@@ -158,8 +164,14 @@ class TensorCalls:
         return self.get_tensor(_part_key(key, tp_rank) if tp_size > 1 else key)
 
     def put_tensor_with_tp_from(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
-        """Stores memory that holds the part of one rank, with its header."""
-        return self.put_from(_part_key(key, tp_rank) if tp_size > 1 else key, buffer_ptr, size)
+        """Stores memory that holds a whole tensor with its header in `tp_size` parts, whatever the rank."""
+        return self._put_with_tp_from(key, buffer_ptr, size, tp_size, split_dim)
+
+    def _put_with_tp_from(self, key, buffer_ptr, size, tp_size, split_dim):
+        if tp_size <= 1:
+            return self.put_tensor_from(key, buffer_ptr, size)
+        tensor = _held(buffer_ptr, size, _tensors.load_torch())
+        return INVALID_PARAMS if tensor is None else self._put_with_tp(key, tensor, None, tp_size, split_dim, 1)
 
     def get_tensor_with_tp_into(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
         """Brings the part of one rank into registered memory."""
@@ -183,9 +195,13 @@ class TensorCalls:
         return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in keys])
 
     def batch_put_tensor_with_tp_from(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1, split_dim=0):
-        """Stores memory that holds parts of one rank."""
-        keys = [_part_key(key, tp_rank) if tp_size > 1 else key for key in several(base_keys, "batch", "base_keys")]
-        return self.batch_put_from(keys, buffer_ptrs, sizes)
+        """Stores memory that holds many whole tensors with their headers, each in `tp_size` parts."""
+        keys = several(base_keys, "batch", "base_keys")
+        if tp_size <= 1:
+            return self.batch_put_tensor_from(keys, buffer_ptrs, sizes)
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return _invalid(keys)
+        return [self._put_with_tp_from(*row, tp_size, split_dim) for row in zip(keys, buffer_ptrs, sizes)]
 
     def batch_get_tensor_with_tp_into(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1):
         """Brings parts of one rank into registered memory."""
@@ -259,14 +275,11 @@ class TensorCalls:
         parallelism, writer = where
         if parallelism is None and writer is None:
             put = self.upsert_from if replace else self.put_from
-            return put(key, buffer_ptr, size, config)
+            return put(key, buffer_ptr, size, config) if _holds(buffer_ptr, size) else INVALID_PARAMS
         torch = _tensors.load_torch()
         if None not in where:
             return INVALID_PARAMS
-        try:
-            tensor = _view(bytearray(_native().read_memory(buffer_ptr, size)), torch)
-        except ValueError:
-            return INVALID_PARAMS
+        tensor = _held(buffer_ptr, size, torch)
         if tensor is None:
             return INVALID_PARAMS
         axes = _parallel.axes_of(parallelism) if writer is None else None
@@ -305,9 +318,14 @@ class TensorCalls:
             return _view(stored, torch)
         if mode == "as_stored" or axis is None:
             return None
+        if len(axes) == 1:
+            written = self.get_buffer(_parallel.writer_key(key, axis))
+            if written is not None and _axes_in(written) == axes:
+                return _view(written, torch)
         whole = self._whole_of_parts(key, axes, torch)
         if whole is not None:
-            return _parallel.narrowed(whole, axis)
+            # Parts of uneven sizes would not be those of who splits by another rule: torch alone has two.
+            return _parallel.narrowed(whole, axis) if _parallel.is_uniform(whole.shape, axis) else None
         if len(axes) > 1:
             return None
         # A part that was stored under this name by a call that knows no axes.
@@ -317,16 +335,24 @@ class TensorCalls:
     def _whole_of_parts(self, key, axes, torch):
         """All parts along the tensor-parallel axis together, or None."""
         axis = _parallel.tensor_axis(axes)
-        stored = _parallel.manifest_axis(self.get(f"{key}__parallelism_manifest"))
-        sizes = [axis.size]
-        if stored is not None and stored.split == axis.split and stored.size != axis.size:
-            sizes.append(stored.size)
-        for size in sizes:
-            parts = [_parallel.at_rank(axes, rank, size) for rank in range(size)]
-            whole = self._joined([(_parallel.part_key(key, part), part) for part in parts], axis.split, torch)
-            if whole is not None:
-                return whole
-        return None
+        whole = self._joined_parts(key, axes, axis.size, torch)
+        if whole is None:
+            others = (one for one in self._stored_axes(key, axes) if one and one.split == axis.split and one.size != axis.size)
+            joined = (self._joined_parts(key, axes, other.size, torch) for other in others)
+            whole = next((one for one in joined if one is not None), None)
+        return whole
+
+    def _stored_axes(self, key, axes):
+        """How the tensor was split, as is said beside its parts; then by the first part, as calls that know one axis only
+        say nothing beside the parts."""
+        yield _parallel.manifest_axis(self.get(f"{key}__parallelism_manifest"))
+        first = self.get_buffer(_part_key(key, 0)) if len(axes) == 1 else None
+        yield _parallel.tensor_axis((first and _axes_in(first)) or ())
+
+    def _joined_parts(self, key, axes, size, torch):
+        parts = [_parallel.at_rank(axes, rank, size) for rank in range(size)]
+        split = _parallel.tensor_axis(axes).split
+        return self._joined([(_parallel.part_key(key, part), part) for part in parts], split, torch)
 
     def _get_of_writers(self, key, torch):
         """The parts of all writers together; what is stored under the key itself, where no writers stored parts."""
@@ -393,9 +419,12 @@ class TensorCalls:
 
     def _put_parts(self, keys, columns, where, config, replace, put):
         keys = several(keys, "batch_put_tensor_with_parallelism")
+        alone = where == (None, None) and len(columns) == 2
         where = [_each_of(values, keys) for values in where]
         if None in where or any(len(column) != len(keys) for column in columns):
-            return [INVALID_PARAMS] * len(keys)
+            return _invalid(keys)
+        if alone and not _all_hold(keys, *columns):
+            return _invalid(keys)
         rows = zip(keys, zip(*columns), zip(*where))
         return [put(key, *values, places, config, replace, len(keys)) for key, values, places in rows]
 
@@ -481,6 +510,32 @@ def _native():
     return native
 
 
+def _invalid(keys):
+    return [INVALID_PARAMS] * len(keys)
+
+
+def _holds(buffer_ptr, size):
+    """Whether memory begins with the header of a tensor that has this size with it."""
+    try:
+        return _tensors.whole_size(_native().read_memory(buffer_ptr, _tensors.HEADER_BYTES)) == size
+    except ValueError:
+        return False
+
+
+def _all_hold(keys, pointers, sizes):
+    return len(keys) == len(pointers) == len(sizes) and all(map(_holds, pointers, sizes))
+
+
+def _held(buffer_ptr, size, torch):
+    """A copy of the tensor that memory holds with its header; None where it holds none of this size."""
+    if not _holds(buffer_ptr, size):
+        return None
+    try:
+        return _view(bytearray(_native().read_memory(buffer_ptr, size)), torch)
+    except ValueError:
+        return None
+
+
 def _view(buffer, torch):
     try:
         return _tensors.view(buffer, torch)
@@ -495,7 +550,7 @@ def _put_code(code):
 def _each(put, keys, tensors):
     several(keys, "batch")
     if len(keys) != len(tensors):
-        return [INVALID_PARAMS] * len(keys)
+        return _invalid(keys)
     return [put(key, tensor) for key, tensor in zip(keys, tensors)]
 
 

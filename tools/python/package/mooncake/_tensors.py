@@ -115,11 +115,24 @@ def serialize(arg0, /):
 
 def parse(buffer):
     """Type, shape, where the bytes begin and how many, of a header; ValueError when it is none."""
+    kind, shape, offset, count = _parse(buffer)
+    if offset + count > len(buffer):
+        raise ValueError(f"an object of {len(buffer)} bytes is no tensor of {offset + count}")
+    return kind, shape, offset, count
+
+
+def whole_size(buffer):
+    """How long header and bytes are together, by the header alone; ValueError when it is none."""
+    _, _, offset, count = _parse(buffer)
+    return offset + count
+
+
+def _parse(buffer):
     if len(buffer) < HEADER_BYTES:
         raise ValueError(f"an object of {len(buffer)} bytes is no tensor")
     magic, version, size, kind, dims, _, _, offset, count = _HEAD.unpack_from(buffer)
-    whole = magic == MAGIC and version == 1 and 0 <= kind < len(_NAMES) and 0 <= dims <= 8
-    if not whole or offset < size or offset + count > len(buffer):
+    known = magic == MAGIC and version == 1 and 0 <= kind < len(_NAMES) and 0 <= dims <= 8
+    if not known or offset < size:
         raise ValueError("the object is no tensor, or one of another version")
     shape = list(_SHAPES.unpack_from(buffer, _HEAD.size)[8 : 8 + dims])
     if any(extent < 0 for extent in shape):

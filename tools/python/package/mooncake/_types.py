@@ -352,6 +352,19 @@ class ReadTarget:
         self.mode = mode
         self.parallelism = parallelism
 
+    @property
+    def mode(self):
+        """One of the three, in small letters; another is a RuntimeError."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode):
+        if not isinstance(mode, str):
+            raise TypeError(f"ReadTarget.mode is str, not {type(mode).__name__}")
+        if mode.lower() not in ("as_stored", "shard", "full"):
+            raise RuntimeError(f"Unsupported ReadTarget mode: {mode!r}; as_stored, shard and full are known")
+        self._mode = mode.lower()
+
 
 class MooncakeHostMemAllocator:
     """Memory that peers on this host can map."""
