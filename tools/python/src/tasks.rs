@@ -12,8 +12,8 @@ use crate::outcome::{failed, store_code};
 const NO_TASK: i64 = -1400;
 /// `TASK_PENDING_LIMIT_EXCEEDED`.
 const TOO_MANY: i64 = -1401;
-/// `SEGMENT_NOT_FOUND`.
-const NO_SEGMENT: i64 = -101;
+/// `INVALID_PARAMS`, as the original answers for a segment that is not there.
+const NO_SEGMENT: i64 = -600;
 /// `NOT_SUPPORTED`: this cluster keeps one copy of everything, or the task is too large.
 const NOT_HERE: i64 = -1012;
 

@@ -260,6 +260,7 @@ for _ in range(100):
         break
     time.sleep(0.1)
 assert code == 0, code
+assert store.create_copy_task("k", ["127.0.0.1:1"]) == ((0, 0), -600)
 for _ in range(200):
     seen, code = store.query_task(task)
     assert code == 0, code
