@@ -150,6 +150,7 @@ impl World {
             map.members.iter().map(|member| (member.node.0, member.incarnation.0, member.weight)).collect()
         };
         self.detail(map.epoch.0, || format!("MAP {} of nodes, lives and shares {:?}", map.epoch.0, shares(&map)));
+        self.forget_moved_on(&map);
         let map = Rc::new(map);
         let published = self.control.epochs.publish(&map);
         self.require(published);

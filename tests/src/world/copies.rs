@@ -4,7 +4,7 @@
 use kvplane_proto::client::TaskResult;
 use kvplane_proto::frame::{COPY, Header};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
-use kvplane_proto::map::ShardKey;
+use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
 use kvplane_proto::message::{Kind, Operation, PutOptions};
 use kvplane_proto::{Digest, Status};
 use kvplane_store::service::{FetchDone, Place};
@@ -173,6 +173,19 @@ impl World {
         let moves =
             |life: &usize, slot| all[*life].service.source_of(slot).is_some() || all[*life].service.exports(slot);
         doubled.retain(|key, _| !lives.iter().any(|life| moves(life, shadow.digest(*key).slot())));
+    }
+
+    /// The control plane waited for long enough: slots move on before all of them has come, and nothing is promised of
+    /// what stays behind.
+    pub(crate) fn forget_moved_on(&mut self, map: &ClusterMap) {
+        let Some(before) = self.control.published.as_deref() else { return };
+        let (before, after) = (SlotOwners::of(before), SlotOwners::of(map));
+        let Self { shadow, lives, doubled, .. } = self;
+        let comes = |slot| lives.iter().any(|life| life.alive && life.service.source_of(slot).is_some());
+        doubled.retain(|key, _| {
+            let slot = shadow.digest(*key).slot();
+            before.owner(slot) == after.owner(slot) || !comes(slot)
+        });
     }
 
     /// What of the copies of a shard is not as it should be when all is well.

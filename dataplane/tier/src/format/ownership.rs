@@ -128,7 +128,8 @@ impl Ownership {
         for (at, set) in [(OWNED_AT, &self.owned), (VOID_AT, &self.void), (DOUBT_AT, &self.doubt.slots)] {
             set.0.iter().enumerate().for_each(|(word, bits)| put64(&mut out, at + 8 * word, *bits));
         }
-        let body = frame_checksum(&out[OWNED_AT..END]);
+        // All slots in one: a note of which a part was written is none, whatever a former note left in the other part.
+        let body = frame_checksum(&out[OWNED_AT..DOUBT_CHECKSUM_AT]);
         put32(&mut out, BODY_CHECKSUM_AT, body);
         let doubt = frame_checksum(&out[DOUBT_AT..DOUBT_CHECKSUM_AT]);
         put32(&mut out, DOUBT_CHECKSUM_AT, doubt);
@@ -143,15 +144,9 @@ impl Ownership {
     /// When there is none.
     pub fn decode(bytes: &[u8], uuid: u128) -> Result<(u64, Self), Flaw> {
         check_start(bytes, MAGIC)?;
-        let body = frame_checksum(&bytes[OWNED_AT..END]);
-        if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) || word32(bytes, BODY_CHECKSUM_AT) != body
-        {
-            return Err(Flaw::Checksum);
-        }
-        let slots = &bytes[DOUBT_AT..DOUBT_CHECKSUM_AT];
-        // All zeros: of a version that knew no doubt.
-        let is_earlier = word32(bytes, DOUBT_CHECKSUM_AT) == 0 && slots.iter().all(|byte| *byte == 0);
-        if !is_earlier && word32(bytes, DOUBT_CHECKSUM_AT) != frame_checksum(slots) {
+        let body = word32(bytes, BODY_CHECKSUM_AT);
+        let is_whole = body == frame_checksum(&bytes[OWNED_AT..DOUBT_CHECKSUM_AT]) || is_earlier(bytes, body);
+        if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) || !is_whole {
             return Err(Flaw::Checksum);
         }
         let set = |at: usize| SlotSet(Box::new(core::array::from_fn(|word| word64(bytes, at + 8 * word))));
@@ -169,6 +164,14 @@ impl Ownership {
         };
         Ok((word64(bytes, 8), found))
     }
+}
+
+/// Whether a note is one of earlier versions, whose body was what came before the slots in doubt. These had a checksum
+/// of their own, or were all zeros where a version knew no doubt.
+fn is_earlier(bytes: &[u8], body: u32) -> bool {
+    let slots = &bytes[DOUBT_AT..DOUBT_CHECKSUM_AT];
+    let (stated, none) = (word32(bytes, DOUBT_CHECKSUM_AT), slots.iter().all(|byte| *byte == 0));
+    body == frame_checksum(&bytes[OWNED_AT..END]) && (stated == frame_checksum(slots) || stated == 0 && none)
 }
 
 #[cfg(test)]
@@ -199,9 +202,39 @@ mod tests {
         assert_eq!(Ownership::decode(&bytes, 11), Err(Flaw::Checksum));
     }
 
+    /// A note as earlier versions wrote it.
+    fn earlier(note: &Ownership) -> Vec<u8> {
+        let mut bytes = note.encode(4, 11);
+        let body = frame_checksum(&bytes[OWNED_AT..END]);
+        put32(&mut bytes, BODY_CHECKSUM_AT, body);
+        let checksum = seeded(11, &bytes[..CHECKSUM_AT]);
+        put32(&mut bytes, CHECKSUM_AT, checksum);
+        bytes
+    }
+
     #[test]
-    fn a_note_of_a_version_without_doubt_is_read() {
-        let mut bytes = Ownership { doubt: Doubt::none(), ..note() }.encode(4, 11);
+    fn a_note_of_which_a_part_was_written_is_none() {
+        let (after, before) = (note().encode(4, 11), Ownership { doubt: Doubt::none(), epoch: Epoch(7), ..note() });
+        let torn = |first: &[u8], then: &[u8], cut: usize| {
+            let torn = [&first[..cut], &then[cut..]].concat();
+            let found = Ownership::decode(&torn, 11);
+            assert!(torn == first || torn == then || found == Err(Flaw::Checksum), "{cut}: {found:?}");
+        };
+        for cut in (512..after.len()).step_by(512) {
+            torn(&after, &before.encode(2, 11), cut);
+            torn(&before.encode(2, 11), &after, cut);
+            torn(&after, &earlier(&before), cut);
+        }
+    }
+
+    #[test]
+    fn notes_of_earlier_versions_are_read() {
+        assert_eq!(Ownership::decode(&earlier(&note()), 11), Ok((4, note())));
+        let mut damaged = earlier(&note());
+        damaged[DOUBT_AT + 100] ^= 1;
+        assert_eq!(Ownership::decode(&damaged, 11), Err(Flaw::Checksum));
+        // One that knew no doubt.
+        let mut bytes = earlier(&Ownership { doubt: Doubt::none(), ..note() });
         bytes[DOUBT_CHECKSUM_AT..DOUBT_CHECKSUM_AT + 4].fill(0);
         let (_, found) = Ownership::decode(&bytes, 11).expect("a note");
         assert_eq!(found.doubt, Doubt::none());
