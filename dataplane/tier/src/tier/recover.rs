@@ -71,9 +71,14 @@ pub(super) struct Recovery {
     ending: bool,
     /// What headers say of segments that were filled, by their generations.
     pub(super) filled: BTreeMap<u64, Filled>,
-    /// Up to this sequence everything was durable, by the segments that are known.
-    pub(super) durable_sequence: u64,
+    /// By lives: up to which sequence everything was durable while they lasted, as segments say that are known.
+    durable: BTreeMap<u64, u64>,
     pub(super) report: RecoveryReport,
+}
+
+/// The life in which a sequence or a generation was given out.
+const fn life_of(sequence: u64) -> u64 {
+    sequence >> super::SEQUENCE_BITS
 }
 
 impl Recovery {
@@ -89,7 +94,7 @@ impl Recovery {
             floor: 0,
             ending: false,
             filled: BTreeMap::new(),
-            durable_sequence: 0,
+            durable: BTreeMap::new(),
             report: RecoveryReport::default(),
         }
     }
@@ -107,10 +112,12 @@ impl Recovery {
         self.to_scan.iter().any(|(segment, generation)| generation.is_none() || Some(segment) == next)
     }
 
-    /// How many tombstones a segment had, each durable by now, if that is known.
+    /// How many tombstones a segment had, each durable by now, if that is known. Only what its own life says counts:
+    /// what the power took from that one was never durable, whatever a later life has flushed.
     pub(super) fn durable_tombstones(&self, generation: u64, durable_sequence: u64) -> u32 {
         let filled = self.filled.get(&generation);
-        let durable = durable_sequence.max(self.durable_sequence);
+        let known = self.durable.get(&life_of(generation)).copied();
+        let durable = known.map_or(durable_sequence, |known| known.max(durable_sequence));
         filled.filter(|filled| filled.last_tombstone <= durable).map_or(0, |filled| filled.tombstones)
     }
 
@@ -355,7 +362,8 @@ impl Tier {
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
             self.removal_lost(self.ceiling(at.previous));
         }
-        self.recovery.durable_sequence = self.recovery.durable_sequence.max(durable_sequence);
+        let known = self.recovery.durable.entry(life_of(durable_sequence)).or_default();
+        *known = durable_sequence.max(*known);
         self.recovery.known[segment as usize] = true;
         self.show_known();
         self.recovery_work();
