@@ -101,6 +101,16 @@ fn a_connection_that_goes_on_after_a_fence() {
     caught(Mischief::GoOnAfterFence, &[Rule::Bytes]);
 }
 
+#[test]
+fn a_put_that_replaces_without_being_asked() {
+    caught(Mischief::ReplaceAlways, &[Rule::Commit]);
+}
+
+#[test]
+fn a_put_that_is_taken_where_its_slot_has_left() {
+    caught(Mischief::KeepSlots, &[Rule::Commit]);
+}
+
 /// Not a host's bug at one instant but a rule that hosts owe: a shard that missed a map must not keep what it has.
 #[test]
 fn an_epoch_that_the_host_skips_is_noticed_by_the_shard() {

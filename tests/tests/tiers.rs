@@ -70,6 +70,14 @@ fn lost_writes() {
     assert!(count < 10 || total.crashes > count, "nothing was put to the test: {total}");
 }
 
+/// Disks that lose their power between a flush and what comes after it: what was acknowledged as durable is there, and
+/// no start takes a removal for lost that was not to be there yet.
+#[test]
+fn power_failures() {
+    let (count, total) = run_all(Scenario::of_power_failures);
+    assert!(count < 10 || total.audited > 0 && total.crashes > 4 * count, "nothing was put to the test: {total}");
+}
+
 /// Seeds of absences that failed once: removals that are carried out late, and slots that go on before they are served.
 const ABSENCES_FAILED_ONCE: [u64; 4] = [32, 43, 220, 475];
 

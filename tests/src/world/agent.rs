@@ -174,6 +174,7 @@ impl World {
         }
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
+        self.statistics.missed += u64::from(missed);
         for life in self.nodes[index].shards.clone() {
             self.shard_sees_owners(life, &owners, since, missed);
         }
@@ -201,7 +202,9 @@ impl World {
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
             life.service.own(epoch, Standing { state: STATE, since, kept: Epoch(0) }, owns);
-        } else {
+        } else if !self.scenario.has(Mischief::KeepSlots)
+            || !keys.iter().any(|digest| life.service.serves(digest.slot()) && !owns(digest.slot().0))
+        {
             life.service.follow(STATE, owners);
         }
         let mut gone = BTreeSet::new();

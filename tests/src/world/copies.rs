@@ -102,7 +102,7 @@ impl World {
         self.shadow.copied(version);
     }
 
-    fn key_of(&self, life: usize) -> ShardKey {
+    pub(super) fn key_of(&self, life: usize) -> ShardKey {
         let life = &self.lives[life];
         ShardKey {
             node: NodeId(life.node as u64 + 1),

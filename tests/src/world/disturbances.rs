@@ -10,7 +10,7 @@ use super::World;
 use super::disk::DiskFaults;
 use super::faults::{Fault, Party};
 use super::queue::Event;
-use super::scenario::{Chances, MS, Mischief, Scenario};
+use super::scenario::{Chances, MS, Mischief, Scenario, US};
 
 impl Scenario {
     /// The same without nodes that are halted or silent, and without restarts of everything.
@@ -96,6 +96,24 @@ impl Scenario {
         weights[Fault::CrashNode as usize] = 1;
         let fault_interval_ns = (40 + rng.below(200)) * MS;
         scenario.chances = Chances { fault_interval_ns, weights, ..Chances::default() };
+        scenario
+    }
+
+    /// One shard whose disk loses its power often, with flushes that take as long as several groups, while users put
+    /// and remove a lot: what was written since the last flush may be there in part, the later without the earlier.
+    #[must_use]
+    pub fn of_power_failures(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "power failures");
+        let mut scenario = Self::of_lost_writes(seed);
+        (scenario.clients, scenario.batches, scenario.batch_requests) = (4, 600, 4);
+        (scenario.think_ns, scenario.latency_ns) = (MS, 10 * US);
+        (scenario.object_bytes, scenario.chunk_bytes, scenario.pool_bytes) = (2 << 10, 2 << 10, 64 << 10);
+        if let Some(tier) = &mut scenario.tier {
+            (tier.faults, tier.power) = (DiskFaults::default(), true);
+            tier.latency_ns = [200 * US, 2 * MS][rng.below(2) as usize];
+            tier.config.durable_writes = false;
+        }
+        scenario.chances.fault_interval_ns = (30 + rng.below(60)) * MS;
         scenario
     }
 }

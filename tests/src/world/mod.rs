@@ -26,6 +26,7 @@ mod node;
 mod observe;
 mod pattern;
 mod pipe;
+mod puts;
 mod queue;
 mod results;
 mod runner;

@@ -1,7 +1,7 @@
 //! What a shard promises its peers, read off its frames: which ranges are lent, which versions became visible, which
 //! were answered. It feeds the checkers and changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::frame::{COPY, Header};
 use kvplane_proto::ids::{PinId, ReservationId, Version};
@@ -24,10 +24,10 @@ use super::server::Asked;
 /// A range in which an object is being written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
-    digest: Digest,
+    pub(super) digest: Digest,
     offset: u64,
     bytes: u64,
-    replace: bool,
+    pub(super) replace: bool,
 }
 
 /// What a connection has of a shard's pool.
@@ -43,6 +43,8 @@ pub(crate) struct Held {
     lookups: BTreeMap<u64, (u64, u64)>,
     /// With a tier: objects that others of the same frame replaced at once, by the frame and their place in it.
     hidden: BTreeMap<(u64, usize), (Room, Vec<u8>)>,
+    /// Of the objects that are being committed, those that are there already.
+    pub(super) there: BTreeSet<Digest>,
     /// Whether the client was told that the shard wants to close.
     pub(crate) end_told: bool,
 }
@@ -51,6 +53,11 @@ impl Held {
     /// The object that a put over a stream is bringing.
     pub(crate) fn put_digest(&self) -> Option<Digest> {
         self.put.map(|room| room.digest)
+    }
+
+    /// The range of a reservation.
+    pub(super) fn room(&self, reservation: ReservationId) -> Option<&Room> {
+        self.reservations.get(&reservation)
     }
 }
 
@@ -382,6 +389,8 @@ impl World {
     fn observe_commit(&mut self, index: u32, room: Room, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let index_of_life = connection.life;
+        let may_be_made = self.check_made(index, &room, version);
+        self.require(may_be_made);
         self.observe_change(index_of_life, room.digest);
         let life = &mut self.lives[index_of_life];
         life.ledger.end(index, Use::Write, room.offset);
@@ -445,6 +454,7 @@ impl World {
             self.observe_request(index, &put, &body, to);
             self.lives[life].pool[place.offset as usize..(place.offset + place.bytes) as usize].copy_from_slice(&bytes);
         }
+        self.look_before_put(index);
         self.lives[life].service.payload_done(peer, put.checksum(), self.now_ns);
         self.drain_service(life, Some(Asked { connection: index, header: &put, body: &body }));
         self.observe_put_end(index);

@@ -105,7 +105,10 @@ impl World {
             self.send(index, Way::ToClient, Outgoing::new(&reply, &[], None));
             return;
         }
-        let to = self.lives[life].service.request(peer, &header, body, self.now_ns);
+        self.look_before_commits(index, &header, body);
+        let forged = self.forge_replace(&header, body);
+        let told = forged.as_deref().unwrap_or(body);
+        let to = self.lives[life].service.request(peer, &header, told, self.now_ns);
         self.write_tails(life);
         self.detail(u64::from(header.kind.code()), || format!("life {life} is asked {:?}: {to:?}", header.kind));
         let destination = match to {
@@ -155,6 +158,7 @@ impl World {
             let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
             let trusted = self.scenario.has(Mischief::TrustPutChecksum) && digest.is_some();
             let sum = if trusted { header.payload_checksum } else { sum };
+            self.look_before_put(index);
             self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
             self.observe_put_made(index);
             self.drain_service(life, Some(Asked { connection: index, header: &header, body: &[] }));

@@ -51,6 +51,8 @@ pub struct Statistics {
     pub recovered: u64,
     /// Slots that came back to disks: those that were compared, and those of which nobody knew.
     pub kept: (u64, u64),
+    /// Times that a node missed maps of which the next does not tell who had its slots meanwhile.
+    pub missed: u64,
     /// Times that a tier took no more writes.
     pub degraded: u64,
     /// Acknowledged objects that were asked for after a last crash.
@@ -93,6 +95,7 @@ impl Statistics {
         self.without += other.without;
         self.recovered += other.recovered;
         self.kept = (self.kept.0 + other.kept.0, self.kept.1 + other.kept.1);
+        self.missed += other.missed;
         self.degraded += other.degraded;
         self.audited += other.audited;
         for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
@@ -121,7 +124,7 @@ impl fmt::Display for Statistics {
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
         write!(f, "{imports} objects taken over, {copies} copied, {chosen} asked of second owners, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
-        writeln!(f, "{stale_frames} stale frames")?;
+        writeln!(f, "{stale_frames} stale frames, {} times maps were missed", self.missed)?;
         if self.disk_ops > 0 {
             let Self { disk_ops, crashes, without, recovered, kept, degraded, audited, .. } = self;
             write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {without} lives without them, ")?;

@@ -8,7 +8,9 @@ use kvplane_proto::Status;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::{PutAck, Service, TierPolicy, WritePolicy};
-use kvplane_tier::{BlockOp, Event as TierEvent, Identity, OpId, OpenError, OpenOptions, Tier, TierConfig};
+use kvplane_tier::{
+    BlockOp, Event as TierEvent, Identity, OpId, OpenError, OpenOptions, RecoveryReport, Tier, TierConfig,
+};
 
 use super::World;
 use super::check::ledger::Use;
@@ -234,6 +236,7 @@ impl World {
                 TierEvent::Degraded(_) => self.statistics.degraded += 1,
                 TierEvent::Recovered(report) => {
                     self.statistics.recovered += u64::from(report.objects);
+                    self.check_recovered(life, &report);
                     if report.given_up > 0 {
                         let lineage = self.lineage(life);
                         self.shadow.promises_void(lineage, |_| true);
@@ -247,6 +250,16 @@ impl World {
             self.after(MS, Event::TierRefused(life));
         }
         progress
+    }
+
+    /// A disk that has all that it said it has lost no removal, and nothing is given up for one.
+    fn check_recovered(&mut self, life: usize, report: &RecoveryReport) {
+        let honest = self.scenario.tier.as_ref().is_some_and(|tier| !tier.faults.any());
+        let drops = self.scenario.has(Mischief::DropTombstones);
+        if honest && !drops && report.lost_removals > 0 {
+            let what = format!("life {life} takes removals for lost that its disk has, or was not to have: {report}");
+            self.violate(broken(Rule::Durable, what));
+        }
     }
 
     /// A disk that fails may lose both superblocks, write elsewhere while it is formatted, or have a bad range where it

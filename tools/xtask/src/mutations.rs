@@ -38,6 +38,7 @@ impl Host {
             Self::MissedEpochs => ("world", "missed_epochs", "KVPLANE_SEEDS"),
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
             Self::LostWrites => ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS"),
+            Self::PowerFailures => ("tiers", "power_failures", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
             Self::CopiesAgain => ("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS"),

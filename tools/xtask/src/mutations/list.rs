@@ -11,6 +11,8 @@ pub(super) enum Host {
     Tiers,
     /// A shard whose disk loses writes of records.
     LostWrites,
+    /// A shard whose disk loses its power often.
+    PowerFailures,
     /// Slots with two owners.
     Replicas,
     /// The same, few objects that are replaced often and read by all.
@@ -251,7 +253,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "dataplane/tier/src/tier/commit.rs",
         find: "            self.flushes.durable = self.flushes.covered_mark;",
         replace: "            self.flushes.durable = self.flushes.written;",
-        host: Host::Tiers,
+        host: Host::PowerFailures,
     },
     Mutation {
         name: "ticket-time-from-the-clock",
@@ -301,7 +303,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         invariant: "slots do not pass to an owner that is dead too",
         file: "control/cluster/src/losses.rs",
         find: "        self.rows.values().any(may_be_dead)",
-        replace: "        is_over && self.rows.values().all(may_be_dead)",
+        replace: "        dead.is_empty() && self.rows.values().any(may_be_dead)",
         host: Host::CopiesAgain,
     },
     Mutation {

@@ -1,0 +1,76 @@
+//! What a put may do when it becomes visible: it makes an object at the owner of its slot, and takes the place of
+//! another only where it was to replace it. The World looks into the store right before the event that commits, and at
+//! the map that the shard goes by.
+
+use std::collections::BTreeSet;
+
+use kvplane_proto::Digest;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{CommitItem, Item, Kind, Operation, PutItem, PutOptions, decode_items};
+
+use super::World;
+use super::check::{Checked, Rule, broken};
+use super::observe::Room;
+use super::scenario::Mischief;
+
+impl World {
+    /// Reservations are about to be committed: of which objects the shard has one already.
+    pub(crate) fn look_before_commits(&mut self, index: u32, header: &Header, body: &[u8]) {
+        if header.kind != Kind::Request(Operation::Commit) {
+            return;
+        }
+        let Some(connection) = self.connections.get(&index) else { return };
+        let items = decode_items::<CommitItem>(body, header.items).into_iter().flatten();
+        let rooms = items.filter_map(|item| connection.held.room(item.reservation));
+        let digests: Vec<Digest> = rooms.map(|room| room.digest).collect();
+        self.look_before(index, &digests);
+    }
+
+    /// The payload of a put is about to be whole: whether the shard has an object of it already.
+    pub(crate) fn look_before_put(&mut self, index: u32) {
+        let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
+        self.look_before(index, digest.as_slice());
+    }
+
+    fn look_before(&mut self, index: u32, digests: &[Digest]) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let store = self.lives[connection.life].service.store();
+        let there = |digest: &&Digest| store.is_some_and(|store| store.peek(**digest).is_some());
+        connection.held.there = digests.iter().filter(there).copied().collect::<BTreeSet<Digest>>();
+    }
+
+    /// A put became visible as this version.
+    pub(crate) fn check_made(&mut self, index: u32, room: &Room, version: u64) -> Checked {
+        let Some(connection) = self.connections.get_mut(&index) else { return Ok(()) };
+        let life = connection.life;
+        // Another of the same frame finds it there.
+        let first = connection.held.there.insert(room.digest);
+        if !first && !room.replace {
+            let what = format!("version {version} took the place of an object that it was not to replace: {room:?}");
+            return Err(broken(Rule::Commit, what));
+        }
+        let (epoch, slot) = (self.lives[life].epoch, room.digest.slot());
+        let owner = self.owners.get(&epoch).and_then(|owners| owners.owner(slot));
+        if owner == Some(self.key_of(life)) {
+            return Ok(());
+        }
+        let what = format!("life {life} made version {version} of {slot:?}, which is {owner:?}'s at epoch {epoch}");
+        Err(broken(Rule::Commit, what))
+    }
+
+    /// [`Mischief::ReplaceAlways`]: the body of puts that all replace what is there.
+    pub(crate) fn forge_replace(&self, header: &Header, body: &[u8]) -> Option<Vec<u8>> {
+        let puts = matches!(header.kind, Kind::Request(Operation::Put | Operation::Reserve));
+        if !puts || !self.scenario.has(Mischief::ReplaceAlways) {
+            return None;
+        }
+        let (records, names) = body.split_at_checked(header.items as usize * PutItem::BYTES)?;
+        let mut forged = Vec::with_capacity(body.len());
+        for item in decode_items::<PutItem>(records, header.items)? {
+            let options = PutOptions { replace: true, ..item.options() };
+            item.with_options(&options).encode(&mut forged);
+        }
+        forged.extend_from_slice(names);
+        Some(forged)
+    }
+}
