@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::log::{Level, Log};
 use super::node::Shape;
-use super::{Failure, control, stop};
+use super::stop::{self, Stop};
+use super::{Failure, control};
 
 /// Control plane and one storage node in one process.
 #[derive(Args)]
@@ -65,22 +66,23 @@ impl Dev {
             // Its members end with it.
             adoption_wait: None,
         };
+        let mut stop = Stop::listen()?;
         let mut plane = control::start(setup, &self.http)?;
         let runtime_directory = self.shape.runtime_directory.clone();
         let local = kvplane::Control::Local { cluster: self.cluster.clone(), runtime_directory };
-        let started = self.shape.start(&self.cluster, local, Duration::ZERO);
+        let started = self.shape.start(&self.cluster, local, Duration::ZERO, &mut stop);
         if started.is_err() {
             // What was made for an SSD that was refused is of no use.
             drop(plane);
             made.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
             return started.map(|_| ());
         }
-        let (node, metrics) = started?;
+        let Some((node, metrics)) = started? else { return Ok(()) };
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
         let orphaned = self.end_with_stdin.then(stop::parent_gone);
-        stop::wait(|| {
+        stop.wait(|| {
             if orphaned.as_ref().is_some_and(|gone| gone.load(std::sync::atomic::Ordering::Relaxed)) {
                 return Err("standard input has ended, and with it this process's purpose".into());
             }

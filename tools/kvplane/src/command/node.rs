@@ -12,9 +12,10 @@ use kvplane::{
 };
 
 use super::log::{Level, Log};
+use super::stop::Stop;
 use super::tebench::{PacingChoice, values};
 use super::which::Which;
-use super::{Failure, metrics, size, stop};
+use super::{Failure, metrics, size};
 
 /// Between two attempts to find a control plane.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -309,12 +310,14 @@ impl Shape {
         }
     }
 
+    /// Starts the node and what shows its counters. None where the process is told to stop meanwhile.
     pub(crate) fn start(
         &self,
         cluster: &str,
         control: kvplane::Control,
         wait: Duration,
-    ) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
+        stop: &mut Stop,
+    ) -> Result<Option<(Arc<kvplane::Node>, Option<MetricsServer>)>, Failure> {
         let config = NodeConfig {
             control,
             node: self.node_id.map(NodeId),
@@ -348,7 +351,7 @@ impl Shape {
             hot_bytes_per_s: self.copy_hot,
             ..NodeConfig::local(cluster, self.pool)
         };
-        let node = Arc::new(start_when_there(&config, wait)?);
+        let Some(node) = start_when_there(&config, wait, stop)?.map(Arc::new) else { return Ok(None) };
         println!("node {} with {} for objects", node.id(), size::show(self.pool));
         node.notes().iter().for_each(|note| println!("  {note}"));
         let shown = Arc::downgrade(&node);
@@ -356,18 +359,23 @@ impl Shape {
         if let Some(server) = &server {
             println!("{}", metrics::say(server, "counters of the shards"));
         }
-        Ok((node, server))
+        Ok(Some((node, server)))
     }
 }
 
 /// Starts a node. For up to `wait` it waits for a control plane that is not there yet, and for one that refuses it for
-/// now, as while it takes a former life of the node for alive: a restarted node has other ports.
-fn start_when_there(config: &NodeConfig, wait: Duration) -> Result<kvplane::Node, kvplane::Error> {
+/// now, as while it takes a former life of the node for alive: a restarted node has other ports. None where the process
+/// is told to stop meanwhile.
+fn start_when_there(
+    config: &NodeConfig,
+    wait: Duration,
+    stop: &mut Stop,
+) -> Result<Option<kvplane::Node>, kvplane::Error> {
     let until = Instant::now() + wait;
     let (mut told, mut refused_until) = (false, None);
     loop {
         let error = match kvplane::Node::start(config) {
-            Ok(node) => return Ok(node),
+            Ok(node) => return Ok(Some(node)),
             Err(error) => error,
         };
         let now = Instant::now();
@@ -385,7 +393,9 @@ fn start_when_there(config: &NodeConfig, wait: Duration) -> Result<kvplane::Node
             eprintln!("kvplane: {error}; trying again for up to {left} s");
             told = true;
         }
-        std::thread::sleep(AGAIN.min(until.saturating_duration_since(now)));
+        if stop.comes_within(AGAIN.min(until.saturating_duration_since(now))) {
+            return Ok(None);
+        }
     }
 }
 
@@ -393,8 +403,10 @@ impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
         self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
-        let (node, _metrics) = self.shape.start(&self.cluster, control, Duration::from_secs(self.wait_control))?;
-        stop::wait(|| Ok(node.check()?))?;
+        let mut stop = Stop::listen()?;
+        let wait = Duration::from_secs(self.wait_control);
+        let Some((node, _metrics)) = self.shape.start(&self.cluster, control, wait, &mut stop)? else { return Ok(()) };
+        stop.wait(|| Ok(node.check()?))?;
         self.shape.give_away(&node);
         Ok(())
     }

@@ -40,6 +40,10 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
     let of = |more: &[&str]| place.bare(&[&fixed[..], &whom[..], more].concat());
     // Without being told to, it does not.
     finish(of(&[]), &[]).failed(1, &[&address]);
+    // One that waits may be told not to.
+    let mut waiting = Process::start(of(&["--wait-control", "600"]));
+    waiting.wait_for("trying again for up to");
+    assert!(waiting.stop().success());
     let mut waiting = Process::start(of(&["--wait-control", "600"]));
     waiting.wait_for("trying again for up to");
     let _plane = control(&place, &address);
