@@ -77,7 +77,7 @@ impl Dev {
             made.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
             return started.map(|_| ());
         }
-        let Some((node, metrics)) = started? else { return Ok(()) };
+        let Some(serving) = started? else { return Ok(()) };
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
@@ -86,12 +86,11 @@ impl Dev {
             if orphaned.as_ref().is_some_and(|gone| gone.load(std::sync::atomic::Ordering::Relaxed)) {
                 return Err("standard input has ended, and with it this process's purpose".into());
             }
-            node.check()?;
+            serving.node.check()?;
             control::watch(&mut plane)
         })?;
-        drop(metrics);
         // The node leaves first, while there is somebody to tell.
-        drop(node);
+        drop(serving);
         Ok(())
     }
 }

@@ -317,7 +317,7 @@ impl Shape {
         control: kvplane::Control,
         wait: Duration,
         stop: &mut Stop,
-    ) -> Result<Option<(Arc<kvplane::Node>, Option<MetricsServer>)>, Failure> {
+    ) -> Result<Option<Serving>, Failure> {
         let config = NodeConfig {
             control,
             node: self.node_id.map(NodeId),
@@ -359,8 +359,14 @@ impl Shape {
         if let Some(server) = &server {
             println!("{}", metrics::say(server, "counters of the shards"));
         }
-        Ok(Some((node, server)))
+        Ok(Some(Serving { _metrics: server, node }))
     }
+}
+
+/// A node, and what shows its counters. That ends first.
+pub(crate) struct Serving {
+    _metrics: Option<MetricsServer>,
+    pub(crate) node: Arc<kvplane::Node>,
 }
 
 /// Starts a node. For up to `wait` it waits for a control plane that is not there yet, and for one that refuses it for
@@ -405,9 +411,9 @@ impl Node {
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
         let mut stop = Stop::listen()?;
         let wait = Duration::from_secs(self.wait_control);
-        let Some((node, _metrics)) = self.shape.start(&self.cluster, control, wait, &mut stop)? else { return Ok(()) };
-        stop.wait(|| Ok(node.check()?))?;
-        self.shape.give_away(&node);
+        let Some(serving) = self.shape.start(&self.cluster, control, wait, &mut stop)? else { return Ok(()) };
+        stop.wait(|| Ok(serving.node.check()?))?;
+        self.shape.give_away(&serving.node);
         Ok(())
     }
 }
