@@ -77,7 +77,9 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_gi
         let wish = |world: &mut World, digest| world.service.want_copy(digest, world.now_ns);
         // Time and again, as who waits for it does.
         for _ in 0..50 {
-            wished.iter().for_each(|digest| drop(wish(&mut world, *digest)));
+            for digest in &wished {
+                let _ = wish(&mut world, *digest);
+            }
             copied(&mut world, 1);
         }
         assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), Wished::There(_))));
