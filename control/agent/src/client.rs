@@ -51,9 +51,6 @@ pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
 const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
-/// How long a control plane that lost its state takes to adopt a map: six seconds after the first offer at most, and
-/// a member offers its own when its next heartbeats are not answered.
-const FIRST_MAP_NS: u64 = 8_000_000_000;
 
 /// Roles that may ask nodes for objects, the usual one first: an operator may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
@@ -238,7 +235,6 @@ impl Client {
             stream: config.tcp && config.rdma.mode != RdmaUse::Require,
             hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
             spread: config.spread,
-            first_map_ns: FIRST_MAP_NS,
             ..Config::default()
         };
         let (rdma, tls) = (config.rdma.devices()?, link.keychain(config.data_tls)?);

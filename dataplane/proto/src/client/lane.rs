@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::client::config::Config;
 use crate::client::path::{Path, Via};
 use crate::client::proof::Challenged;
 use crate::client::table::{NOWHERE, Slice};
-use crate::client::types::{LaneId, PeerId};
+use crate::client::types::{Config, LaneId, PeerId};
 use crate::ids::{PinId, RequestId, ReservationId, SegmentId};
 use crate::limits::Limits;
 use crate::message::CommitItem;

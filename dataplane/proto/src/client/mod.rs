@@ -19,7 +19,6 @@
 
 mod asks;
 mod bulk;
-mod config;
 mod dispatch;
 mod drafts;
 mod fences;
@@ -53,7 +52,6 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 pub use bulk::{Copies, RowCopy};
-pub use config::Config;
 use dispatch::{Group, RailEntry};
 pub use drafts::PeerLife;
 use fences::Fences;
@@ -69,8 +67,8 @@ pub use sources::Sources;
 use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
-    SubmitError, TaskResult,
+    Config, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget,
+    SliceId, SubmitError, TaskResult,
 };
 
 use kvplane_ticket::Credential;
@@ -150,8 +148,6 @@ pub struct Client {
     books: metrics::Books,
     /// When a newer map was last asked for, since the last one came.
     map_wanted_ns: Option<u64>,
-    /// Until when requests without an owner wait for the first map.
-    no_map_until_ns: u64,
     /// The latest time that an input brought.
     now_ns: u64,
 }
@@ -223,7 +219,6 @@ impl Client {
             counters: Counters::default(),
             books: metrics::Books::default(),
             map_wanted_ns: None,
-            no_map_until_ns: 0,
             now_ns: 0,
         }
     }
@@ -234,10 +229,6 @@ impl Client {
         if self.map.as_ref().is_some_and(|(old, _)| old.epoch >= map.epoch) {
             return;
         }
-        self.no_map_until_ns = match map.epoch {
-            Epoch(0) => now_ns.saturating_add(self.config.first_map_ns),
-            _ => 0,
-        };
         let owners = OwnerTable::compute(&map);
         self.owner_peers = map.members.iter().map(|member| vec![None; member.shards.len()]).collect();
         self.map = Some((map, owners));

@@ -47,7 +47,7 @@ impl Client {
             Request::OpenSegment(peer) => Some(peer),
         };
         let Some(peer) = peer else {
-            self.wait_for_owner(id, &request);
+            self.complete(id.index, Status::NoOwner);
             return None;
         };
         if self.asks_departed(&request) || request.life().is_some_and(|life| life != self.peers[peer.0 as usize].life) {
@@ -62,16 +62,6 @@ impl Client {
         match request {
             Request::Read(target, _) | Request::Write(target, _) if failed_twice.is_none() => Some((target, group)),
             _ => None,
-        }
-    }
-
-    /// Nobody owns the object of a slice: it waits for a map if there may be one soon, and else fails.
-    fn wait_for_owner(&mut self, id: SliceId, request: &Request) {
-        // Objects of one question may have several owners: whoever asked asks for each by itself.
-        if self.now_ns < self.no_map_until_ns && !matches!(request, Request::Asks(..)) {
-            self.parked.insert((self.no_map_until_ns, id));
-        } else {
-            self.complete(id.index, Status::NoOwner);
         }
     }
 

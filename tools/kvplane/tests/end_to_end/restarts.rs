@@ -201,9 +201,6 @@ fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     plane.kill();
     std::fs::remove_dir_all(place.path("state")).unwrap();
     let plane = control(&place, "127.0.0.1:0");
-    // Who comes before anything was adopted waits for that.
-    let early = place.client(Way::BOTH[0]).get(b"before-1").unwrap();
-    assert_eq!(early.as_deref(), Some(&[1; 1001][..]));
     assert_eq!(members(&plane, 2), Some(()));
     let after = health(plane.http())["epoch"].as_u64().unwrap();
     assert!(after > before, "epochs go on: {after} after {before}");

@@ -1,7 +1,7 @@
 //! Batches that are refused, and those that need nobody.
 
 use super::rig::{Rig, SECOND_NS, digest, local, map, push_name, stream_config};
-use crate::client::{Client, Config, Output, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions};
+use crate::client::{Client, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions};
 use crate::ids::SegmentId;
 use crate::limits::Limits;
 use crate::status::Status;
@@ -105,42 +105,6 @@ fn without_a_map_or_an_owner_requests_fail_at_once() {
     client.set_map(map(1, 0, 1), 0);
     let batch = client.submit(&[Request::Exists(digest(1))], SECOND_NS, 0).expect("a valid batch");
     assert_eq!(client.results(batch)[0].status, Status::NoOwner);
-}
-
-#[test]
-fn requests_wait_for_the_first_map_of_a_control_plane_that_has_none_yet() {
-    const MS: u64 = 1_000_000;
-    let start = || {
-        let mut client = Client::new(Config { first_map_ns: 500 * MS, ..stream_config() });
-        client.set_map(map(0, 0, 1), 0);
-        client
-    };
-    let exists = |client: &mut Client, deadline_ns: u64, now_ns: u64| {
-        let batch = client.submit(&[Request::Exists(digest(1))], deadline_ns, now_ns).expect("a valid batch");
-        while client.poll_output().is_some() {}
-        batch
-    };
-    // The map comes: its owner is asked.
-    let mut client = start();
-    let batch = exists(&mut client, SECOND_NS, MS);
-    assert!(!client.is_complete(batch));
-    client.set_map(map(1, 1, 1), 300 * MS);
-    let connects = std::iter::from_fn(|| client.poll_output()).any(|output| matches!(output, Output::Connect { .. }));
-    assert!(connects && !client.is_complete(batch));
-    // It does not: no owner, until the next is submitted, which fails at once.
-    let mut client = start();
-    let batch = exists(&mut client, SECOND_NS, MS);
-    assert_eq!(client.poll_timeout(), Some(500 * MS));
-    client.handle_timeout(500 * MS);
-    assert_eq!(client.results(batch)[0].status, Status::NoOwner);
-    let batch = exists(&mut client, SECOND_NS, 500 * MS);
-    assert_eq!(client.results(batch)[0].status, Status::NoOwner);
-    // Its own deadline is sooner.
-    let mut client = start();
-    let batch = exists(&mut client, 200 * MS, MS);
-    client.handle_timeout(200 * MS);
-    assert!(client.is_complete(batch));
-    assert_ne!(client.results(batch)[0].status, Status::Ok);
 }
 
 #[test]
