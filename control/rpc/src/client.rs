@@ -229,7 +229,9 @@ impl Client {
 
     /// Ends the connection; later calls make a new one.
     pub async fn close(&self) {
-        let Some(connection) = self.shared.link.lock().await.connection.take() else { return };
+        // Whoever holds the link for longer is making a connection, so there is none to end.
+        let Ok(mut link) = timeout(GOODBYE, self.shared.link.lock()).await else { return };
+        let Some(connection) = link.connection.take() else { return };
         connection.close(CloseCode::Done.wire(), b"done");
         // The caller's runtime may end right after this; a server that is not told keeps the connection until it has
         // been idle for too long, and short-lived clients would fill its table. Being idle takes longer than telling
