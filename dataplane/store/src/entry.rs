@@ -369,7 +369,7 @@ impl Entries {
         entry.mark(Mark::Replace, replace);
         entry.mark(Mark::Hard, keep.hard_pin);
         entry.mark(Mark::Head, head);
-        entry.mark(Mark::Wanted, matches!(replica, Replica::First | Replica::Awaited));
+        entry.mark(Mark::Wanted, replica.is_owed_a_copy());
         entry.mark(Mark::Awaited, replica == Replica::Awaited);
         entry.mark(Mark::Copy, replica == Replica::Second);
         if self.vacant == NONE {

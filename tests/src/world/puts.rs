@@ -1,4 +1,4 @@
-//! What a put may do when it becomes visible: it makes an object at the owner of its slot, and takes the place of
+//! The checker of puts that become visible: a put makes an object at the owner of its slot, and takes the place of
 //! another only where it was to replace it. The World looks into the store right before the event that commits, and at
 //! the map that the shard goes by.
 

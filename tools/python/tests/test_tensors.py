@@ -229,7 +229,7 @@ class Tensors(unittest.TestCase):
                 wanted = axes(axis("tp", rank, size, 0))
                 self.same(read("quarters", target("shard", wanted)), whole.tensor_split(size, 0)[rank])
                 self.same(read("quarters", target("full", wanted)), whole)
-        # What was said beside other parts does not hide these.
+        # A manifest that earlier parts left behind does not hide these.
         for rank, part in enumerate(whole.tensor_split(3, 1)):
             self.assertEqual(self.store.put_tensor_with_parallelism("again", part, axes(axis("tp", rank, 3, 1))), 0)
         self.store.batch_remove([f"again_tp_{rank}" for rank in range(3)])

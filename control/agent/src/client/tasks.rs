@@ -46,8 +46,8 @@ impl Client {
 
     /// Has the second owners of the objects under these keys give their copies up; for each whether there was one, as
     /// far as is known, and it is gone. The object stays with its first owner, and gets no copy by itself: until it is
-    /// put with two replicas or a task copies it, it is asked for so much that its shard wants one, it comes back from
-    /// an SSD, or its slot has another first owner. Objects in stripes count as a whole.
+    /// put with two replicas or a task copies it, it is asked for so much that its shard wants one, or its slot has
+    /// another first owner. Objects in stripes count as a whole.
     ///
     /// # Errors
     /// When a key is empty or too long, or the owners cannot be asked; for one object when its owner refuses

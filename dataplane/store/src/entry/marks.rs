@@ -52,3 +52,11 @@ pub enum Replica {
     /// The copy.
     Second,
 }
+
+impl Replica {
+    /// True for an object of its first owner that the second is to have a copy of.
+    #[must_use]
+    pub const fn is_owed_a_copy(self) -> bool {
+        matches!(self, Self::First | Self::Awaited)
+    }
+}

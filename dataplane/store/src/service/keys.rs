@@ -386,7 +386,7 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
 
 /// What a page says of an object in memory.
 const fn in_memory(view: &ObjectView) -> u32 {
-    let wanted = matches!(view.replica, Replica::First | Replica::Awaited);
+    let wanted = view.replica.is_owed_a_copy();
     KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 } | if view.is_head { KeyItem::HEAD } else { 0 }
 }
 

@@ -166,8 +166,8 @@ impl Ownership {
     }
 }
 
-/// Whether a note is one of earlier versions, whose body was what came before the slots in doubt. These had a checksum
-/// of their own, or were all zeros where a version knew no doubt.
+/// True for a note of earlier versions, whose body was what came before the slots in doubt. These had a checksum of
+/// their own, or were all zeros where a version knew no doubt.
 fn is_earlier(bytes: &[u8], body: u32) -> bool {
     let slots = &bytes[DOUBT_AT..DOUBT_CHECKSUM_AT];
     let (stated, none) = (word32(bytes, DOUBT_CHECKSUM_AT), slots.iter().all(|byte| *byte == 0));

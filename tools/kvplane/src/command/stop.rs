@@ -32,7 +32,7 @@ impl Stop {
         Ok(Self { runtime, interrupt: interrupt?, terminate: terminate?, told: false })
     }
 
-    /// Whether one has come, or comes within this time.
+    /// A signal has come, or comes within this time.
     pub(crate) fn comes_within(&mut self, wait: Duration) -> bool {
         let Self { runtime, interrupt, terminate, told } = self;
         *told = *told

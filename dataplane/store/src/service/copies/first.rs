@@ -13,7 +13,6 @@ use super::super::moves::Call;
 use super::super::tail::{TailHead, tail_within};
 use super::super::types::{Memory, Place};
 use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
-use crate::Replica;
 use crate::store::{Fate, Side};
 
 /// Drops of one request.
@@ -351,7 +350,7 @@ impl Service {
         let lacks_tail = self.lacks_tail(digest);
         let store = self.store.as_mut()?;
         let there = store.peek(digest).is_some_and(|object| object.version == version);
-        if !there || !matches!(store.replica(digest), Replica::First | Replica::Awaited) || store.is_copied(digest) {
+        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
             return None;
         }
         let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {

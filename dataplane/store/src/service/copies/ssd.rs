@@ -8,7 +8,6 @@ use kvplane_tier::RecordView;
 
 use super::super::tiered::NotBegun;
 use super::super::{Service, owns};
-use crate::Replica;
 
 /// Places of the SSD's index that one step looks at.
 const STEP: usize = 256;
@@ -100,7 +99,7 @@ impl Service {
     /// True for an object from the SSD that stays in memory, as its copy would leave together with it.
     pub(in crate::service) fn stays_for_copy(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
-        let wanted = matches!(store.replica(digest), Replica::First | Replica::Awaited);
+        let wanted = store.replica(digest).is_owed_a_copy();
         wanted
             && owns(&self.owned, digest)
             && self.copies.seconds.contains_key(&digest.slot())

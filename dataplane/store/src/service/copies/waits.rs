@@ -58,7 +58,7 @@ impl Service {
         }
         let possible = self.copies.seconds.contains_key(&digest.slot());
         let replica = self.store.as_ref().map_or(Replica::None, |store| store.replica(digest));
-        if !possible || !matches!(replica, Replica::First | Replica::Awaited) {
+        if !possible || !replica.is_owed_a_copy() {
             return;
         }
         if let (true, Some(slot)) = (waits.copy, told) {

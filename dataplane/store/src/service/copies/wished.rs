@@ -2,7 +2,7 @@
 //! background.
 //!
 //! A wish is a mark at the object and lasts as long as that does; what is on an SSD is written there once more with it.
-//! Whoever asks again learns how far it is.
+//! A repeated wish answers how far the copy is.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Bitmap, Operation};
@@ -44,7 +44,7 @@ impl Service {
         wished
     }
 
-    /// The same for as long as the object stays in memory.
+    /// A copy of an object of ours is wanted for as long as the object stays in memory: nothing is written to the SSD.
     pub(super) fn want_copy_for_now(&mut self, digest: Digest, now_ns: u64) -> Wished {
         self.now_ns = self.now_ns.max(now_ns);
         if !owns(&self.owned, digest) {

@@ -15,7 +15,6 @@ use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 
 use super::{Call, Held, Service, Tiered};
-use crate::Replica;
 
 /// How often a write that failed is tried again.
 const TRIES_MOST: u8 = 4;
@@ -61,8 +60,8 @@ impl Tiered {
         }
     }
 
-    /// Whether what is on the SSD of an object, or on its way there, says that it has two owners. None where nothing
-    /// is, and where it is yet to be given to the SSD: that says what holds by then.
+    /// The promise of a second copy in an object's record on the SSD, or in one that is in flight there. None without a
+    /// record, and while one is queued: it is written with the promise that holds by then.
     fn promise_of(&self, digest: Digest) -> Option<bool> {
         let of = |held: &Held| held.digest == digest;
         let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.waiting.values());
@@ -111,7 +110,7 @@ impl Service {
     /// The record on the SSD of an object in memory says whether it has two owners, or is written once more.
     pub(in crate::service) fn write_promise(&mut self, digest: Digest) {
         let (Some(tiered), Some(store)) = (&self.tiered, &self.store) else { return };
-        let promised = matches!(store.replica(digest), Replica::First | Replica::Awaited);
+        let promised = store.replica(digest).is_owed_a_copy();
         let says_so = tiered.promise_of(digest).is_none_or(|says| says == promised);
         if store.exists(digest) && !says_so {
             self.hold_for_write(digest, None, Some(PutAck::Buffered));

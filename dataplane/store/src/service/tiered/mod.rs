@@ -71,7 +71,7 @@ struct Held {
     told: Option<Slot>,
     /// What its put asked for.
     ack: Option<PutAck>,
-    /// Whether its record says that it has two owners, once it was given to the tier.
+    /// The promise of a second copy in its record, once that was given to the tier.
     copied: bool,
     /// How often its write was tried again.
     tries: u8,

@@ -13,7 +13,6 @@ use super::super::tail::tail_within;
 use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
-use crate::Replica;
 
 /// What the answer of a put waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -233,7 +232,7 @@ impl Service {
             };
             // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
             let tail = if is_of(&tail, held.digest) { tail } else { Vec::new() };
-            held.copied = matches!(store.replica(held.digest), Replica::First | Replica::Awaited);
+            held.copied = store.replica(held.digest).is_owed_a_copy();
             let put = Put {
                 digest: held.digest,
                 key: &tail,
