@@ -35,7 +35,7 @@ const PROBE: Duration = Duration::from_secs(1);
 /// How long an answer may take before the control plane is asked whether it is there.
 const OVERDUE: Duration = Duration::from_millis(500);
 /// How long the first map may take to arrive.
-const FIRST_MAP: Duration = Duration::from_secs(10);
+const FIRST_MAP: Duration = Duration::from_secs(15);
 
 pub(crate) const fn software() -> &'static str {
     concat!("kvplane/", env!("CARGO_PKG_VERSION"))

@@ -50,18 +50,23 @@ pub(crate) struct Adoption {
     wait_until_ns: u64,
     /// When what was offered is adopted at the latest; none before the first offer.
     adopt_at_ns: Option<u64>,
+    /// Clients wait for the map: it is adopted, or nobody offers one in time.
+    awaited: bool,
     offers: BTreeMap<NodeId, Offer>,
     /// Nodes that asked to join in another life: they have nothing to offer.
     joins: BTreeSet<NodeId>,
 }
 
 impl Adoption {
-    pub(crate) const fn new(wait_until_ns: u64) -> Self {
-        Self { wait_until_ns, adopt_at_ns: None, offers: BTreeMap::new(), joins: BTreeSet::new() }
+    /// Members may offer their maps; without a first offer by then, a node that joins is the first of a new cluster.
+    pub(crate) const fn new(now_ns: u64, wait_until_ns: u64) -> Self {
+        let awaited = now_ns < wait_until_ns;
+        Self { wait_until_ns, adopt_at_ns: None, awaited, offers: BTreeMap::new(), joins: BTreeSet::new() }
     }
 
-    pub(crate) const fn due_ns(&self) -> Option<u64> {
-        self.adopt_at_ns
+    /// When time changes something: what was offered is adopted, or clients wait no longer.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        self.adopt_at_ns.or_else(|| self.awaited.then_some(self.wait_until_ns))
     }
 
     /// The newest map of the state that most members follow.
@@ -131,10 +136,25 @@ impl Cluster {
         Ok(Reply::Offered)
     }
 
-    /// Adopts what was offered, if it is time.
+    /// Whether the map of epoch 0 may be that of a state that was lost, whose members have not had time to offer
+    /// theirs: who reads objects waits for the map that is adopted, or for [`Output::BeganEmpty`].
+    #[must_use]
+    pub fn awaits_offers(&self) -> bool {
+        self.adoption.as_ref().is_some_and(|adoption| adoption.awaited)
+    }
+
+    /// Adopts what was offered, if it is time. Without an offer, clients wait no longer; members may still offer.
     pub(crate) fn adopt_due(&mut self) {
-        if self.adoption.as_ref().and_then(Adoption::due_ns).is_some_and(|at_ns| at_ns <= self.now_ns) {
+        let now_ns = self.now_ns;
+        let Some(adoption) = self.adoption.as_mut().filter(|adoption| adoption.due_ns().is_some_and(|at| at <= now_ns))
+        else {
+            return;
+        };
+        if adoption.adopt_at_ns.is_some() {
             self.adopt();
+        } else {
+            adoption.awaited = false;
+            self.outputs.push_back(Output::BeganEmpty);
         }
     }
 

@@ -269,6 +269,9 @@ pub enum Output {
     /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later
     /// one has a greater epoch.
     MapChanged(ClusterMap),
+    /// No member offered a state while the cluster waited for one: the map of epoch 0 that is published is a new
+    /// cluster's. See [`crate::Cluster::awaits_offers`].
+    BeganEmpty,
 }
 
 /// A change of the durable state, which holds at most one record per key.

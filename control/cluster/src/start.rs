@@ -119,7 +119,8 @@ impl Cluster {
         };
         cluster.restore(restored)?;
         if let Some(wait_ns) = cluster.config.adoption_wait_ns.filter(|_| cluster.map.epoch == Epoch(0)) {
-            cluster.adoption = Some(Adoption::new(now_ns.saturating_add(wait_ns)));
+            cluster.adoption = Some(Adoption::new(now_ns, now_ns.saturating_add(wait_ns)));
+            cluster.rearm();
         }
         cluster.publish();
         if !matches!(cluster.outputs.back(), Some(Output::MapChanged(_))) {

@@ -92,6 +92,34 @@ fn nobody_joins_before_members_had_time_to_come() {
 }
 
 #[test]
+fn clients_wait_for_the_map_while_members_may_offer_theirs() {
+    // Members offer: until one map is adopted.
+    let before = cluster_of(2).published;
+    let mut driver = Driver::new(adopting());
+    assert!(driver.cluster.awaits_offers());
+    offer(&mut driver, offer_of(&before, 1)).expect("taken");
+    driver.sleep(WAIT_NS - 1);
+    assert!(driver.cluster.awaits_offers(), "node 2 may offer a newer one");
+    offer(&mut driver, offer_of(&before, 2)).expect("taken");
+    assert_eq!((driver.adopted, driver.cluster.awaits_offers()), (Some(STATE), false));
+    // Nobody does: until the wait is over, without a node that joins. What is offered later is adopted all the same.
+    let mut driver = Driver::new(adopting());
+    driver.sleep(WAIT_NS - 1);
+    assert!(driver.cluster.awaits_offers());
+    driver.sleep(1);
+    assert!(!driver.cluster.awaits_offers() && driver.cluster.poll_timeout().is_none());
+    for node in 1..=2 {
+        offer(&mut driver, offer_of(&before, node)).expect("taken");
+    }
+    assert_eq!(driver.adopted, Some(STATE));
+    // A new cluster, and one that has its state, keep no client waiting.
+    let mut none = Driver::new(ClusterConfig { adoption_wait_ns: Some(0), ..config() });
+    assert!(!none.cluster.awaits_offers() && !Driver::new(config()).cluster.awaits_offers());
+    none.admit(1, 1);
+    assert!(!driver.restart().cluster.awaits_offers());
+}
+
+#[test]
 fn the_newest_map_counts_and_who_is_silent_has_its_grace() {
     let mut lost = cluster_of(2);
     let older = lost.published.clone();

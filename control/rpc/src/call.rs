@@ -29,6 +29,7 @@ use crate::p2p::{
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::rights::{Called, is_bound};
+use crate::role::Role;
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame, Service};
 
@@ -129,7 +130,9 @@ impl Call {
             if map.state != self.state {
                 return self.began_anew();
             }
-            if known != Some(map.epoch) {
+            // A client would take its objects for gone.
+            let waits = map.is_provisional && self.caller.role == Role::Client;
+            if !waits && known != Some(map.epoch) {
                 known = Some(map.epoch);
                 if !self.write(&mut send, &map.frame).await {
                     return;

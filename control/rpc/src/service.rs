@@ -343,6 +343,7 @@ pub struct MapFrame {
     pub(crate) state: u64,
     pub(crate) epoch: u64,
     pub(crate) frame: Arc<[u8]>,
+    pub(crate) is_provisional: bool,
 }
 
 impl MapFrame {
@@ -352,7 +353,14 @@ impl MapFrame {
     /// # Errors
     /// [`CodecError::TooLarge`].
     pub fn new(reply: &MapReply, state: u64) -> Result<Self, CodecError> {
-        Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into() })
+        Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into(), is_provisional: false })
+    }
+
+    /// The same map, of a control plane that may have lost its state and be about to adopt another map. Clients wait
+    /// for the next map where this is true: by this one, nobody owns any object.
+    #[must_use]
+    pub fn provisional(self, is_provisional: bool) -> Self {
+        Self { is_provisional, ..self }
     }
 
     /// Epoch of the map.

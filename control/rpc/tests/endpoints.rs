@@ -301,6 +301,29 @@ fn a_watch_follows_the_map_through_a_restart() {
     });
 }
 
+/// Where a state may have been lost, nodes get the map that there is, to offer theirs, and clients the next one.
+#[test]
+fn clients_get_no_map_before_it_is_known_whether_the_state_was_lost() {
+    run(async {
+        let rig = Rig::start().await;
+        rig.service.set_provisional(true);
+        let client = connect(&rig.config(Role::Client)).await.unwrap();
+        let mut clients = client.watch_map();
+        rig.service.until(Event::Called { method: "watch_map", ok: true }).await;
+        let node = connect(&rig.config(Role::Node)).await.unwrap();
+        assert_eq!(node.watch_map().newer(None).await.epoch, Epoch(1));
+        assert_eq!(clients.state().map, None);
+        rig.service.publish(1001);
+        assert_eq!(clients.newer(None).await.epoch, Epoch(1001), "it is the first map that the client gets");
+
+        // The same map, once it is certain.
+        rig.service.set_provisional(true);
+        let mut clients = client.watch_map();
+        rig.service.set_provisional(false);
+        assert_eq!(clients.newer(None).await.epoch, Epoch(1001));
+    });
+}
+
 /// A server whose process vanishes when a client watches its map: its socket is open, and says nothing.
 fn beside_a_silent_server(limits: impl Fn(Limits) -> Limits, story: impl AsyncFnOnce(Client, MapWatch)) {
     let (sender, receiver) = std::sync::mpsc::channel();

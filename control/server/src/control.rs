@@ -15,7 +15,7 @@ use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Rep
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::{Member, OwnerTable};
-use kvplane_rpc::message::{CopyState, KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode, TenantList};
+use kvplane_rpc::message::{CopyState, KeyFound, Load, MemberStatus, Segment, ShardNode, TenantList};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
@@ -35,6 +35,7 @@ use crate::tiers::Tiers;
 
 mod calls;
 mod durable;
+mod maps;
 
 /// Program and version, as callers see it.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
@@ -119,7 +120,7 @@ pub(crate) struct Control {
 impl Control {
     /// Takes a cluster that was just made and carries out its first outputs.
     pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
-        let (map, state) = (MapReply { map: cluster.map().clone() }, store.state_id());
+        let first = maps::frame(cluster.map().clone(), &cluster, store.state_id())?;
         let control = Self {
             core: Mutex::new(Core {
                 cluster,
@@ -132,7 +133,7 @@ impl Control {
                 owners: None,
                 failure: None,
             }),
-            maps: watch::channel(frame(&map, state)?).0,
+            maps: watch::channel(first).0,
             failed: watch::channel(None).0,
             rearm: Notify::new(),
             started,
@@ -238,10 +239,10 @@ impl Control {
                     self.adopt(core, state, &changes)?;
                 }
                 Output::MapChanged(map) => {
-                    tracing::info!(epoch = map.epoch.0, members = map.members.len(), "publishes a map");
-                    self.maps.send_replace(frame(&MapReply { map }, core.store.state_id())?);
+                    self.publish(core, map)?;
                     core.forget_gone();
                 }
+                Output::BeganEmpty => self.begin_empty(),
                 // Who waits for a member sees the map without it; the loss itself is in the counters.
                 Output::MemberLost { node, incarnation } => {
                     tracing::warn!(
@@ -490,10 +491,6 @@ pub(crate) struct View {
     pub(crate) published: Published,
     pub(crate) is_followed: bool,
     pub(crate) tenants: TenantList,
-}
-
-fn frame(map: &MapReply, state: u64) -> Result<MapFrame, Refusal> {
-    MapFrame::new(map, state).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
 }
 
 #[cfg(test)]

@@ -135,6 +135,8 @@ impl World {
                     self.detail(node.0, || format!("LOST node {} in life {}", node.0, incarnation.0));
                 }
                 Output::MapChanged(map) => self.publish(map),
+                // The World's clients keep the map that they know.
+                Output::BeganEmpty => {}
             }
         }
         self.arm_control();

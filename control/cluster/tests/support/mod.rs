@@ -78,6 +78,7 @@ impl Driver {
                     // It goes on from the epoch that was offered, and not from one of its own.
                     self.published.epoch = Epoch(self.cluster.map().epoch.0 - 1);
                 }
+                Output::BeganEmpty => assert_eq!(self.published.epoch, Epoch(0), "it has a map"),
                 Output::MemberLost { node, incarnation } => self.lost.push((node.0, incarnation.0)),
                 Output::MapChanged(map) => {
                     epochs += 1;

@@ -64,6 +64,11 @@ impl Recorder {
         Arc::new(Self { maps: watch::channel(frame).0, events: Mutex::default(), callers: Mutex::default(), state_id })
     }
 
+    /// The map may be followed by that of a lost state.
+    pub fn set_provisional(&self, is_provisional: bool) {
+        self.maps.send_modify(|frame| *frame = frame.clone().provisional(is_provisional));
+    }
+
     pub fn publish(&self, epoch: u64) {
         let frame = MapFrame::new(&MapReply { map: map(epoch) }, self.state_id).expect("a small map");
         self.maps.send_replace(frame);

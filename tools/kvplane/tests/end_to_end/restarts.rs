@@ -171,6 +171,28 @@ fn a_node_killed_and_started_again_serves_the_same_clients() {
     assert!(node.stop().success());
 }
 
+/// Where the authority is older than the state, the state may have been lost, and its members come within seconds.
+#[test]
+fn a_client_that_connects_before_a_lost_state_is_adopted_waits_for_the_map() {
+    let place = Workplace::new("early-client");
+    let mut plane = control(&place, "127.0.0.1:0");
+    let _node = place.node(7, &["--pool", "16M", "--shards", "1"]);
+    let mut client = place.client(Way::Tcp);
+    put_and_get(&mut client, "before");
+    plane.kill();
+    for entry in std::fs::read_dir(place.path("state")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "redb") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let plane = control(&place, "127.0.0.1:0");
+    let early = place.client(Way::Tcp).get(b"before-1").unwrap();
+    assert_eq!(early.as_deref(), Some(&[1; 1001][..]));
+    let (_, metrics) = http_get(plane.http(), "/metrics");
+    assert!(metrics.contains("kvplane_control_adoptions_total 1\n"), "{metrics}");
+}
+
 /// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after
 /// that is as good as ever, on its SSD too.
 #[test]
