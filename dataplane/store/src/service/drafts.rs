@@ -277,8 +277,9 @@ impl Service {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, _) = store.reserved_for(reservation).expect("an open draft has its room");
         // What is refused loses its room at once: not while somebody reads there.
-        let refusable = !super::owns(&self.owned, digest) || store.exists(digest) && !store.replaces(reservation);
-        if readers > 0 && (refusable || store.free_pins() < readers) {
+        let has_pins = store.free_pins() >= readers;
+        let refusable = !super::owns(&self.owned, digest) || self.has_rival(reservation, digest);
+        if readers > 0 && (refusable || !has_pins) {
             return Err(refused(Status::Busy));
         }
         let made = self.commit_one(reservation, checksum).map_err(refused);

@@ -442,6 +442,12 @@ impl Service {
         }
         let replaces = store.replaces(reservation);
         let ack = self.acks.take(reservation);
+        // The store itself refuses where there is one in memory.
+        if !store.exists(digest) && self.has_rival(reservation, digest) {
+            self.abort_one(reservation);
+            return Err(self.exists_already(digest, ack));
+        }
+        let store = self.store.as_mut().expect("a reservation is of a store");
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
@@ -449,14 +455,12 @@ impl Service {
                 self.about_made(digest);
                 Ok(Made { version, digest, bytes, replaces, is_copy: false, ack })
             }
+            Err(CommitError::Exists) => Err(self.exists_already(digest, ack)),
             Err(error) => {
                 if error == CommitError::Expired {
                     self.abort_one(reservation);
                 }
-                match commit_status(error) {
-                    Status::Exists => Err(self.exists_already(digest, ack)),
-                    status => Err(status),
-                }
+                Err(commit_status(error))
             }
         }
     }

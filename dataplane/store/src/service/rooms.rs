@@ -83,6 +83,13 @@ impl Service {
         if replace || foreign { Err(Status::Unauthorized) } else { Ok(false) }
     }
 
+    /// Whether there is an object that this put may not replace: it came after room was taken, and may have been
+    /// evicted to the SSD since.
+    pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
+        let Some(store) = &self.store else { return false };
+        !store.replaces(reservation) && (store.exists(digest) || self.on_ssd(digest).is_some())
+    }
+
     /// What a put that `asked` for this is told where there is an object already: that, to come again, or that the SSD
     /// did not take it. A copy of what was there before may have to go first; and what is there may be of this very
     /// put, whose answer was lost, and still be on its way to the SSD for which it was to wait.

@@ -8,7 +8,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Status, Version};
 
 use super::super::rig::{body_of, digest};
-use super::world::{PEER, World};
+use super::world::{KEYS, PEER, World};
 use crate::service::{Output, PayloadTo, TierPolicy};
 
 const KEY: u8 = 3;
@@ -71,6 +71,31 @@ fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
     world.put_with(KEY, &PutOptions { replace: true, ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
     assert_eq!(seal(&mut world, draft), again);
+    world.end();
+}
+
+/// A rival may be put, written and evicted from memory while the bytes of a draft come.
+#[test]
+fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
+    let mut world = world();
+    let draft = filled(&mut world);
+    world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
+    world.settle();
+    assert_eq!(world.last_put, Status::Ok);
+    let in_memory = |world: &World| world.service.store.as_ref().is_some_and(|store| store.exists(digest(KEY)));
+    for key in (4..KEYS as u8).cycle().take(100) {
+        if !in_memory(&world) {
+            break;
+        }
+        world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+        world.settle();
+    }
+    assert!(!in_memory(&world), "it was not evicted");
+    let kept = world.service.on_ssd(digest(KEY)).expect("it is on the SSD").version;
+    assert_eq!(seal(&mut world, draft).status, Status::Exists);
+    assert_eq!(world.service.on_ssd(digest(KEY)).map(|view| view.version), Some(kept));
+    world.get(KEY);
+    world.settle();
     world.end();
 }
 
