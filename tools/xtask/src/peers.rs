@@ -137,8 +137,8 @@ fn joined(arguments: &[String]) -> Vec<String> {
     joined
 }
 
-/// A stock wheel and ours read and write each other's segments, over TCP or, where that is asked, over RDMA. Skipped
-/// with a line where there is no wheel.
+/// A stock wheel and ours read and write each other's segments, over TCP or, with `--rdma`, over RDMA; `--debug` takes
+/// the development build. Skipped with a line where there is no wheel.
 pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if let Some(("--rdma", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         return interop_rdma::run(workspace, rest);
@@ -149,12 +149,17 @@ pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
         eprintln!("interop: skipped: no stock wheel: {failure}");
         return Ok(());
     }
-    // With the C library, as the release step does: alone it would have other features, and be built once more.
-    let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"];
-    process::run(&mut workspace.cargo(&build))?;
+    let (debug, rest): (Vec<_>, Vec<_>) = arguments.iter().partition(|word| *word == "--debug");
+    let (mut build, built) = if debug.is_empty() {
+        let build = workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]);
+        (build, workspace.release_binary("kvplane"))
+    } else {
+        (workspace.development_build(), workspace.debug_binary("kvplane"))
+    };
+    process::run(&mut build)?;
     let Some(mut command) = in_own_network() else { return Ok(()) };
     command.arg(folder.join("mc/bin/python")).arg(scripts(workspace).join("interop.py")).arg("run");
-    command.arg(workspace.release_binary("kvplane")).args(arguments);
+    command.arg(built).args(rest);
     process::run(&mut command)
 }
 

@@ -16,9 +16,8 @@ use crate::workspace::Workspace;
 const PYTHONS: [&str; 7] =
     ["python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9"];
 
-/// The packages that are built: the module, the program that the tests run against and
-/// the wheel brings along, and what else the release step builds, so that nothing is built twice.
-const PACKAGES: [&str; 6] = ["--package", "kvplane-tools", "--package", "kvplane-capi", "--package", "kvplane-python"];
+/// The packages that are built: the module, and the program that the tests run against and the wheel brings along.
+const PACKAGES: [&str; 4] = ["--package", "kvplane-tools", "--package", "kvplane-python"];
 
 /// Turns of the search for leaks, of four calls each.
 const NIGHTLY_TURNS: &str = "25000";
@@ -77,8 +76,11 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 }
 
 fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
-    let mut command = workspace.cargo(&["build"]);
-    command.args(release.then_some("--release")).args(PACKAGES);
+    let mut command = if release {
+        workspace.cargo(&[&["build", "--release"], &PACKAGES[..]].concat())
+    } else {
+        workspace.development_build()
+    };
     process::run(&mut command)?;
     check_module(&module(&workspace.target().join(if release { "release" } else { "debug" })))
 }
@@ -87,14 +89,9 @@ fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
 const LIBRARIES: [&str; 7] =
     ["libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux-x86-64.so"];
 
-/// The module of the release build; for the linkage step.
-pub fn release_module(workspace: &Workspace) -> PathBuf {
-    module(&workspace.target().join("release"))
-}
-
 /// Refuses a module that needs other libraries than those of the C library: it could not be imported where they are
 /// missing. `libpython` above all, whose file's name says which one Python it is of.
-pub fn check_module(path: &Path) -> Result<(), Failure> {
+fn check_module(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let bytes = std::fs::read(path)
         .map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x ci release` builds it")))?;

@@ -115,8 +115,9 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = request.count.unwrap_or_else(|| SEEDS.to_string());
     let many = count.parse().is_ok_and(|count: u64| count >= MANY);
     let profile: &[&str] = if many { &["--profile", "nightly"] } else { &[] };
-    let package = ["test", "--package", "kvplane-tests", "--test", test];
-    let words = [&package[..], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
+    // Of the development profile there is what all tests are, with the features of the whole workspace.
+    let package: &[&str] = if many { &["--package", "kvplane-tests"] } else { &["--workspace"] };
+    let words = [&["test"], package, &["--test", test], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
     let mut command = workspace.cargo(&words);
     process::run(command.env(name, count).env("KVPLANE_SEED", &request.from))
 }
@@ -142,6 +143,12 @@ fn night(workspace: &Workspace, count: u64, from: &str) -> Result<(), Failure> {
     Err(Failure::new(format!("seeds failed in {}: each is shown above", failed.join(", "))))
 }
 
+/// `cargo test` of these among the tests of real processes. The whole workspace is selected, so that features unify as
+/// they do for all tests, and nothing is built twice.
+const fn end_to_end(name: &str) -> [&str; 7] {
+    ["test", "--workspace", "--test", "end_to_end", "--", name, "--nocapture"]
+}
+
 /// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its
 /// power each time too; with `--full` it is given more than it has room for.
 pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
@@ -154,21 +161,21 @@ pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure>
         (false, false) => ("ssd_kills::kills", "KVPLANE_KILLS"),
         (true, true) => return Err(Failure::new("--power and --full are two different runs: name one")),
     };
-    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
+    let words = end_to_end(test);
     process::run(workspace.cargo(&words).env(name, count))
 }
 
 /// Kills nodes of a cluster under load, one after the other.
 pub fn cluster(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = arguments.first().map_or(Ok(CLUSTER_KILLS.to_string()), |word| number(word))?;
-    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "cluster::", "--nocapture"];
+    let words = end_to_end("cluster::");
     process::run(workspace.cargo(&words).env("KVPLANE_CLUSTER_KILLS", count))
 }
 
 /// Stops, kills and cuts off nodes of a cluster, so often each, and shows the slowest calls meanwhile.
 pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = arguments.first().map_or(Ok(SILENCE_ROUNDS.to_string()), |word| number(word))?;
-    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "silence::", "--nocapture"];
+    let words = end_to_end("silence::");
     // One after the other: they measure.
     let words = [&words[..], &["--test-threads=1"]].concat();
     process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
@@ -177,7 +184,7 @@ pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
 /// Sends broken frames to real processes for so many seconds.
 pub fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seconds = arguments.first().map_or(Ok(FUZZ_SECONDS.to_string()), |word| number(word))?;
-    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "fuzz::", "--nocapture"];
+    let words = end_to_end("fuzz::");
     process::run(workspace.cargo(&words).env("KVPLANE_FUZZ_SECONDS", seconds))
 }
 

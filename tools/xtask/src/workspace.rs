@@ -45,6 +45,12 @@ impl Workspace {
         self.target().join("release").join(name)
     }
 
+    /// A binary of the development build by name.
+    #[must_use]
+    pub fn debug_binary(&self, name: &str) -> PathBuf {
+        self.target().join("debug").join(name)
+    }
+
     /// Cargo with `arguments`, in the workspace's root.
     #[must_use]
     pub fn cargo(&self, arguments: &[&str]) -> Command {
@@ -60,6 +66,13 @@ impl Workspace {
             }
         }
         command
+    }
+
+    /// The development build of everything, with the tests: so features unify as they do for these, and nothing is
+    /// built twice.
+    #[must_use]
+    pub fn development_build(&self) -> Command {
+        self.cargo(&["build", "--workspace", "--lib", "--bins", "--tests"])
     }
 }
 
