@@ -16,16 +16,20 @@ use crate::testing;
 use crate::tidy;
 use crate::workspace::Workspace;
 
+// What follows is as much as fits beside all else; `cargo x seeds --nightly`, `cargo x kills` and `cargo x fuzz` take
+// more of it.
+/// Times that a node over an SSD is killed.
+const KILLS: &str = "100";
 /// Times that the SSD loses its power under a node that is killed.
-const POWER_FAILURES: &str = "60";
+const POWER_FAILURES: &str = "30";
 /// Times that a node is killed whose SSD is full.
-const FULL_KILLS: &str = "30";
+const FULL_KILLS: &str = "15";
 /// How long broken frames are sent.
-const FUZZ_SECONDS: &str = "120";
-/// How many seeds the simulation runs through here; a plain test run takes fewer.
-pub const SEEDS: &str = "200";
-/// And those whose shards have faulty disks.
-pub const TIER_SEEDS: &str = "300";
+const FUZZ_SECONDS: &str = "60";
+/// How many seeds of each kind the simulation runs through here; a plain test run takes fewer.
+pub const SEEDS: &str = "100";
+/// And of those whose shards have faulty disks.
+pub const TIER_SEEDS: &str = "150";
 
 /// Libraries that the binary opens at run time where they exist, and must never need to start.
 const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
@@ -110,7 +114,7 @@ impl Step {
             Self::Test => testing::run(workspace, &[]),
             Self::Seeds => seeds::counted(workspace, &[("KVPLANE_SEEDS", SEEDS), ("KVPLANE_TIER_SEEDS", TIER_SEEDS)]),
             Self::Kills => {
-                seeds::kills(workspace, &[])?;
+                seeds::kills(workspace, &[KILLS.to_string()])?;
                 seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])?;
                 seeds::kills(workspace, &["--full".to_string(), FULL_KILLS.to_string()])
             }
