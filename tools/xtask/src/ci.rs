@@ -19,11 +19,11 @@ use crate::workspace::Workspace;
 // What follows is as much as fits beside all else; `cargo x seeds --nightly`, `cargo x kills` and `cargo x fuzz` take
 // more of it.
 /// Times that a node over an SSD is killed.
-const KILLS: &str = "100";
+const KILLS: &str = "60";
 /// Times that the SSD loses its power under a node that is killed.
-const POWER_FAILURES: &str = "30";
+const POWER_FAILURES: &str = "18";
 /// Times that a node is killed whose SSD is full.
-const FULL_KILLS: &str = "15";
+const FULL_KILLS: &str = "10";
 /// How long broken frames are sent.
 const FUZZ_SECONDS: &str = "60";
 /// How many seeds of each kind the simulation runs through here; a plain test run takes fewer.

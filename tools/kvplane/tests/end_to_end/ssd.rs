@@ -66,8 +66,12 @@ impl Bed {
     }
 
     pub(crate) fn client(&self, way: Way) -> Client {
-        let config = ClientConfig { deadline: Duration::from_secs(5), ..self.place.client_config(way) };
-        Client::connect(&config).unwrap()
+        self.client_within(way, Duration::from_secs(5))
+    }
+
+    /// A client whose calls end within this time.
+    pub(crate) fn client_within(&self, way: Way, deadline: Duration) -> Client {
+        Client::connect(&ClientConfig { deadline, ..self.place.client_config(way) }).unwrap()
     }
 }
 

@@ -23,6 +23,9 @@ const ROUND_BYTES: usize = 8 << 20;
 /// More than half of a segment.
 const LONG_BYTES: usize = (2 << 20) + 4099;
 
+/// Calls of writers are retried for so long after the kill.
+const WRITER_DEADLINE: Duration = Duration::from_millis(1500);
+
 /// What a bed promises of an object that was put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Promise {
@@ -301,7 +304,8 @@ fn verified(bed: &Bed, all: &mut [Writer]) -> Process {
 fn under_load(bed: &Bed, all: &mut [Writer], (round, bytes): (u64, usize), end: impl FnOnce()) {
     let writers = all.len();
     // Connected before anything is killed.
-    let clients: Vec<Client> = Way::BOTH.into_iter().cycle().take(writers).map(|way| bed.client(way)).collect();
+    let ways = Way::BOTH.into_iter().cycle().take(writers);
+    let clients: Vec<Client> = ways.map(|way| bed.client_within(way, WRITER_DEADLINE)).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stopped = StopOnDrop(&stop);
