@@ -234,8 +234,9 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that is heard is known");
         (row.heard_ns, row.heard, row.seen.dead) = (self.now_ns, true, false);
         self.arm_member(node);
-        // Dead members may have waited for this one.
+        // Dead members, and changes of shares, may have waited for this one.
         self.expel_dead();
+        self.share_heard();
     }
 
     /// Ends a life; `false` if it was over already.

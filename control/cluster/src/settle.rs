@@ -7,8 +7,12 @@
 //! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
 //! had.
 //!
-//! Deaths, farewells and restarts do not wait. Nor is anybody waited for beyond `settle_most_ns`, or who does not
-//! report: a life that never did is of an earlier version.
+//! It also waits until every node that is to own slots was heard after the change was due: slots that are given to a
+//! node that is dead, or restarts, are lost with it, as their former owner drops what it fetched from nobody. One
+//! heartbeat tells; a node that is silent instead is expelled at its deadline, and is not waited for any more.
+//!
+//! Deaths, farewells and restarts do not wait. Nor is a move waited for beyond `settle_most_ns`, or one
+//! of a node that does not report: a life that never did is of an earlier version.
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
 
@@ -19,6 +23,9 @@ use crate::message::Reply;
 use crate::record::Layout;
 use crate::rejection::Rejection;
 use crate::state::MemberState;
+
+/// A member that was heard this part of a heartbeat interval before a change was due need not be heard again.
+const HEARD_SLACK: u64 = 4;
 
 impl Row {
     /// Whether it is to own slots.
@@ -47,8 +54,24 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that was stepped is known");
         // What is not in the map has no share, whoever waits for what.
         row.shared &= row.state.in_map();
-        self.share_waits |= row.shared != row.wants_share();
+        if row.shared != row.wants_share() {
+            self.want_shares();
+        }
         self.share_out();
+    }
+
+    /// Shares are to change, as soon as they may.
+    fn want_shares(&mut self) {
+        if !self.share_waits {
+            (self.share_waits, self.share_since_ns) = (true, self.now_ns);
+        }
+    }
+
+    /// A member was heard: shares may have waited for that.
+    pub(crate) fn share_heard(&mut self) {
+        if self.share_waits {
+            self.share_out();
+        }
     }
 
     /// Where nobody would own slots, those who have them in the map that all know keep them until there is another, as
@@ -58,11 +81,14 @@ impl Cluster {
         if self.rows.values().any(|row| row.shared) {
             return;
         }
+        let mut kept = false;
         for (node, row) in &mut self.rows {
             if row.state.in_map() && owned(&self.layout, *node) {
-                row.shared = true;
-                self.share_waits = true;
+                (row.shared, kept) = (true, true);
             }
+        }
+        if kept {
+            self.want_shares();
         }
     }
 
@@ -76,11 +102,25 @@ impl Cluster {
             self.arm(Some(self.settle_until_ns));
             return;
         }
+        if !self.takers_live() {
+            return;
+        }
         self.share_waits = false;
         for row in self.rows.values_mut() {
             self.map_changed |= row.shared != row.wants_share() && row.member.weight > 0;
             row.shared = row.wants_share();
         }
+    }
+
+    /// Whether all that are to own slots were heard when the change was due, or since. Slots that nobody owns are lost
+    /// with nobody.
+    fn takers_live(&self) -> bool {
+        if !self.rows.values().any(|row| row.shared) {
+            return true;
+        }
+        let slack_ns = self.config.heartbeat_interval_ns / HEARD_SLACK;
+        let lives = |row: &Row| row.heard && row.heard_ns.saturating_add(slack_ns) >= self.share_since_ns;
+        self.rows.values().filter(|row| row.wants_share()).all(lives)
     }
 
     /// Whether an owner may not have all yet that moved to it.
@@ -104,7 +144,9 @@ impl Cluster {
             // A layout that an earlier version remembered does not say who owned what: everybody did.
             row.shared = if !is_known { row.wants_share() } else { row.state.in_map() && owned(&self.layout, *node) };
             row.settled = Some(Epoch(0));
-            self.share_waits |= row.shared != row.wants_share();
+        }
+        if self.rows.values().any(|row| row.shared != row.wants_share()) {
+            self.want_shares();
         }
         self.moves_began();
     }

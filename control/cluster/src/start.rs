@@ -110,6 +110,7 @@ impl Cluster {
             layout: Layout::default(),
             due_ns: None,
             share_waits: false,
+            share_since_ns: now_ns,
             settle_until_ns: now_ns,
             changes: Vec::new(),
             lost: Vec::new(),

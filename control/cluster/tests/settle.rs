@@ -120,11 +120,85 @@ fn a_control_plane_that_starts_anew_knows_who_waits() {
     let mut driver = driver.restart();
     assert_eq!(owners(&driver), [1, 2]);
     all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2], "who lives is not known after a start");
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     assert_eq!(owners(&driver), [1, 2, 3]);
     let mut driver = driver.restart();
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     admit(&mut driver, 4);
     assert_eq!(owners(&driver), [1, 2, 3], "who has all is not known after a start");
     all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3, 4]);
+}
+
+/// Three nodes that own everything; each has all of its share.
+fn three() -> Driver {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    admit(&mut driver, 3);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    driver
+}
+
+/// All but node 3 are heard, and have all that moved to them, for so many heartbeats.
+fn without_3(driver: &mut Driver, heartbeats: u64) {
+    for _ in 0..heartbeats {
+        driver.sleep(100 * MS);
+        (1..=2).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+        all_settled(driver);
+    }
+}
+
+#[test]
+fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
+    // Killed just after a heartbeat: no other has been missed yet.
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    drain(&mut driver, 1);
+    (1..=2).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    without_3(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "node 3 may be dead");
+    let before = driver.published.former.clone().unwrap();
+    without_3(&mut driver, 4);
+    assert_eq!(owners(&driver), [2], "it was, and is expelled");
+    assert!(driver.published.former.clone().unwrap().from.0 > before.from.0, "its heirs had its slots first");
+    // It was slow only.
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    drain(&mut driver, 1);
+    without_3(&mut driver, 2);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    driver.beat(3, 1).unwrap();
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_drain_waits_for_a_node_that_restarts() {
+    let mut driver = three();
+    let devices = Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(1), devices: 5 };
+    driver.handle(devices).unwrap();
+    driver.handle(Input::Restart { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
+    drain(&mut driver, 1);
+    without_3(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "it is still to come back");
+    driver.join(member(3, 2, 7000)).unwrap();
+    let epoch = driver.published.epoch;
+    driver.handle(Input::Settled { node: NodeId(3), incarnation: Incarnation(2), epoch }).unwrap();
+    (1..=2).for_each(|node| drop(settled(&mut driver, node, epoch.0).unwrap()));
+    assert_eq!(owners(&driver), [2, 3], "its next life takes its part of what is drained");
+}
+
+#[test]
+fn a_join_waits_until_the_others_were_heard_too() {
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    admit(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    without_3(&mut driver, 1);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    driver.beat(4, 1).unwrap();
+    driver.beat(3, 1).unwrap();
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
 }
 

@@ -66,6 +66,26 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     }
 }
 
+/// The drain's slots are for nodes that live: one that restarts, or was killed, takes its part when it is back.
+#[test]
+fn a_drain_beside_a_node_that_restarts_loses_nothing() {
+    for in_order in [true, false] {
+        let place = Workplace::new("drain-restart");
+        let (_control, mut nodes, mut client) = cluster(&place, 1);
+        if in_order {
+            assert!(nodes[2].stop().success());
+        } else {
+            nodes[2].kill();
+        }
+        place.run(&["ctl", "drain", "1"]).well();
+        nodes[2] = node(&place, 3);
+        for key in 0..KEYS {
+            let there = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
+            assert!(there.is_some(), "object {key} was acknowledged; stopped in order: {in_order}");
+        }
+    }
+}
+
 #[test]
 fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     let place = Workplace::new("away");
