@@ -216,7 +216,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.conductor = http.conductor.config()?;
     let asked = Asked::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
     if let (None, Some(directory)) = (&asked, &identity) {
-        println!(
+        announce!(
             "/get_all_keys and /api/v1/remove_all are answered 501: {} has no client.pem and client.key of a client of \
              all tenants (kvplane ctl cert issue client)",
             directory.display()
@@ -249,12 +249,12 @@ impl Http {
     /// Says where it is.
     pub(crate) fn announce(&self, control: &ControlHandle) {
         let Some(address) = control.http_address() else { return };
-        println!("health and metrics on http://{address}/health and /metrics");
+        announce!("health and metrics on http://{address}/health and /metrics");
         if let Some(events) = control.events_address() {
-            println!("events of objects on tcp://{events} (ZeroMQ)");
+            announce!("events of objects on tcp://{events} (ZeroMQ)");
         }
         if self.mooncake_metadata {
-            println!("metadata server of Mooncake engines: http://{address}/metadata");
+            announce!("metadata server of Mooncake engines: http://{address}/metadata");
         }
     }
 }
@@ -276,7 +276,7 @@ impl Control {
             adoption_wait: Some(self.adoption_wait()),
         };
         let mut control = start(setup, &self.http)?;
-        println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
+        announce!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
         stop::wait(|| watch(&mut control))?;
         Ok(control.shutdown(SHUTDOWN)?)

@@ -78,9 +78,9 @@ impl Dev {
             return started.map(|_| ());
         }
         let Some(serving) = started? else { return Ok(()) };
-        println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
+        announce!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
-        println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
+        announce!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
         let orphaned = self.end_with_stdin.then(stop::parent_gone);
         stop.wait(|| {
             if orphaned.as_ref().is_some_and(|gone| gone.load(std::sync::atomic::Ordering::Relaxed)) {

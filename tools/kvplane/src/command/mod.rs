@@ -1,5 +1,14 @@
 //! The subcommands: each turns its arguments into calls of the public crate.
 
+/// Prints a line of a server's. A line that cannot be written, as to a log on a full disk, is lost, and the server goes
+/// on: `println!` would end it.
+macro_rules! announce {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 mod cert;
 mod conductor;
 mod control;

@@ -304,8 +304,8 @@ impl Shape {
             return;
         }
         match node.drain(Duration::from_secs(self.drain)) {
-            Ok(0) => println!("drained: all objects are with other nodes"),
-            Ok(left) => println!("{left} objects were not fetched by other nodes within {} s", self.drain),
+            Ok(0) => announce!("drained: all objects are with other nodes"),
+            Ok(left) => announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
             Err(error) => eprintln!("kvplane: not drained: {error}"),
         }
     }
@@ -352,12 +352,12 @@ impl Shape {
             ..NodeConfig::local(cluster, self.pool)
         };
         let Some(node) = start_when_there(&config, wait, stop)?.map(Arc::new) else { return Ok(None) };
-        println!("node {} with {} for objects", node.id(), size::show(self.pool));
-        node.notes().iter().for_each(|note| println!("  {note}"));
+        announce!("node {} with {} for objects", node.id(), size::show(self.pool));
+        node.notes().iter().for_each(|note| announce!("  {note}"));
         let shown = Arc::downgrade(&node);
         let server = metrics::serve(self.metrics_port, move || shown.upgrade()?.metrics_text().ok())?;
         if let Some(server) = &server {
-            println!("{}", metrics::say(server, "counters of the shards"));
+            announce!("{}", metrics::say(server, "counters of the shards"));
         }
         Ok(Some(Serving { _metrics: server, node }))
     }
