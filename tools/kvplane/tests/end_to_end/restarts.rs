@@ -171,6 +171,19 @@ fn a_node_killed_and_started_again_serves_the_same_clients() {
     assert!(node.stop().success());
 }
 
+#[test]
+fn a_server_whose_output_cannot_be_written_serves() {
+    let place = Workplace::new("full-log");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut dev = place.command(&["dev", "--pool", "8M", "--shards", "1"]).stdout(full).spawn().unwrap();
+    let client = wait_until(|| kvplane::Client::connect(&place.client_config(Way::Tcp)).ok());
+    let stored = client.map(|mut client| wait_until(|| client.put(b"key", b"value").ok()).is_some());
+    let ended = dev.try_wait().unwrap();
+    dev.kill().unwrap();
+    dev.wait().unwrap();
+    assert_eq!((stored, ended), (Some(true), None));
+}
+
 /// Where the authority is older than the state, the state may have been lost, and its members come within seconds.
 #[test]
 fn a_client_that_connects_before_a_lost_state_is_adopted_waits_for_the_map() {
