@@ -14,6 +14,8 @@ use crate::error::Error;
 
 /// How often it is looked what is left.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a map takes at most to reach this node's shards once its control plane has published it.
+const NEWS: Duration = Duration::from_millis(100);
 /// How often the control plane is told, and how long it may take to answer once it has: by that it is known whether it
 /// is there.
 const ASK: Duration = Duration::from_secs(1);
@@ -85,6 +87,26 @@ impl Node {
                     Some(error) => Err(error),
                     None => Ok(left),
                 };
+            }
+            if !interrupt::sleep(LOOK) {
+                return Err(Error::interrupted());
+            }
+        }
+    }
+
+    /// Waits until others have fetched what moved from here to them, and have compared with this node what they have
+    /// on their SSDs: at most this long. A node that ends before takes along what they have not fetched, and what they
+    /// have is void where nobody else knows what changed. How many slots they are not done with.
+    ///
+    /// # Errors
+    /// When a shard does not answer, or a signal interrupts the wait.
+    pub fn finish_moves(&self, within: Duration) -> Result<u64, Error> {
+        let begun = Instant::now();
+        loop {
+            let left = self.snapshots()?.iter().map(|shard| shard.moves.exporting_slots).sum();
+            let waited = begun.elapsed();
+            if left == 0 && waited >= NEWS || waited >= within {
+                return Ok(left);
             }
             if !interrupt::sleep(LOOK) {
                 return Err(Error::interrupted());

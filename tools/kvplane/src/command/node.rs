@@ -283,6 +283,9 @@ fn watermarks(text: &str) -> Result<(u8, u8), String> {
     }
 }
 
+/// How long a node that ends waits for others that fetch from it.
+const MOVES_MOST: Duration = Duration::from_secs(5);
+
 impl Shape {
     /// Gives the node a number where none was given.
     pub(crate) fn or_node_id(&mut self, node: u64) {
@@ -298,9 +301,12 @@ impl Shape {
         Some(path.with_file_name(name))
     }
 
-    /// Gives the node's slots away before it ends, where that is wanted.
+    /// Gives the node's slots away before it ends, where that is wanted; else only what moves already.
     fn give_away(&self, node: &kvplane::Node) {
         if self.drain == 0 {
+            if let Ok(left @ 1..) = node.finish_moves(MOVES_MOST) {
+                eprintln!("kvplane: others have not fetched all of {left} slots that moved to them");
+            }
             return;
         }
         match node.drain(Duration::from_secs(self.drain)) {

@@ -66,6 +66,21 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     }
 }
 
+/// What a node had not fetched from one that ends would be lost.
+#[test]
+fn a_node_that_is_stopped_lets_others_fetch_what_moved_to_them() {
+    let place = Workplace::new("finish");
+    let (_control, mut nodes, mut client) = cluster(&place, 1);
+    // Half a second for its quarter of it.
+    let _new = place.node(4, &["--pool", "32M", "--shards", "2", "--fetch-rate", "2M"]);
+    assert!(nodes[0].stop().success());
+    nodes[0] = node(&place, 1);
+    for key in 0..KEYS {
+        let there = wait_until(|| found(&mut client, key).filter(|bytes| *bytes == value(key, 0)));
+        assert!(there.is_some(), "object {key} was acknowledged");
+    }
+}
+
 /// The drain's slots are for nodes that live: one that restarts, or was killed, takes its part when it is back.
 #[test]
 fn a_drain_beside_a_node_that_restarts_loses_nothing() {

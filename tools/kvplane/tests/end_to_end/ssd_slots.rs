@@ -195,7 +195,10 @@ fn objects_of_whole_blocks_keep_their_names_in_events_and_when_they_move() {
     assert_eq!(told, Some(()), "of {:?} events", named(&watcher));
     nodes.iter_mut().for_each(Process::assert_alive);
     // Half of the slots go to the other node, and what is in them is fetched when it is asked for.
+    let epoch = || health(control.http())["epoch"].as_u64();
+    let before = epoch();
     place.run(&["ctl", "drain", "1"]).well();
+    assert!(wait_until(|| (epoch() > before).then_some(())).is_some(), "the slots change hands");
     let mut read = 0;
     for key in 0..320 {
         let got = wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer");
