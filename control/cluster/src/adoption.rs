@@ -136,8 +136,8 @@ impl Cluster {
         Ok(Reply::Offered)
     }
 
-    /// Whether the map of epoch 0 may be that of a state that was lost, whose members have not had time to offer
-    /// theirs: who reads objects waits for the map that is adopted, or for [`Output::BeganEmpty`].
+    /// True while members of a lost state may still offer their map: clients wait for the map that is adopted, or for
+    /// [`Output::BeganEmpty`].
     #[must_use]
     pub fn awaits_offers(&self) -> bool {
         self.adoption.as_ref().is_some_and(|adoption| adoption.awaited)

@@ -106,7 +106,7 @@ pub struct Cluster {
     pub(crate) due_ns: Option<u64>,
     /// Somebody waits for its share, or to lose it; until when owners that have not settled count.
     pub(crate) share_waits: bool,
-    /// Since when.
+    /// Time at which the change of shares that waits became due.
     pub(crate) share_since_ns: u64,
     pub(crate) settle_until_ns: u64,
     /// Durable changes of the call in progress.

@@ -112,8 +112,8 @@ impl Cluster {
         }
     }
 
-    /// Whether all that are to own slots were heard when the change was due, or since. Slots that nobody owns are lost
-    /// with nobody.
+    /// True when each node that is to own slots was heard when the change was due, or since. While no node owns slots,
+    /// none can be lost, and no heartbeat is awaited.
     fn takers_live(&self) -> bool {
         if !self.rows.values().any(|row| row.shared) {
             return true;

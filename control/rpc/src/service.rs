@@ -356,8 +356,8 @@ impl MapFrame {
         Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into(), is_provisional: false })
     }
 
-    /// The same map, of a control plane that may have lost its state and be about to adopt another map. Clients wait
-    /// for the next map where this is true: by this one, nobody owns any object.
+    /// Marks the map as one of a control plane that may have lost its state and be about to adopt another map. Clients
+    /// are not sent a provisional map, and wait for the next one: by this one, no node owns any object.
     #[must_use]
     pub fn provisional(self, is_provisional: bool) -> Self {
         Self { is_provisional, ..self }

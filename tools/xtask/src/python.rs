@@ -93,8 +93,8 @@ const LIBRARIES: [&str; 7] =
 /// missing. `libpython` above all, whose file's name says which one Python it is of.
 fn check_module(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x ci release` builds it")))?;
+    let bytes =
+        std::fs::read(path).map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x python` builds it")))?;
     let needed = elf::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
     if let Some(library) = foreign(&needed) {
         return Err(Failure::new(format!(

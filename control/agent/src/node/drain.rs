@@ -14,7 +14,7 @@ use crate::error::Error;
 
 /// How often it is looked what is left.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a map takes at most to reach this node's shards once its control plane has published it.
+/// Time that a map takes at most to reach this node's shards once its control plane has published it.
 const NEWS: Duration = Duration::from_millis(100);
 /// How often the control plane is told, and how long it may take to answer once it has: by that it is known whether it
 /// is there.

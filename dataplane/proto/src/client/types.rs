@@ -23,11 +23,11 @@ pub struct Config {
     pub host: String,
     /// Stream lanes to each shard.
     pub lanes: u16,
-    /// Whether shared memory is used where the peer is on the same host.
+    /// Shared memory is used where the peer is on the same host.
     pub shared: bool,
-    /// Whether the kernel is asked to copy between the processes where the peer is on the same host.
+    /// The kernel copies between the processes (CMA) where the peer is on the same host.
     pub cma: bool,
-    /// Whether streams are used.
+    /// TCP streams are used.
     pub stream: bool,
     /// Bytes per second of each RDMA device of this host, by the host's numbers; 0 where that is not known. None: RDMA
     /// is not used.
@@ -43,24 +43,24 @@ pub struct Config {
     pub small_bytes: u64,
     /// Slices of a range end where the target's offset is a multiple of this, if they can.
     pub align_bytes: u64,
-    /// Whether requests of a batch that touch each other on both sides share slices.
+    /// Requests of a batch that touch each other on both sides share slices.
     pub merge: bool,
     /// Slices that take longer are remembered with where they spent their time.
     pub slow_ns: u64,
     /// Reads and writes of segments of at most so many bytes share frames of up to `slice_bytes`; 0: each has its own.
     pub gather_range_bytes: u64,
-    /// Whether payloads of segment reads and writes carry a checksum; objects always do.
+    /// Payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
-    /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
+    /// [`super::Client::poll_finished`] reports the end of each task, and not only that of its batch.
     pub report_tasks: bool,
-    /// Whether it only asks former owners for what was in slots that moved: see [`super::Client::set_sources`].
+    /// The client only fetches, from former owners, what was in slots that moved: see [`super::Client::set_sources`].
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
     /// After so long without a sign of its owner, a get leaves its request for the other owner: as long as the slowest
     /// hundredth of the owner's gets takes, at least half of this and at most this. 0: only when it must.
     pub hedge_ns: u64,
-    /// Whether gets of whole objects that two owners have are spread over both.
+    /// Gets of whole objects that two owners have are spread over both.
     pub spread: bool,
 }
 

@@ -83,7 +83,7 @@ impl Service {
         if replace || foreign { Err(Status::Unauthorized) } else { Ok(false) }
     }
 
-    /// Whether there is an object that this put may not replace: it came after room was taken, and may have been
+    /// True when an object exists that this put may not replace: it came after room was taken, and may have been
     /// evicted to the SSD since.
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
         let Some(store) = &self.store else { return false };

@@ -66,7 +66,7 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     }
 }
 
-/// What a node had not fetched from one that ends would be lost.
+/// Objects that a node had not fetched from one that stops would be lost.
 #[test]
 fn a_node_that_is_stopped_lets_others_fetch_what_moved_to_them() {
     let place = Workplace::new("finish");
