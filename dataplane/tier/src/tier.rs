@@ -26,6 +26,7 @@ mod scrub;
 mod seal;
 mod start;
 mod stats;
+mod strikes;
 mod untracked;
 
 pub use blank::ENDS_BYTES;
@@ -54,9 +55,9 @@ use ownership::Notes;
 use read::Read;
 use reclaim::Reclaim;
 use recover::Recovery;
-use remove::Struck;
 use seal::Seal;
 use start::Phase;
+use strikes::Strikes;
 use untracked::Untracked;
 
 /// Sequences of one life of the shard, in bits: the life stands above them.
@@ -99,8 +100,7 @@ pub struct Tier {
     events: VecDeque<Event>,
     /// Acknowledgements that are outstanding or not taken.
     waiters: u32,
-    /// What removals under way are to strike out for a replacement; at most one for each waiter.
-    struck: BTreeMap<Token, Struck>,
+    strikes: Strikes,
     /// Segments of lesser generations hold nothing that counts,
     oldest_live: u64,
     /// and so much of that is durable,
@@ -163,7 +163,7 @@ impl Tier {
             recovery: Recovery::new(&config),
             events: VecDeque::with_capacity(events),
             waiters: 0,
-            struck: BTreeMap::new(),
+            strikes: Strikes::default(),
             oldest_live: 0,
             durable_oldest_live: 0,
             prepared_oldest_live: 0,

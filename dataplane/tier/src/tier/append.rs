@@ -62,6 +62,7 @@ impl Tier {
         let lent = self.is_lent(shape);
         let waiter = Waiter::Put { token: put.token, ack: put.ack, lent };
         let sequence = self.append(&record, waiter, memory);
+        self.strikes.put(digest, replaced.is_some());
         self.waiters += 1;
         self.stats.puts += 1;
         self.stats.put_bytes += u64::from(payload.bytes);

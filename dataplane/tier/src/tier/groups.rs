@@ -436,6 +436,7 @@ impl Tier {
             self.untracked.note(digest);
             if kind == Kind::Object {
                 self.stats.lost_writes += u64::from(self.forget_record(digest, sequence));
+                self.give_back(digest);
             }
         }
     }

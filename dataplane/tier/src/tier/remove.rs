@@ -6,20 +6,13 @@ use kvplane_proto::ids::Version;
 use super::Tier;
 use super::groups::{Need, TOMBSTONE_BYTES, Waiter};
 use super::start::Phase;
+use super::strikes::Struck;
 use crate::errors::RemoveError;
 use crate::format::Kind;
 use crate::index::Entry;
 use crate::memory::Memory;
 use crate::segments::SegmentState;
 use crate::types::{Ack, Removal, Token};
-
-/// The entry of an object until the tombstone is written by which another version replaces it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Struck {
-    entry: Entry,
-    /// Of the segment that has its record.
-    generation: u64,
-}
 
 impl Tier {
     /// Removes an object in favour of a version that is to replace it: as [`Self::remove`], but where the tombstone
@@ -39,24 +32,36 @@ impl Tier {
             return Err(RemoveError::Unavailable(reason));
         }
         let known = self.index.find(digest).filter(|entry| !entry.is_removed()).copied();
-        let removal = self.remove(now_ns, digest, ack, token, memory)?;
-        if let (Removal::Pending, Some(entry)) = (removal, known.filter(|_| self.is_running())) {
-            let generation = self.segments[self.segment_of(entry.offset())].generation;
-            self.struck.insert(token, Struck { entry, generation });
+        let removal = self.append_removal(now_ns, digest, ack, token, memory)?;
+        let may_return = known.is_some() || self.strikes.may_return(digest);
+        if removal == Removal::Pending && may_return && self.is_running() {
+            let generation = |entry: Entry| self.segments[self.segment_of(entry.offset())].generation;
+            let struck = known.map(|entry| Struck { entry, generation: generation(entry) });
+            self.strikes.begin(token, digest, struck);
         }
         Ok(removal)
     }
 
-    /// A removal has ended. One that failed leaves in the tier what it was to strike out, unless that was put again
-    /// or given up meanwhile.
+    /// A removal has ended. One that failed leaves in the tier what it was to strike out, unless that was put again,
+    /// removed or given up meanwhile.
     pub(super) fn strike_ended(&mut self, token: Token, good: bool) {
-        let Some(Struck { entry, generation }) = self.struck.remove(&token) else { return };
+        if let Some(digest) = self.strikes.end(token, good) {
+            self.give_back(digest);
+        }
+    }
+
+    /// The index has again what was struck out in favour of versions none of which came to be.
+    pub(super) fn give_back(&mut self, digest: Digest) {
+        if self.index.find(digest).is_some() {
+            return;
+        }
+        let Some(Struck { entry, generation }) = self.strikes.give_back(digest) else { return };
         let segment = &self.segments[self.segment_of(entry.offset())];
         // Reclaim may have passed the record over already, as nothing named it.
         let is_there = segment.generation == generation
             && segment.state.has_records()
             && segment.state != SegmentState::Reclaiming;
-        if !good && is_there && self.index.find(entry.digest()).is_none() {
+        if is_there {
             self.place(entry);
         }
     }
@@ -66,6 +71,22 @@ impl Tier {
     /// # Errors
     /// See [`RemoveError`].
     pub fn remove(
+        &mut self,
+        now_ns: u64,
+        digest: Digest,
+        ack: Ack,
+        token: Token,
+        memory: &mut dyn Memory,
+    ) -> Result<Removal, RemoveError> {
+        let removal = self.append_removal(now_ns, digest, ack, token, memory);
+        if !matches!(removal, Err(RemoveError::Busy)) {
+            // No replacement under way gives it back.
+            self.strikes.forget(digest);
+        }
+        removal
+    }
+
+    fn append_removal(
         &mut self,
         now_ns: u64,
         digest: Digest,
@@ -89,7 +110,7 @@ impl Tier {
             return Err(RemoveError::Busy);
         }
         let known = self.index.find(digest).copied();
-        if known.is_none() && !self.is_doubtful() {
+        if known.is_none() && !self.is_doubtful() && !self.strikes.may_return(digest) {
             return Ok(Removal::Absent);
         }
         let bytes = TOMBSTONE_BYTES;

@@ -160,11 +160,12 @@ impl Tier {
             || self.durable_oldest_live < self.oldest_live
     }
 
-    /// Whether an object that the index does not know may come to light, in what recovery has not looked at or at the
-    /// next start.
+    /// Whether an object that the index does not know may come to light: in what recovery has not looked at, at the
+    /// next start, or as a tombstone under way fails.
     #[must_use]
     pub fn may_find(&self, digest: Digest) -> bool {
-        !self.is_blank() && (!self.is_running() || self.untracked.is_noted(digest))
+        let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.strikes.may_return(digest);
+        !self.is_blank() && may_come
     }
 
     /// Whether records are still being found.
