@@ -100,7 +100,9 @@ impl Service {
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        if let Some(status) = items.clone().find_map(|item| self.answers_for(item.digest).err()) {
+        // Of what a new owner drops, some may not be kept for it any more: the rest is dropped all the same.
+        let counts = |status: &Status| operation != Operation::Remove || *status != Status::Stale;
+        if let Some(status) = items.clone().find_map(|item| self.answers_for(item.digest).err().filter(counts)) {
             self.refuse(peer, operation, header.request, status);
             return Ok(None);
         }
@@ -163,23 +165,14 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
-        let may_remove = |digest: &Digest| self.moves.exports.may_remove(*digest, self.asker_epoch);
-        if self.asker_fetches && !digests.iter().all(may_remove) {
-            self.refuse(peer, Operation::Remove, header.request, Status::WrongOwner);
-            return Ok(PayloadTo::Discard);
-        }
-        // What may be there and be another's is not removed, and not said to be removed.
-        let unknown = |digest: &Digest| {
-            let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));
-            self.is_hidden(*digest) && (there || self.on_ssd(*digest).is_some() || self.is_coming(*digest))
-        };
-        if digests.iter().any(unknown) {
-            self.refuse(peer, Operation::Remove, header.request, Status::Busy);
+        if let Some(status) = self.refuses_removal(&digests) {
+            self.refuse(peer, Operation::Remove, header.request, status);
             return Ok(PayloadTo::Discard);
         }
         // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
         // what names stripes stays too, and that is said.
-        let foreign = |digest: &Digest| self.is_foreign(*digest) || !self.is_meant(header, *digest);
+        let foreign =
+            |digest: &Digest| self.is_foreign(*digest) || !self.drops(*digest) || !self.is_meant(header, *digest);
         let foreign: Vec<bool> = digests.iter().map(foreign).collect();
         let is_head = |(digest, foreign): (&Digest, &bool)| {
             header.flags & FLAG_ALL == 0
@@ -227,12 +220,6 @@ impl Service {
         Bitmap::encode(heads, &mut self.bytes);
         self.answer_items(peer, Operation::Remove, header, start, digests.len());
         Ok(PayloadTo::Discard)
-    }
-
-    /// True where a removal names no version, or the version of the object.
-    fn is_meant(&self, header: &Header, digest: Digest) -> bool {
-        let version = || Some(self.store.as_ref()?.peek(digest)?.version.0);
-        header.flags & FLAG_ALL == 0 || header.payload_checksum == 0 || version() == Some(header.payload_checksum)
     }
 
     pub(super) fn size(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {

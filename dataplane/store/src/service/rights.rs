@@ -1,6 +1,7 @@
 //! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have
 //! it now.
 
+use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
@@ -28,6 +29,33 @@ impl Service {
         };
         self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
         Err(status)
+    }
+
+    /// Why none of these may be removed now, if so: a new owner asks by too old a map, or there may be another's object
+    /// among them that is not known yet; that is neither removed nor said to be.
+    pub(super) fn refuses_removal(&self, digests: &[Digest]) -> Option<Status> {
+        let exports = &self.moves.exports;
+        let is_late = |digest: &Digest| exports.has(*digest) && !exports.may_remove(*digest, self.asker_epoch);
+        if self.asker_fetches && digests.iter().any(is_late) {
+            return Some(Status::WrongOwner);
+        }
+        let unknown = |digest: &Digest| {
+            let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));
+            let may_be = there || self.on_ssd(*digest).is_some() || self.is_coming(*digest);
+            self.drops(*digest) && self.is_hidden(*digest) && may_be
+        };
+        digests.iter().any(unknown).then_some(Status::Busy)
+    }
+
+    /// Whether the asker may remove an object here: a new owner only what is kept for it. The slot may be ours again.
+    pub(super) fn drops(&self, digest: Digest) -> bool {
+        !self.asker_fetches || self.moves.exports.has(digest)
+    }
+
+    /// True where a removal names no version, or the version of the object.
+    pub(super) fn is_meant(&self, header: &Header, digest: Digest) -> bool {
+        let version = || Some(self.store.as_ref()?.peek(digest)?.version.0);
+        header.flags & FLAG_ALL == 0 || header.payload_checksum == 0 || version() == Some(header.payload_checksum)
     }
 
     /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.

@@ -320,6 +320,28 @@ fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
     assert_eq!(remove(&mut cluster, again), [Status::Ok]);
 }
 
+/// The slot of one may have come back to its former owner meanwhile; the rest would be fetched again.
+#[test]
+fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
+    let mut cluster = Cluster::new();
+    cluster.change([1, 0, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    (1..=16).for_each(|key| cluster.put(key, key));
+    cluster.change([1, 1, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    let key_of = |cluster: &Cluster, owner| (1..=16).find(|key| cluster.owner(*key) == Some(owner)).expect("a key");
+    let (stays, left) = (digest(key_of(&cluster, 0)), digest(key_of(&cluster, 1)));
+    let body = body_of([stays, left].map(|digest| DigestItem { digest }));
+    let request = RequestId { index: 1000, generation: 1 };
+    let epoch = cluster.map.epoch.0;
+    let header = Header::request(Kind::Request(Operation::Remove), request).with_body(&body, 2).with_argument(epoch);
+    cluster.shards[0].request(PeerKey { index: 1, generation: 1 }, &header, &body, cluster.now_ns);
+    let answers = cluster.answers(0);
+    assert_eq!(answers.iter().map(|(header, _)| header.status).collect::<Vec<_>>(), [Status::Ok]);
+    let there = |digest| cluster.shards[0].store().is_some_and(|store| store.exists(digest));
+    assert_eq!([stays, left].map(there), [true, false]);
+}
+
 /// Without names all of them are the default tenant's.
 #[test]
 fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_tenants() {
