@@ -235,9 +235,12 @@ impl World {
                     let store = self.lives[life].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
                 } else if fetches {
-                    // A new owner has what was here, and may have brought a copy of it already, which stays.
-                    let store = self.lives[life].service.store();
-                    keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
+                    // A new owner has what was here, and may have brought a copy of it already, which stays. So does
+                    // what is not kept for it any more, as the slot may be this life's own again.
+                    let service = &self.lives[life].service;
+                    let stays = |digest| service.store().is_some_and(|store| store.is_copy(digest));
+                    keys.retain(|key| service.exports(self.shadow.digest(*key).slot()));
+                    keys.retain(|key| !stays(self.shadow.digest(*key)));
                 }
                 let service = &self.lives[life].service;
                 let floor = service.store().map_or(0, |store| store.next_version().0);
