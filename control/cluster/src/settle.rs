@@ -126,10 +126,16 @@ impl Cluster {
     /// Whether an owner may not have all yet that moved to it.
     #[must_use]
     pub fn is_moving(&self) -> bool {
+        self.unsettled().next().is_some()
+    }
+
+    /// Owners that may not have all yet that moved to them.
+    pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
         let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
         let moved = restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since);
-        let lags = |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
-        self.now_ns < self.settle_until_ns && self.rows.values().any(lags)
+        let lags = move |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
+        let waits = self.now_ns < self.settle_until_ns;
+        self.rows.iter().filter(move |(_, row)| waits && lags(row)).map(|(node, _)| *node)
     }
 
     /// Slots have changed hands: the next change waits for this one, so long.

@@ -17,11 +17,11 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
-    ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
-    ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
+    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
+    ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants,
+    Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -214,6 +214,7 @@ impl Call {
             Join::KIND => self.answer(frame, |c| service.join(caller, c)),
             Heartbeat::KIND => self.answer(frame, |c| service.heartbeat(caller, c)),
             Settled::KIND => self.answer(frame, |c| service.settled(caller, c)),
+            GetMoves::KIND => self.answer(frame, |c| service.get_moves(caller, c)),
             Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
             Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
             Undrain::KIND => self.answer(frame, |c| service.undrain(caller, c)),

@@ -26,7 +26,9 @@ pub use crate::events::{
 pub use crate::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
-pub use crate::moves::{AttachDevices, DevicesKept, Drain, GetLife, LastLife, OfferMap, Settled, Undrain};
+pub use crate::moves::{
+    AttachDevices, DevicesKept, Drain, GetLife, GetMoves, LastLife, Moves, OfferMap, Settled, Undrain,
+};
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
     ObjectFound, ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
@@ -148,6 +150,7 @@ messages! {
     CancelTask = 0x0024 small => Done;
     AnswerCopies = 0x0025 small => Done;
     ReportSilence = 0x0026 small => Done;
+    GetMoves = 0x0027 small => Moves;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
@@ -192,6 +195,7 @@ messages! {
     MapReply = 0x8005 large;
     Renewed = 0x8008 small;
     DevicesKept = 0x801b small;
+    Moves = 0x8027 small;
     SegmentReply = 0x800a small;
     SegmentList = 0x800b large;
     StatusReply = 0x800c large;

@@ -87,6 +87,20 @@ pub struct Settled {
     pub epoch: u64,
 }
 
+/// Asks whether members other than this one wait for what moved to them. A node that is to end asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetMoves {
+    /// Which member.
+    pub node: u64,
+}
+
+/// The answer to [`GetMoves`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Moves {
+    /// Other members that have not said yet that they have all that moved to them by the last map that moved slots.
+    pub unsettled: u32,
+}
+
 /// Has a member give its slots away, for the rest of its life or until [`Undrain`]: it stays reachable, and their new
 /// owners fetch what was in them.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]

@@ -10,11 +10,11 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetRoom, GetSegment,
-    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTenants,
-    ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportHot,
-    ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
+    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
+    ListTenants, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants,
+    Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -84,6 +84,7 @@ rights! {
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     Settled = "settled" MEMBERS |call| Some(Scope::Node(call.node));
+    GetMoves = "get_moves" MEMBERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
     Undrain = "undrain" ENDERS |call| Some(Scope::Node(call.node));
@@ -185,6 +186,7 @@ mod tests {
         "attach_devices cn",
         "heartbeat cn",
         "settled cn",
+        "get_moves cn",
         "leave cna",
         "drain cna",
         "undrain cna",

@@ -16,12 +16,12 @@ use crate::conductor::{
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
-    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
-    ListSegments, ListShards, ListTasks, ListTiers, MapReply, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room, SegmentList,
-    SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases,
-    TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders,
-    Welcome,
+    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
+    ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap, OrderTiers, RegisterSegment,
+    RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
+    SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
+    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
+    WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -108,6 +108,8 @@ pub trait Service: Send + Sync + 'static {
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
     /// A member has what moved to it.
     fn settled(&self, caller: Caller, call: Settled) -> Result<Done, Refusal>;
+    /// Whether others wait for what moved to them.
+    fn get_moves(&self, caller: Caller, call: GetMoves) -> Result<Moves, Refusal>;
     /// Ends a membership.
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
     /// Has a member give its slots away.

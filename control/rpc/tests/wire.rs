@@ -143,6 +143,8 @@ fn golden_frames() {
 fn show_lives(show: Show<'_>) {
     let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
     show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
+    show("GetMoves", encode(&GetMoves { node: 7 }));
+    show("Moves", encode(&Moves { unsettled: 2 }));
     show("GetLife", encode(&GetLife { node: 7 }));
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_engine::ShardSnapshot;
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::Drain;
+use kvplane_rpc::message::{Drain, GetMoves};
 use kvplane_sys::interrupt;
 
 use super::Node;
@@ -22,6 +22,9 @@ const ASK: Duration = Duration::from_secs(1);
 /// How long a drain goes on while the control plane does not answer and nothing is fetched either: others learn from it
 /// that they own the slots now, so without it nothing more comes of waiting.
 const ALONE: Duration = Duration::from_secs(5);
+
+/// How often the control plane is asked whether others are done, and how long it may take to answer.
+const ASK_MOVES: Duration = Duration::from_millis(200);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
@@ -96,15 +99,24 @@ impl Node {
 
     /// Waits until others have fetched what moved from here to them, and have compared with this node what they have
     /// on their SSDs: at most this long. A node that ends before takes along what they have not fetched, and what they
-    /// have is void where nobody else knows what changed. How many slots they are not done with.
+    /// have is void where nobody else knows what changed. How many slots they are not done with; without an answer of
+    /// the control plane, all that left.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
     pub fn finish_moves(&self, within: Duration) -> Result<u64, Error> {
         let begun = Instant::now();
+        let mut asked: Option<Instant> = None;
         loop {
-            let left = self.snapshots()?.iter().map(|shard| shard.moves.exporting_slots).sum();
+            let mut left = self.snapshots()?.iter().map(|shard| shard.moves.exporting_slots).sum();
             let waited = begun.elapsed();
+            if left > 0 && waited >= NEWS && asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
+                let moves = self.link.call_within(GetMoves { node: self.node.0 }, ASK_MOVES);
+                if moves.is_ok_and(|moves| moves.unsettled == 0) {
+                    left = 0;
+                }
+                asked = Some(Instant::now());
+            }
             if left == 0 && waited >= NEWS || waited >= within {
                 return Ok(left);
             }

@@ -106,6 +106,9 @@ impl Service for Recorder {
     fn settled(&self, _: Caller, _: Settled) -> Result<Done, Refusal> {
         Ok(Done)
     }
+    fn get_moves(&self, _: Caller, _: GetMoves) -> Result<Moves, Refusal> {
+        Ok(Moves { unsettled: 0 })
+    }
     fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
         Ok(Done)
     }

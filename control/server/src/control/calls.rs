@@ -9,8 +9,8 @@ use kvplane_rpc::conductor::{
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
-    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
-    ListSegments, ListShards, ListTasks, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant,
+    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
+    ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant,
     RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT,
     Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
     TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
@@ -108,6 +108,11 @@ impl Service for Control {
     fn settled(&self, _: Caller, call: Settled) -> Result<Done, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
         self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| Done)
+    }
+
+    fn get_moves(&self, _: Caller, call: GetMoves) -> Result<Moves, Refusal> {
+        let unsettled = self.unsettled(NodeId(call.node))?;
+        Ok(Moves { unsettled: u32::try_from(unsettled).unwrap_or(u32::MAX) })
     }
 
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal> {
