@@ -58,6 +58,8 @@ pub(crate) struct Seen {
     pub(crate) reported_ns: Option<u64>,
     /// Its ports, or reports, have told while it was silent that it is dead.
     pub(crate) dead: bool,
+    /// Its life has ended, and it has said that another will begin.
+    pub(crate) restarts: bool,
 }
 
 impl Row {

@@ -153,18 +153,22 @@ impl Cluster {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
-    /// A life ends whose devices are to serve the next one.
+    /// A life ends whose devices are to serve the next one. It keeps the slots that it was to give away and has not: a
+    /// drain ends with the life.
     pub(crate) fn restart(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
         self.expect_life(node, life)?;
         let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == life);
         let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
-        let owns = row.shared && matches!(row.state, MemberState::Active | MemberState::Suspect);
+        let owns = row.shared && row.state.in_map();
         if !(has_devices && owns) {
             return self.leave(node, life);
         }
         // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at
         // once.
-        (row.heard, row.heard_ns) = (false, self.now_ns);
+        (row.heard, row.heard_ns, row.seen.restarts) = (false, self.now_ns, true);
+        if self.step(node, MemberEvent::Undrain) {
+            self.remember(node);
+        }
         self.counters.restarts += 1;
         self.arm_member(node);
         Ok(Reply::Left { epoch: self.newest_epoch() })
@@ -173,7 +177,8 @@ impl Cluster {
     pub(crate) fn drain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.life_or_present(node, life);
         self.expect_life(node, incarnation)?;
-        let takes = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && row.member.weight > 0;
+        let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !row.seen.restarts;
+        let takes = |row: &Row| stays(row) && row.member.weight > 0;
         if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
             return Err(Rejection::LastOwner { node });
         }
@@ -232,7 +237,8 @@ impl Cluster {
     /// Takes a sign of life.
     fn hear(&mut self, node: NodeId) {
         let row = self.rows.get_mut(&node).expect("a node that is heard is known");
-        (row.heard_ns, row.heard, row.seen.dead) = (self.now_ns, true, false);
+        (row.heard_ns, row.heard) = (self.now_ns, true);
+        (row.seen.dead, row.seen.restarts) = (false, false);
         self.arm_member(node);
         // Dead members, and changes of shares, may have waited for this one.
         self.expel_dead();

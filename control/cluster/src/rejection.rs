@@ -57,7 +57,7 @@ pub enum Rejection {
         /// When the other will count as silent, unless it is heard of again.
         retry_after_ns: u64,
     },
-    /// Nobody else owns slots: what the node has could go nowhere.
+    /// Nobody else takes slots, or all who do restart: what the node has could go nowhere.
     LastOwner {
         /// The node.
         node: NodeId,
@@ -203,10 +203,7 @@ impl fmt::Display for Rejection {
                  greater one"
             ),
             Self::LastOwner { node } => {
-                write!(
-                    f,
-                    "node {node} is the only one with a share of the slots: let another join before it is drained"
-                )
+                write!(f, "no node but {node} takes slots now: drain it when another has joined or is back")
             }
             Self::OfferRefused { node } => write!(
                 f,

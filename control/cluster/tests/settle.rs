@@ -189,6 +189,39 @@ fn a_drain_waits_for_a_node_that_restarts() {
     assert_eq!(owners(&driver), [2, 3], "its next life takes its part of what is drained");
 }
 
+/// As when all are told to drain and to end at once. Any order: whoever has no heir stays the owner of what it has.
+#[test]
+fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
+    let mut driver = three();
+    for node in 1..=3 {
+        let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: node.into() };
+        driver.handle(devices).unwrap();
+    }
+    let ask = |driver: &mut Driver, node| {
+        driver.handle(Input::Drain { node: NodeId(node), incarnation: Some(Incarnation(1)) })
+    };
+    let restart = |driver: &mut Driver, node| {
+        driver.handle(Input::Restart { node: NodeId(node), incarnation: Incarnation(1) }).unwrap()
+    };
+    driver.sleep(50 * MS);
+    (1..=2).for_each(|node| drop(ask(&mut driver, node).unwrap()));
+    assert!(matches!(ask(&mut driver, 3), Err(Rejection::LastOwner { .. })));
+    for node in [3, 1, 2] {
+        restart(&mut driver, node);
+        for other in 1..=2 {
+            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "nobody takes its slots");
+        }
+        assert_eq!(owners(&driver), [1, 2, 3]);
+    }
+    for node in [3, 1, 2] {
+        driver.join(member(node, 2, 7000)).unwrap();
+        driver.beat(node, 2).unwrap();
+        assert_eq!(owners(&driver), [1, 2, 3], "its slots were to go nowhere");
+    }
+    let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
+    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+}
+
 #[test]
 fn a_join_waits_until_the_others_were_heard_too() {
     let mut driver = three();

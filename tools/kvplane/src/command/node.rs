@@ -303,16 +303,15 @@ impl Shape {
 
     /// Gives the node's slots away before it ends, where that is wanted; else only what moves already.
     fn give_away(&self, node: &kvplane::Node) {
-        if self.drain == 0 {
-            if let Ok(left @ 1..) = node.finish_moves(MOVES_MOST) {
-                eprintln!("kvplane: others have not fetched all of {left} slots that moved to them");
+        if self.drain > 0 {
+            match node.drain(Duration::from_secs(self.drain)) {
+                Ok(0) => return announce!("drained: all objects are with other nodes"),
+                Ok(left) => return announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
+                Err(error) => eprintln!("kvplane: not drained: {error}"),
             }
-            return;
         }
-        match node.drain(Duration::from_secs(self.drain)) {
-            Ok(0) => announce!("drained: all objects are with other nodes"),
-            Ok(left) => announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
-            Err(error) => eprintln!("kvplane: not drained: {error}"),
+        if let Ok(left @ 1..) = node.finish_moves(MOVES_MOST) {
+            eprintln!("kvplane: others have not fetched all of {left} slots that moved to them");
         }
     }
 

@@ -17,9 +17,13 @@ fn value(key: usize, round: usize) -> Vec<u8> {
 }
 
 fn node(place: &Workplace, number: u64) -> Process {
+    node_with(place, number, &[])
+}
+
+fn node_with(place: &Workplace, number: u64, more: &[&str]) -> Process {
     let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
     let words = ["--pool", "32M", "--shards", "2", "--metrics-port", "0", "--ssd", &ssd, "--ssd-ack", "buffered"];
-    place.node(number, &words)
+    place.node(number, &[&words, more].concat())
 }
 
 /// The object under a key, when somebody answers.
@@ -67,6 +71,21 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
         assert!(nodes[number - 1].stop().success());
         nodes[number - 1] = node(&place, number as u64);
     }
+    assert_all(&mut client, "was acknowledged");
+}
+
+/// No node is left to take what they are to give away.
+#[test]
+fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {
+    let place = Workplace::new("drain-all");
+    let (_control, mut nodes, mut client) = cluster(&place, 1);
+    for number in 1..=3 {
+        assert!(nodes[number - 1].stop().success());
+        nodes[number - 1] = node_with(&place, number as u64, &["--drain", "60"]);
+    }
+    nodes.iter().for_each(|node| node.signal("TERM"));
+    nodes.iter_mut().for_each(|node| assert!(node.ended().success()));
+    let _again: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
     assert_all(&mut client, "was acknowledged");
 }
 

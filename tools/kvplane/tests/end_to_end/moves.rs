@@ -153,7 +153,7 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     let status = place.run(&["ctl", "status"]).text();
     assert!(status.lines().any(|line| line.contains(" 2  draining ")), "{status}");
     all_there(&mut client);
-    place.run(&["ctl", "drain", "1"]).failed(1, &["the only one with a share"]);
+    place.run(&["ctl", "drain", "1"]).failed(1, &["no node but 1 takes slots now"]);
     place.run(&["ctl", "drain", "9"]).failed(1, &["9"]);
     assert!(place.run(&["ctl", "tasks"]).text().contains("drain of node 2: 0 objects"));
 
@@ -200,7 +200,7 @@ fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
     // Both cannot go: the first keeps its share.
     let (status, refused) = ask("POST", jobs, &format!("{{\"segments\":[\"{first}\",\"{second}\"]}}"));
     assert_eq!(status, 409, "{refused}");
-    assert!(refused["error_message"].as_str().unwrap().contains("only one with a share"), "{refused}");
+    assert!(refused["error_message"].as_str().unwrap().contains("takes slots now"), "{refused}");
     assert_eq!(ask("GET", jobs, "").1["jobs"], serde_json::json!([]));
 
     let (status, job) = ask("POST", jobs, &format!("{{\"segments\":[\"{second}\"],\"max_concurrency\":4}}"));
