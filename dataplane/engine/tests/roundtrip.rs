@@ -403,3 +403,30 @@ fn a_port_in_use_is_named() {
     let error = Shard::start(config).err().expect("the port is taken").to_string();
     assert!(error.contains(&bed.shard.address().to_string()), "{error}");
 }
+
+/// A shard answers where an object is, and is gone before the object is copied: that is not what it had to say of it.
+/// The client sees both at once only where they come together; which of many gets does, is tried.
+#[test]
+fn a_get_from_a_shard_that_ends_over_shared_memory_is_unreachable() {
+    for number in 0..12 {
+        let mut bed = bed(&format!("ends-{number}"), Way::Shm, 1 << 20);
+        let put = [Request::Put(digest(1), bed.local(0, 4096))];
+        assert_eq!(bed.statuses(&put), [Status::Ok]);
+        let gets: Vec<Request> = (0..64).map(|at| Request::Get(digest(1), bed.local(at * 8192, 4096))).collect();
+        let Bed { shard, mut initiator, .. } = bed;
+        let stopper = std::thread::spawn(move || {
+            while shard.snapshot().expect("a living shard").service.get_bytes < 4096 * 200 {}
+            shard.stop();
+        });
+        while !stopper.is_finished() {
+            let batch = initiator.submit(&gets, Duration::from_millis(200)).expect("a valid batch");
+            initiator.wait(batch).expect("a working ring");
+            for result in initiator.results(batch) {
+                let expected = matches!(result.status, Status::Ok | Status::Unreachable | Status::DeadlineExceeded);
+                assert!(expected, "{:?}", result.status);
+            }
+            initiator.release(batch);
+        }
+        stopper.join().expect("no panic");
+    }
+}

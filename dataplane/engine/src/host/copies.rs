@@ -81,14 +81,23 @@ impl Host {
         self.now_ns.max(now_ns)
     }
 
+    /// A copy is done, or why it could not be. Where the connection has ended meanwhile, that is why; the client hears of
+    /// that end next, and tries again what waited for the copy.
     pub(super) fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
+        if result.is_err() && self.has_ended(lane) {
+            return;
+        }
         if let Some(client) = &mut self.client {
             client.copied(lane, slice, result, now_ns);
         }
     }
 
-    /// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane is gone and whoever
-    /// waited for the copy knows it.
+    /// Whether the connection of a lane over shared memory has ended, and the client has not heard that yet.
+    fn has_ended(&self, lane: LaneId) -> bool {
+        matches!(self.link_of(lane), Some(Link::Shm(id)) if !self.shm.is_open(id))
+    }
+
+    /// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane has ended.
     fn pool_of(&self, lane: LaneId) -> Option<Arc<Region>> {
         let Some(Link::Shm(id)) = self.link_of(lane) else { return None };
         self.shm.pool(id).cloned()

@@ -265,6 +265,13 @@ impl Shm {
         if self.generations[id.index as usize] == id.generation { channel.pool.as_ref() } else { None }
     }
 
+    /// False once a connection has ended, also before its end was taken from [`Self::poll_event`].
+    #[must_use]
+    pub fn is_open(&self, id: ConnectionId) -> bool {
+        let channel = self.channels.get(id.index as usize).and_then(Option::as_ref);
+        channel.is_some() && self.generations[id.index as usize] == id.generation
+    }
+
     /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
     /// here.
     pub fn poll_event(&mut self) -> Option<Event> {
