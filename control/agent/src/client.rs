@@ -26,13 +26,14 @@ mod stripes;
 mod tasks;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
 use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
+use kvplane_sys::interrupt;
 use kvplane_tls::DataTls;
 
 use crate::error::Error;
@@ -51,6 +52,9 @@ pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
 const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
+/// How long a control plane that does not answer is taken to restart, and the pause before it is tried again.
+const RESTART: Duration = Duration::from_secs(3);
+const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Roles that may ask nodes for objects, the usual one first: an operator may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
@@ -199,13 +203,25 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the control plane and learns the map.
+    /// Connects to the control plane and learns the map. One that does not answer may be restarting: it is tried again
+    /// until the deadline of requests, 3 s at most.
     ///
     /// # Errors
-    /// When there is no control plane, or it refuses us.
+    /// When there is no control plane, or it refuses us, or a signal interrupts the wait.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
-        let role = config.control.role_among(&OBJECT_ROLES)?;
-        Self::connect_with(config, ControlLink::to(&config.control, role)?)
+        let until = Instant::now() + config.deadline.min(RESTART);
+        loop {
+            let role = config.control.role_among(&OBJECT_ROLES)?;
+            match ControlLink::to(&config.control, role) {
+                Ok(link) => return Self::connect_with(config, link),
+                Err(error) if error.may_restart() && Instant::now() + CONNECT_AGAIN < until => {
+                    if !interrupt::sleep(CONNECT_AGAIN) {
+                        return Err(Error::interrupted());
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// A client over a line to the control plane that is there already.

@@ -176,6 +176,11 @@ impl Error {
         }
     }
 
+    /// A control plane is known and does not answer, as while it restarts. False where none was ever started.
+    pub(crate) fn may_restart(&self) -> bool {
+        self.is_control_away() && !matches!(self, Self::Discovery(LocalError::NotPublished { .. }))
+    }
+
     /// After how long the control plane may take a node that it refused for now: its id is still that of a former life,
     /// or the map of a lost state is being adopted. None where waiting does not help.
     #[must_use]

@@ -45,6 +45,14 @@ impl Wanted {
         self.master.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
     }
 
+    /// Which one is meant, for messages: by its cluster where only that was said.
+    fn named(&self) -> String {
+        match (&self.master, &self.cluster) {
+            (None, Some(cluster)) => format!("of cluster {cluster:?}"),
+            _ => format!("at {}", self.shown()),
+        }
+    }
+
     /// Finds it and has `work` connect to it, within the time that callers are promised.
     ///
     /// # Errors
@@ -53,12 +61,12 @@ impl Wanted {
         &self,
         work: impl FnOnce(Control) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, String> {
-        let (wanted, shown) = (self.clone(), self.shown());
-        let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
+        let (wanted, named) = (self.clone(), self.named());
+        let late = format!("the control plane {named} did not answer within {} s", CONNECT.as_secs_f64());
         within(CONNECT, late, move || {
             // Names are looked up here, which may take longer than callers are promised.
             let control = wanted.find()?;
-            work(control).map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
+            work(control).map_err(|error| format!("no connection to the control plane {named}: {error}"))
         })
     }
 

@@ -206,6 +206,22 @@ fn a_client_that_connects_before_a_lost_state_is_adopted_waits_for_the_map() {
     assert!(metrics.contains("kvplane_control_adoptions_total 1\n"), "{metrics}");
 }
 
+#[test]
+fn a_client_that_connects_while_the_control_plane_restarts_waits_for_it() {
+    let place = Workplace::new("opens");
+    let mut plane = control(&place, "127.0.0.1:0");
+    let _node = place.node(7, &["--pool", "16M", "--shards", "1"]);
+    put_and_get(&mut place.client(Way::Tcp), "before");
+    plane.kill();
+    let config = place.client_config(Way::Tcp);
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| kvplane::Client::connect(&config));
+        let _plane = control(&place, "127.0.0.1:0");
+        let got = opening.join().unwrap().unwrap().get(b"before-1").unwrap();
+        assert_eq!(got.as_deref(), Some(&[1; 1001][..]));
+    });
+}
+
 /// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after
 /// that is as good as ever, on its SSD too.
 #[test]
