@@ -52,8 +52,7 @@ pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
 const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
-/// How long a control plane that does not answer is taken to restart, and the pause before it is tried again.
-const RESTART: Duration = Duration::from_secs(3);
+/// The pause before a control plane that does not answer is tried again.
 const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Roles that may ask nodes for objects, the usual one first: an operator may, too.
@@ -84,6 +83,9 @@ pub struct ClientConfig {
     pub pacing: Pacing,
     /// Deadline of each call.
     pub deadline: Duration,
+    /// How long [`Client::connect`] waits for a control plane that does not answer, or is not published: it may be
+    /// restarting.
+    pub connect: Duration,
     /// Whether objects copied over shared memory are checked against their checksums; over TCP they always are.
     pub verify_shared: bool,
     /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
@@ -101,6 +103,9 @@ impl ClientConfig {
     /// [`Self::hedge`] where nothing else is said.
     pub const HEDGE: Duration = Duration::from_millis(100);
 
+    /// [`Self::connect`] where nothing else is said.
+    pub const CONNECT: Duration = Duration::from_secs(3);
+
     /// A client of the local control plane of this cluster.
     #[must_use]
     pub fn local(cluster: &str) -> Self {
@@ -115,6 +120,7 @@ impl ClientConfig {
             lanes: 2,
             pacing: Pacing::default(),
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
+            connect: Self::CONNECT,
             verify_shared: true,
             stripe_bytes: 64 << 20,
             hedge: Self::HEDGE,
@@ -203,18 +209,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the control plane and learns the map. One that does not answer may be restarting: it is tried again
-    /// until the deadline of requests, 3 s at most.
+    /// Connects to the control plane and learns the map. One that does not answer is tried again for as long as
+    /// [`ClientConfig::connect`] says.
     ///
     /// # Errors
     /// When there is no control plane, or it refuses us, or a signal interrupts the wait.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
-        let until = Instant::now() + config.deadline.min(RESTART);
+        let until = Instant::now() + config.connect;
         loop {
             let role = config.control.role_among(&OBJECT_ROLES)?;
             match ControlLink::to(&config.control, role) {
                 Ok(link) => return Self::connect_with(config, link),
-                Err(error) if error.may_restart() && Instant::now() + CONNECT_AGAIN < until => {
+                Err(error) if error.is_control_away() && Instant::now() + CONNECT_AGAIN < until => {
                     if !interrupt::sleep(CONNECT_AGAIN) {
                         return Err(Error::interrupted());
                     }

@@ -177,7 +177,8 @@ impl Error {
     }
 
     /// A control plane is known and does not answer, as while it restarts. False where none was ever started.
-    pub(crate) fn may_restart(&self) -> bool {
+    #[must_use]
+    pub fn may_restart(&self) -> bool {
         self.is_control_away() && !matches!(self, Self::Discovery(LocalError::NotPublished { .. }))
     }
 

@@ -296,7 +296,12 @@ impl Ctl {
         let (control, data_tls) = (self.control(), self.data_tls);
         let tenant = self.tenant.clone().unwrap_or_default();
         let hedge = std::time::Duration::from_millis(self.hedge_ms);
-        Ok(Client::connect(&ClientConfig { control, tenant, data_tls, hedge, ..ClientConfig::local(&self.cluster) })?)
+        let config = ClientConfig { control, tenant, data_tls, hedge, ..ClientConfig::local(&self.cluster) };
+        // A cluster that was never started is a mistake, of which the operator is to hear at once.
+        match Client::connect(&ClientConfig { connect: std::time::Duration::ZERO, ..config.clone() }) {
+            Err(error) if error.may_restart() => Ok(Client::connect(&config)?),
+            connected => Ok(connected?),
+        }
     }
 
     fn put(&self, key: &str, file: &str, options: &PutOptions) -> Result<(), Failure> {
