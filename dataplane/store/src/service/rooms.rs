@@ -6,10 +6,9 @@ use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::Service;
-use super::objects::reserve_status;
 use super::tail::TailHead;
 use super::types::{Memory, PeerKey, Place};
-use crate::{Replica, Reserve};
+use crate::{Replica, Reserve, ReserveError};
 
 impl Service {
     /// Room for an object, held by the peer; its tail is on its way there.
@@ -111,10 +110,10 @@ impl Service {
         let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
         let head = item.options().part == Part::Head;
         let wanted = Reserve { tail_bytes, has_tail: tail.is_some(), head, ..wanted };
-        let reserved = store.reserve_for(&wanted).map_err(reserve_status);
-        let (reservation, extent) = reserved.map_err(|why| match why {
-            Status::Exists => self.exists_already(item.digest, asked),
-            why => self.no_room(why),
+        let reserved = store.reserve_for(&wanted);
+        let (reservation, extent) = reserved.map_err(|error| match error {
+            ReserveError::Exists => self.exists_already(item.digest, asked),
+            error => self.no_room(error, wanted.keep.account),
         })?;
         if let Some(tail) = tail {
             self.write_tail(reservation, &tail, name);

@@ -6,7 +6,7 @@ use kvplane_proto::client::ListFrom;
 use kvplane_proto::message::{KeyPage, ObjectName, Part, PutItem};
 use kvplane_proto::{Digest, Status};
 
-use super::super::objects::{Made, reserve_status};
+use super::super::objects::Made;
 use super::super::tail::TailHead;
 use super::super::types::{Memory, Place};
 use super::super::{Service, owns};
@@ -265,10 +265,10 @@ impl Service {
             Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
         let room = self.may_put(bytes, None).and_then(|()| {
             let store = self.store.as_mut().ok_or(Status::NotFound)?;
-            store.reserve_for(&wanted).map_err(reserve_status)
+            Ok(store.reserve_for(&wanted))
         });
         // Objects that wait for the SSD are in the way for a while only: this one is not to be dropped for that.
-        let room = room.map_err(|why| self.no_room(why));
+        let room = room.and_then(|room| room.map_err(|error| self.no_room(error, keep.account)));
         let (reservation, extent) = match room {
             Ok(room) => room,
             Err(status) => {

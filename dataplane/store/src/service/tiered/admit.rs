@@ -4,6 +4,9 @@ use kvplane_proto::Status;
 use kvplane_proto::message::PutAck;
 
 use super::super::Service;
+use super::super::objects::reserve_status;
+use super::Tiered;
+use crate::ReserveError;
 
 impl Service {
     /// Whether the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it in
@@ -33,15 +36,36 @@ impl Service {
         Ok(())
     }
 
-    /// A put found no room in memory. Where objects wait for the SSD, they are in the way for a while only: they get
-    /// in line, and the put is to come again.
-    pub(in crate::service) fn no_room(&mut self, why: Status) -> Status {
-        match &mut self.tiered {
-            Some(tiered) if why == Status::NoSpace && tiered.held > 0 => {
+    /// A put found no room in memory, or none in what its account may take. Where objects wait for the SSD, they are in
+    /// the way for a while only: they get in line, and the put is to come again.
+    pub(in crate::service) fn no_room(&mut self, error: ReserveError, account: u16) -> Status {
+        if let Some(tiered) = &mut self.tiered {
+            let passes = match error {
+                ReserveError::NoSpace { .. } => tiered.held > 0,
+                ReserveError::Quota { bytes, lease_bytes, .. } => bytes <= lease_bytes && tiered.holds_of(account),
+                _ => false,
+            };
+            if passes {
                 tiered.pressed = true;
-                Status::Busy
+                return Status::Busy;
             }
-            _ => why,
+        }
+        reserve_status(error)
+    }
+}
+
+impl Tiered {
+    /// Whether objects that are charged to an account wait for the SSD.
+    fn holds_of(&self, account: u16) -> bool {
+        self.held_of.get(&account).is_some_and(|held| *held > 0)
+    }
+
+    /// An object of an account begins to wait for the SSD, or does not any more.
+    pub(super) fn count_held(&mut self, account: u16, begins: bool) {
+        let held = self.held_of.entry(account).or_default();
+        *held = if begins { *held + 1 } else { held.saturating_sub(1) };
+        if *held == 0 {
+            self.held_of.remove(&account);
         }
     }
 }

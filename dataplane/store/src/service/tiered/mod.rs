@@ -66,6 +66,8 @@ struct Held {
     digest: Digest,
     version: Version,
     bytes: u64,
+    /// The account that it is charged to.
+    account: u16,
     since_ns: u64,
     /// Who waits for it.
     told: Option<Slot>,
@@ -153,6 +155,8 @@ pub(super) struct Tiered {
     /// Pins held for writes, and their bytes.
     held: usize,
     held_bytes: u64,
+    /// How many of them are of each account.
+    held_of: BTreeMap<u16, u32>,
     sweep: Sweep,
     doubts: Doubts,
     noted: Noted,
@@ -195,6 +199,7 @@ impl Tiered {
             pressed: false,
             held: 0,
             held_bytes: 0,
+            held_of: BTreeMap::new(),
             sweep: Sweep::new(),
             doubts: Doubts::new(),
             noted: Noted::new(),

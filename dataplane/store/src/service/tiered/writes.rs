@@ -194,8 +194,10 @@ impl Service {
         };
         let version = object.version;
         let (bytes, since_ns) = (object.extent.bytes, self.now_ns);
-        let held = Held { pin, digest, version, bytes, since_ns, told, ack: asked, copied: false, tries: 0 };
+        let account = store.account_of_stranger(object.tenant);
+        let held = Held { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
         tiered.held += 1;
+        tiered.count_held(account, true);
         tiered.held_bytes += held.bytes;
         tiered.writing.insert((digest, version));
         match tiered.policy.write {
@@ -320,6 +322,7 @@ impl Service {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         tiered.held -= 1;
         tiered.held_bytes -= held.bytes;
+        tiered.count_held(held.account, false);
         tiered.writing.remove(&(held.digest, held.version));
         store.unpin(held.pin).expect("a pin of our own");
         if let Some(slot) = held.told.filter(|_| !good) {

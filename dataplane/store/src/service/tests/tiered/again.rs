@@ -6,6 +6,7 @@ use kvplane_proto::message::{Operation, PutAck, PutOptions};
 
 use super::super::rig::{digest, digests};
 use super::world::{KEYS, World};
+use crate::TenantLease;
 use crate::service::{TierCounters, TierPolicy, WritePolicy};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -58,6 +59,34 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
     assert_eq!(first, Status::Busy);
     assert_eq!(counters(&world).writes_failed, 0);
     world.end();
+}
+
+/// So it is where a tenant's share is full, and not where what it puts is more than that.
+#[test]
+fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
+    let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
+    for (number, expected) in [(7, Status::Busy), (8, Status::QuotaExceeded)] {
+        let mut world = World::new(1102, TierPolicy { backlog_percent: 100, ..policy(back) });
+        let lease = |number, dram_bytes| TenantLease { number, dram_bytes: Some(dram_bytes), weight: 1 };
+        world.service.set_tenants(&[lease(7, 80_000), lease(8, 4096)], false);
+        let options = |tenant| PutOptions { tenant, ..PutOptions::default() };
+        // What of another tenant waits is not in the way.
+        world.put_with(0, &options(7));
+        world.settle();
+        assert_eq!(world.last_put, Status::Ok);
+        let refused = (1..KEYS as u8).find(|key| {
+            world.put_with(*key, &options(number));
+            world.hear();
+            world.last_put != Status::Ok
+        });
+        let key = refused.expect("its share holds them all");
+        assert_eq!(world.last_put, expected);
+        world.settle();
+        world.put_with(key, &options(number));
+        world.settle();
+        assert_eq!(world.last_put, if expected == Status::Busy { Status::Ok } else { expected });
+        world.end();
+    }
 }
 
 #[test]
