@@ -274,13 +274,20 @@ impl Host {
         work.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
     }
 
-    /// Says so when the first map of this life left nothing of what the device had.
+    /// Says so when the first map of this life left nothing of what the device had, or less than it had.
     fn tell_voided(&mut self) {
-        let Some(why) = self.service.as_mut().and_then(Service::poll_tier_voided) else { return };
+        let Some(service) = &mut self.service else { return };
+        let text = match (service.poll_tier_voided(), service.poll_slots_voided()) {
+            (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
+            (None, Some(slots)) => format!(
+                "what it had of {slots} slots counts no more: others owned them meanwhile, and none of them can tell \
+                 what they changed there, as the last one was killed or restarted since"
+            ),
+            (None, None) => return,
+        };
         let Some(work) = &mut self.tier_work else { return };
         let path = work.nvme.part().path().display();
-        let text = format!("{path}: nothing of what it had counts any more, it is filled anew: {why}");
-        work.notices.push_back(TierNotice::trouble(text));
+        work.notices.push_back(TierNotice::trouble(format!("{path}: {text}")));
     }
 
     /// Something about the tier that the operator should know.

@@ -46,6 +46,8 @@ pub(super) struct Doubts {
     comparing: SlotSet,
     /// Those of which nobody knows.
     void: SlotSet,
+    /// How many of these the operator was not told of.
+    untold: u64,
     /// Those that will be shown when all is struck out that others changed.
     known: SlotSet,
     strikes: VecDeque<Digest>,
@@ -68,6 +70,7 @@ impl Doubts {
             floor: Version(0),
             comparing: SlotSet::none(),
             void: SlotSet::none(),
+            untold: 0,
             known: SlotSet::none(),
             strikes: VecDeque::new(),
             shown: SlotSet::none(),
@@ -253,10 +256,20 @@ impl Service {
         doubts.is_some_and(|doubts| !doubts.comparing.is_empty() || !doubts.known.is_empty())
     }
 
+    /// Of how many slots what the device had is void, as nobody could tell what others changed there: since this was asked
+    /// last, and once no slot is compared any more. Not where [`Self::poll_tier_voided`] says that it is all.
+    pub fn poll_slots_voided(&mut self) -> Option<u64> {
+        let compares = self.compares();
+        let tiered = self.tiered.as_mut().filter(|tiered| tiered.doubts.untold > 0 && !compares)?;
+        let slots = core::mem::take(&mut tiered.doubts.untold);
+        (!tiered.noted.has_voided()).then_some(slots)
+    }
+
     fn void_doubt(&mut self, slots: &SlotSet) {
         let Some(tiered) = self.tiered.as_mut().filter(|_| !slots.is_empty()) else { return };
         tiered.doubts.make_void(slots);
         tiered.counters.slots_voided += slots.count();
+        tiered.doubts.untold += slots.count();
         tiered.sweep.at = Some(0);
     }
 

@@ -98,6 +98,11 @@ impl Noted {
     pub(super) const fn tell_voided(&mut self, why: Voided) {
         (self.voided, self.untold) = (Some(why), true);
     }
+
+    /// Whether nothing of what the device had at the start counts.
+    pub(super) const fn has_voided(&self) -> bool {
+        self.voided.is_some()
+    }
 }
 
 impl Service {

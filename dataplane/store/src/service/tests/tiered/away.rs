@@ -156,6 +156,8 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
             "of most slots nothing was told: {counters:?}"
         );
         assert_eq!((counters.struck, world.service.poll_tier_voided()), (changed.len() as u64, None));
+        assert_eq!(world.service.poll_slots_voided(), Some(counters.slots_voided), "said once");
+        assert_eq!(world.service.poll_slots_voided(), None);
         // It stays so, whoever comes and goes: nobody is asked again.
         world.restart_among(&back);
         check(&mut world, &keys);
