@@ -415,7 +415,11 @@ impl World {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, life) = (connection.client, connection.life);
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
-        for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
+        // Of what a new owner drops, what is not kept for it stays.
+        let stays = |slot| client >= self.scenario.clients && !self.lives[life].service.exports(slot);
+        let items = decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten();
+        let items: Vec<_> = items.filter(|item| !stays(item.digest.slot())).collect();
+        for item in items {
             self.observe_change(life, item.digest);
             if let Some(key) = self.shadow.key(item.digest) {
                 self.shadow.removed(key, lineage, u64::MAX, self.trace.events);
