@@ -308,7 +308,8 @@ impl World {
                 self.after(20 * MS, Event::Leave(node, incarnation));
                 return;
             }
-            let input = Input::Leave { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
+            // As hosts say it: a life with disks keeps its slots for the next one.
+            let input = Input::Restart { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
             self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
             self.after(50 * MS, Event::Depart(node, incarnation));
         }
