@@ -219,3 +219,19 @@ fn given(link: &ControlLink, node: u64, incarnation: u64) -> Result<Option<Given
     let key = |key: kvplane_rpc::message::KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
     Ok(Some(Given { keys: reply.keys.into_iter().map(key).collect(), seconds: reply.seconds, credential }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_that_ended_says_by_whose_doing() {
+        let holder = Holder::default();
+        assert_eq!(holder.why_ended(), None, "there was none");
+        holder.state().had = Some((Instant::now(), Duration::from_secs(900)));
+        let says = |part: &str| holder.why_ended().is_some_and(|why| why.contains(part));
+        assert!(says("told another ticket time"), "it is young: the node's time is another");
+        holder.state().trouble = Some("no control plane answers".to_owned());
+        assert!(says("was not renewed: no control plane answers"));
+    }
+}

@@ -211,16 +211,6 @@ impl Call {
         let (service, caller) = (&*self.service, self.caller);
         match kind {
             Hello::KIND => self.answer(frame, |c| service.hello(caller, c)),
-            Join::KIND => self.answer(frame, |c| service.join(caller, c)),
-            Heartbeat::KIND => self.answer(frame, |c| service.heartbeat(caller, c)),
-            Settled::KIND => self.answer(frame, |c| service.settled(caller, c)),
-            GetMoves::KIND => self.answer(frame, |c| service.get_moves(caller, c)),
-            Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
-            Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
-            Undrain::KIND => self.answer(frame, |c| service.undrain(caller, c)),
-            OfferMap::KIND => self.answer(frame, |c| service.offer_map(caller, c)),
-            GetLife::KIND => self.answer(frame, |c| service.get_life(caller, c)),
-            AttachDevices::KIND => self.answer(frame, |c| service.attach_devices(caller, c)),
             GetMap::KIND => self.get_map(frame),
             RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),
             RenewSegments::KIND => self.answer(frame, |c| service.renew_segments(caller, c)),
@@ -275,7 +265,25 @@ impl Call {
             JoinRanks::KIND => self.answer(frame, |c| service.join_ranks(caller, c)),
             WantShards::KIND => self.answer(frame, |c| service.want_shards(caller, c)),
             GetPeerKeys::KIND => self.answer(frame, |c| service.get_peer_keys(caller, c)),
-            kind => Err(CodecError::Kind(kind)),
+            kind => self.dispatch_member(kind, frame).unwrap_or(Err(CodecError::Kind(kind))),
+        }
+    }
+
+    /// What nodes say of themselves, and what is said of them.
+    fn dispatch_member(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
+        let (service, caller) = (&*self.service, self.caller);
+        match kind {
+            Join::KIND => Some(self.answer(frame, |c| service.join(caller, c))),
+            Heartbeat::KIND => Some(self.answer(frame, |c| service.heartbeat(caller, c))),
+            Settled::KIND => Some(self.answer(frame, |c| service.settled(caller, c))),
+            GetMoves::KIND => Some(self.answer(frame, |c| service.get_moves(caller, c))),
+            Leave::KIND => Some(self.answer(frame, |c| service.leave(caller, c))),
+            Drain::KIND => Some(self.answer(frame, |c| service.drain(caller, c))),
+            Undrain::KIND => Some(self.answer(frame, |c| service.undrain(caller, c))),
+            OfferMap::KIND => Some(self.answer(frame, |c| service.offer_map(caller, c))),
+            GetLife::KIND => Some(self.answer(frame, |c| service.get_life(caller, c))),
+            AttachDevices::KIND => Some(self.answer(frame, |c| service.attach_devices(caller, c))),
+            _ => None,
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{Epoch, NodeId, SLOTS, Slot};
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::{Member, OwnerTable};
 use kvplane_rpc::message::{CopyState, KeyFound, Load, MemberStatus, Segment, ShardNode, TenantList};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
@@ -392,11 +392,6 @@ impl Control {
             core.follow.want_snapshot(self.now_ns());
         }
         self.rearm.notify_one();
-    }
-
-    /// Owners but this one that do not have all yet that moved to them.
-    pub(crate) fn unsettled(&self, but: NodeId) -> Result<usize, Refusal> {
-        Ok(self.core()?.cluster.unsettled().filter(|node| *node != but).count())
     }
 
     /// What members own and hold, by their numbers.

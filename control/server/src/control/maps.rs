@@ -1,6 +1,7 @@
-//! How maps reach those who watch them.
+//! How maps reach those who watch them, and who does not have all yet that they moved.
 
 use kvplane_cluster::Cluster;
+use kvplane_proto::ids::NodeId;
 use kvplane_proto::map::ClusterMap;
 use kvplane_rpc::message::MapReply;
 use kvplane_rpc::{MapFrame, Refusal, RefusalCode};
@@ -19,6 +20,11 @@ impl Control {
     pub(super) fn begin_empty(&self) {
         tracing::info!("no member offered a state: this is a new cluster");
         self.maps.send_modify(|frame| *frame = frame.clone().provisional(false));
+    }
+
+    /// Owners but this one that do not have all yet that moved to them.
+    pub(crate) fn unsettled(&self, but: NodeId) -> Result<usize, Refusal> {
+        Ok(self.core()?.cluster.unsettled().filter(|node| *node != but).count())
     }
 }
 

@@ -81,8 +81,8 @@ impl Host {
         self.now_ns.max(now_ns)
     }
 
-    /// A copy is done, or why it could not be. Where the connection has ended meanwhile, that is why; the client hears of
-    /// that end next, and tries again what waited for the copy.
+    /// A copy is done, or why it could not be. Where the connection has ended meanwhile, that is why; the client hears
+    /// of that end next, and tries again what waited for the copy.
     pub(super) fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
         if result.is_err() && self.has_ended(lane) {
             return;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod calls;
 pub(crate) mod device;
 pub(crate) mod model;
 pub(crate) mod world;

@@ -72,6 +72,7 @@ fn the_nodes_unit_lets_an_ssd_be_written_and_keeps_it_over_a_stop() {
     let [directory] = settings(NODE, "StateDirectory")[..] else { panic!("the unit has no StateDirectory") };
     let start = settings(NODE, "ExecStart").concat();
     assert!(!start.contains("--drain"), "a drain gives away what an SSD has: {start}");
+    assert!(start.contains("--wait-control"), "the control plane may start after the node: {start}");
     let writable = format!("--ssd /var/lib/{directory}/");
     for (name, text) in [("the unit", NODE), ("the README", README)] {
         assert!(text.contains(&writable), "{name} says {writable}");

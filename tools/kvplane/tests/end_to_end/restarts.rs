@@ -222,8 +222,7 @@ fn a_client_that_connects_while_the_control_plane_restarts_waits_for_it() {
     });
 }
 
-/// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after
-/// that is as good as ever, on its SSD too.
+/// What members have counts under the new state as well, and so does what comes after that, on an SSD too.
 #[test]
 fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     let place = Workplace::new("lost-state");

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kvplane::Client;
+use kvplane::{Client, Error, PutOptions, Status};
 
 use crate::disks::{Disk, EIO, ENOSPC, EROFS, Faults, Loop, Mapped, SmallFileSystem, run, skipped, wipe};
 use crate::ssd::{Bed, counted, is_there, name, recovered, value};
@@ -72,6 +72,14 @@ fn is_alone(bed: &Bed, dev: &Process, why: &str) {
     assert_eq!(there(bed, 1000..1008), 8);
 }
 
+/// A replacement of what the disk has is refused, and changes nothing.
+fn refuses_to_replace(client: &mut Client, key: u64) {
+    let options = PutOptions { replace: true, ..PutOptions::default() };
+    let refused = client.put_with(name(key).as_bytes(), &value(key + 1), &options);
+    assert!(matches!(refused, Err(Error::Status { status: Status::NoSpace, .. })), "{refused:?}");
+    assert!(is_there(client, key), "object {key} as it was");
+}
+
 fn over_disk(name: &str, more: &[&str]) -> Option<(Disk, Bed)> {
     let place = Workplace::new(name);
     let disk = Disk::new(&place.directory, BYTES as usize)?;
@@ -97,6 +105,7 @@ fn a_disk_that_takes_no_more_writes_serves_what_it_has() {
         put_until_alone(&mut client, &dev, 10_000);
         assert_eq!(there(&bed, 0..32), 32, "{why}");
         is_alone(&bed, &dev, why);
+        refuses_to_replace(&mut client, 1);
         // What is removed is gone now, though a restart may undo that, and the answer says so.
         assert!(client.remove(name(0).as_bytes()).is_err());
         assert!(!is_there(&mut client, 0));
@@ -284,6 +293,7 @@ fn devices_that_are_read_only_are_served_as_they_are() {
     recovered(&dev);
     assert_eq!(there(&bed, 0..32), 32);
     is_alone(&bed, &dev, "takes no writes");
+    refuses_to_replace(&mut bed.client(Way::Tcp), 1);
 }
 
 #[test]

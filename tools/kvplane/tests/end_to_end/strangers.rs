@@ -73,7 +73,8 @@ impl Cluster {
         let run = place.path(&format!("run-{number}"));
         let who = ["node", "--cluster", &place.cluster, "--node-id", number, "--identity", text(&identity)];
         let how = ["--control", control, "--listen", address, "--pool", "16M", "--shards", "1"];
-        let more = ["--metrics-port", "0", "--runtime-directory", text(&run)];
+        let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
+        let more = ["--metrics-port", "0", "--runtime-directory", text(&run), "--ssd", &ssd];
         Process::start(self.network.inside(&place.bare(&[&who[..], &how, &more].concat())))
     }
 
@@ -212,6 +213,24 @@ fn knock_at(at: SocketAddr, said: &[u8]) -> Vec<u8> {
         heard.extend_from_slice(&part[..bytes]);
     }
     heard
+}
+
+/// More than memory holds: most of it is on the SSDs only.
+#[test]
+fn a_tenants_certificate_reaches_all_that_the_ssds_have_of_it() {
+    let Some(cluster) = Cluster::start() else { return };
+    let name = |number: u32| format!("block-{number}");
+    let acme = |arguments: &[&str]| cluster.ctl("acme", arguments);
+    for number in 0..40 {
+        let file = cluster.place.file(&name(number), name(number).repeat(200_000).as_bytes());
+        acme(&["put", &name(number), text(&file)]).well();
+    }
+    for number in 0..40 {
+        assert!(acme(&["get", &name(number)]).well() == name(number).repeat(200_000).as_bytes(), "{number}");
+    }
+    acme(&["delete", &name(0)]).well();
+    acme(&["get", &name(0)]).failed(1, &["no object"]);
+    assert_eq!(acme(&["size", &name(1)]).text().trim(), (name(1).len() * 200_000).to_string());
 }
 
 #[test]

@@ -256,8 +256,8 @@ impl Service {
         doubts.is_some_and(|doubts| !doubts.comparing.is_empty() || !doubts.known.is_empty())
     }
 
-    /// Of how many slots what the device had is void, as nobody could tell what others changed there: since this was asked
-    /// last, and once no slot is compared any more. Not where [`Self::poll_tier_voided`] says that it is all.
+    /// Of how many slots what the device had is void, as nobody could tell what others changed there: since this was
+    /// asked last, and once no slot is compared any more. Not where [`Self::poll_tier_voided`] says that it is all.
     pub fn poll_slots_voided(&mut self) -> Option<u64> {
         let compares = self.compares();
         let tiered = self.tiered.as_mut().filter(|tiered| tiered.doubts.untold > 0 && !compares)?;

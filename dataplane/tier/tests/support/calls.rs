@@ -1,0 +1,56 @@
+//! A tier on a device, to which one call after the other is made.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_tier::{Accepted, Ack, Event, Output, Put, PutError, Span, TierConfig, Token};
+
+use super::world::World;
+
+pub(crate) fn digest(key: u64) -> Digest {
+    Digest::of(b"", &key.to_le_bytes())
+}
+
+pub(crate) fn world(config: TierConfig) -> World {
+    let mut world = World::new(config, 1);
+    world.until_recovered();
+    world.settle();
+    world
+}
+
+/// Runs until nothing is under way; gives the events.
+pub(crate) fn settle(world: &mut World) -> Vec<Event> {
+    let mut events = Vec::new();
+    loop {
+        while let Some(output) = world.tier.poll_output(world.now_ns, &mut world.memory) {
+            match output {
+                Output::Block(op) => world.device.submit(op, &world.memory),
+                Output::Event(event) => events.push(event),
+            }
+        }
+        let Some((id, result)) = world.device.step(&mut world.memory) else { return events };
+        world.tier.complete(world.now_ns, id, result, &mut world.memory);
+    }
+}
+
+pub(crate) fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> Put<'a> {
+    for at in 0..u64::from(payload.bytes) {
+        world.memory.pool[(payload.offset + at) as usize] = (payload.offset + at * 7 + key) as u8;
+    }
+    let (version, token) = (Version(key + 1), Token(key));
+    Put {
+        digest: digest(key),
+        key: b"a key",
+        version,
+        payload,
+        checksum: None,
+        pinned: false,
+        names_parts: false,
+        copied: false,
+        ack,
+        token,
+    }
+}
+
+pub(crate) fn take(world: &mut World, put: &Put<'_>) -> Result<Accepted, PutError> {
+    world.tier.put(world.now_ns, put, &mut world.memory)
+}
