@@ -100,8 +100,9 @@ impl Service {
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        // Of what a new owner drops, some may not be kept for it any more: the rest is dropped all the same.
-        let counts = |status: &Status| operation != Operation::Remove || *status != Status::Stale;
+        // Some of what a new owner drops, or asks the lengths of, may not be kept for it any more: the rest counts.
+        let alone = matches!(operation, Operation::Remove | Operation::Size);
+        let counts = |status: &Status| !alone || *status != Status::Stale;
         if let Some(status) = items.clone().find_map(|item| self.answers_for(item.digest).err().filter(counts)) {
             self.refuse(peer, operation, header.request, status);
             return Ok(None);
@@ -171,8 +172,9 @@ impl Service {
         }
         // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
         // what names stripes stays too, and that is said.
-        let foreign =
-            |digest: &Digest| self.is_foreign(*digest) || !self.drops(*digest) || !self.is_meant(header, *digest);
+        let foreign = |digest: &Digest| {
+            self.is_foreign(*digest) || !self.is_for_asker(*digest) || !self.is_meant(header, *digest)
+        };
         let foreign: Vec<bool> = digests.iter().map(foreign).collect();
         let is_head = |(digest, foreign): (&Digest, &bool)| {
             header.flags & FLAG_ALL == 0
@@ -236,7 +238,7 @@ impl Service {
         };
         let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
         for (reply, item) in replies.iter_mut().zip(items.clone()) {
-            if self.is_anothers(item.digest) {
+            if self.is_anothers(item.digest) || !self.is_for_asker(item.digest) {
                 *reply = SizeReply { status: Status::NotFound, bytes: 0 };
             }
         }

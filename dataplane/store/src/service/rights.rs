@@ -42,13 +42,14 @@ impl Service {
         let unknown = |digest: &Digest| {
             let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));
             let may_be = there || self.on_ssd(*digest).is_some() || self.is_coming(*digest);
-            self.drops(*digest) && self.is_hidden(*digest) && may_be
+            self.is_for_asker(*digest) && self.is_hidden(*digest) && may_be
         };
         digests.iter().any(unknown).then_some(Status::Busy)
     }
 
-    /// Whether the asker may remove an object here: a new owner only what is kept for it. The slot may be ours again.
-    pub(super) fn drops(&self, digest: Digest) -> bool {
+    /// Whether an object is the asker's to be told of and to remove: a new owner's only what is kept for it. The slot may
+    /// be ours again.
+    pub(super) fn is_for_asker(&self, digest: Digest) -> bool {
         !self.asker_fetches || self.moves.exports.has(digest)
     }
 

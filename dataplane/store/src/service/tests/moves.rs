@@ -320,7 +320,7 @@ fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
     assert_eq!(remove(&mut cluster, again), [Status::Ok]);
 }
 
-/// The slot of one may have come back to its former owner meanwhile; the rest would be fetched again.
+/// The slot of one may have come back to its former owner meanwhile; the rest would be fetched again, or be a miss.
 #[test]
 fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
     let mut cluster = Cluster::new();
@@ -332,12 +332,19 @@ fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
     let key_of = |cluster: &Cluster, owner| (1..=16).find(|key| cluster.owner(*key) == Some(owner)).expect("a key");
     let (stays, left) = (digest(key_of(&cluster, 0)), digest(key_of(&cluster, 1)));
     let body = body_of([stays, left].map(|digest| DigestItem { digest }));
-    let request = RequestId { index: 1000, generation: 1 };
     let epoch = cluster.map.epoch.0;
-    let header = Header::request(Kind::Request(Operation::Remove), request).with_body(&body, 2).with_argument(epoch);
-    cluster.shards[0].request(PeerKey { index: 1, generation: 1 }, &header, &body, cluster.now_ns);
-    let answers = cluster.answers(0);
-    assert_eq!(answers.iter().map(|(header, _)| header.status).collect::<Vec<_>>(), [Status::Ok]);
+    let ask = |cluster: &mut Cluster, operation, index| {
+        let request = RequestId { index, generation: 1 };
+        let header = Header::request(Kind::Request(operation), request).with_body(&body, 2).with_argument(epoch);
+        cluster.shards[0].request(PeerKey { index: 1, generation: 1 }, &header, &body, cluster.now_ns);
+        let [(header, body)] = &cluster.answers(0)[..] else { panic!("one answer") };
+        assert_eq!(header.status, Status::Ok, "{operation:?}");
+        body.clone()
+    };
+    let sizes = ask(&mut cluster, Operation::Size, 999);
+    let sizes: Vec<Status> = decode_items::<SizeReply>(&sizes, 2).expect("two").map(|reply| reply.status).collect();
+    assert_eq!(sizes, [Status::NotFound, Status::Ok]);
+    ask(&mut cluster, Operation::Remove, 1000);
     let there = |digest| cluster.shards[0].store().is_some_and(|store| store.exists(digest));
     assert_eq!([stays, left].map(there), [true, false]);
 }
