@@ -142,6 +142,9 @@ pub struct Reserve {
     pub head: bool,
     /// Whether another owner is to have it too.
     pub replica: Replica,
+    /// Whether it moves here from another owner: it is stored already, so neither the lease of its tenant nor a limit of
+    /// pins refuses it.
+    pub moves: bool,
 }
 
 /// Whose an object is and how it is to be kept.
@@ -170,6 +173,7 @@ impl Reserve {
             keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false },
             head: false,
             replica: Replica::None,
+            moves: false,
         }
     }
 
@@ -343,7 +347,7 @@ impl Entries {
     /// # Panics
     /// When the arena is full, or the size takes more than 35 bits: the caller checks both.
     pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
-        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica, moves: _ } = *wanted;
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
         assert!(bytes <= BYTES_MOST, "an object of {bytes} B");
         assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");

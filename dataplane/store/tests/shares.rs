@@ -211,3 +211,19 @@ proptest! {
         shared.store.check();
     }
 }
+
+/// It is stored already, and charged where it comes from: refused, it would be lost.
+#[test]
+fn what_moves_here_is_taken_whatever_the_lease_and_the_limits_of_pins() {
+    let config = StoreConfig { hard_pin_percent: 10, ..pool(Eviction::default(), 16) };
+    let mut tenants = Shared::new(config, &[Some(0)]);
+    let keep = Keep { account: tenants.accounts[0], hard_pin: true, ..Keep::default() };
+    for key in 0..8 {
+        let plain = Reserve { keep, ..Reserve::plain(digest(0, key), MIB) };
+        assert!(tenants.store.reserve_for(&plain).is_err(), "a put of the tenant");
+        let (reservation, _) = tenants.store.reserve_for(&Reserve { moves: true, ..plain }).expect("the pool has room");
+        tenants.store.commit(reservation, 0).expect("nobody else puts it");
+    }
+    assert_eq!(tenants.there(0, 0..8), 8);
+    assert!(!tenants.store.pins_allow(1));
+}

@@ -98,9 +98,10 @@ impl Node {
     }
 
     /// Waits until others have fetched what moved from here to them, and have compared with this node what they have
-    /// on their SSDs: at most this long. A node that ends before takes along what they have not fetched, and what they
-    /// have is void where nobody else knows what changed. How many slots they are not done with; without an answer of
-    /// the control plane, all that left.
+    /// on their SSDs, and until this node has what moved here: at most this long. A node that ends before takes along
+    /// what they have not fetched, and what they have is void where nobody else knows what changed; what it has not
+    /// fetched is gone when it comes back. How many slots are not done with; without an answer of the control plane, all
+    /// that left count.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
@@ -108,7 +109,9 @@ impl Node {
         let begun = Instant::now();
         let mut asked: Option<Instant> = None;
         loop {
-            let mut left = self.snapshots()?.iter().map(|shard| shard.moves.exporting_slots).sum();
+            let snapshots = self.snapshots()?;
+            let slots = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
+            let (mut left, coming) = (slots(|of| of.moves.exporting_slots), slots(|of| of.moves.importing_slots));
             let waited = begun.elapsed();
             if left > 0 && waited >= NEWS && asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
                 let moves = self.link.call_within(GetMoves { node: self.node.0 }, ASK_MOVES);
@@ -117,8 +120,8 @@ impl Node {
                 }
                 asked = Some(Instant::now());
             }
-            if left == 0 && waited >= NEWS || waited >= within {
-                return Ok(left);
+            if left + coming == 0 && waited >= NEWS || waited >= within {
+                return Ok(left + coming);
             }
             if !interrupt::sleep(LOOK) {
                 return Err(Error::interrupted());

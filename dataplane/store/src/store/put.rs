@@ -53,7 +53,8 @@ impl<P: EvictionPolicy> Store<P> {
         let together = bytes + u64::from(tail_bytes);
         keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together, keep.account);
         let wanted = &Reserve { keep, ..*wanted };
-        let room = self.within_lease(together, &keep).and_then(|()| self.room_with_tail(wanted));
+        let leased = if wanted.moves { Ok(()) } else { self.within_lease(together, &keep) };
+        let room = leased.and_then(|()| self.room_with_tail(wanted));
         let room = room.inspect_err(|_| self.counters.reserve_refusals += 1)?;
         let block = room.block;
         let id = self.entries.reserve(&Reserve { tail_bytes: room.tail_bytes, ..*wanted }, block);

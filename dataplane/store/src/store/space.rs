@@ -127,6 +127,20 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
+    /// Whether so many bytes more may be hard pinned, of whatever tenant.
+    #[must_use]
+    pub fn pins_allow(&self, bytes: u64) -> bool {
+        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
+        let (all, limit) = self.pool_pins();
+        all + granules <= limit
+    }
+
+    /// Granules that are hard pinned, and those that may be.
+    fn pool_pins(&self) -> (u64, u64) {
+        let limit = self.allocator.pool_granules() * u64::from(self.config.hard_pin_percent) / 100;
+        (self.order.hard_granules(), limit)
+    }
+
     /// Whether a tenant may have so many bytes more hard pinned.
     pub(super) fn may_pin(&self, bytes: u64, account: u16) -> bool {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
@@ -144,7 +158,7 @@ impl<P: EvictionPolicy> Store<P> {
         {
             return Some((of_tenant, share_of(lease), true));
         }
-        let (all, limit) = (self.order.hard_granules(), share_of(self.allocator.pool_granules()));
+        let (all, limit) = self.pool_pins();
         (all + granules > limit).then_some((all, limit, false))
     }
 

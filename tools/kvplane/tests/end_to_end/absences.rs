@@ -74,6 +74,19 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
     assert_all(&mut client, "was acknowledged");
 }
 
+/// An heir that has a copy in memory already writes it before the drained node gives up what its SSD has.
+#[test]
+fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
+    let place = Workplace::new("heirs");
+    let (_control, mut nodes, mut client) = cluster(&place, 2);
+    place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
+    assert_all(&mut client, "has two copies");
+    nodes.iter_mut().for_each(Process::kill);
+    nodes.truncate(1);
+    nodes.extend((2..=3).map(|number| node(&place, number)));
+    assert_all(&mut client, "was on the SSDs of the others");
+}
+
 /// No node is left to take what they are to give away.
 #[test]
 fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {

@@ -220,9 +220,10 @@ impl Service {
         let Some(store) = &mut self.store else { return };
         let copies = &self.copies;
         let inherited = core::cell::Cell::new(0);
+        let mut own = Vec::new();
         let gone = store.reassign(|digest, side| {
             let (slot, copy) = (digest.slot(), side == Side::Copy);
-            match (copy, ended.contains_key(&slot)) {
+            let fate = match (copy, ended.contains_key(&slot)) {
                 (false, _) if cleared.contains(&slot) => Fate::Goes,
                 (false, _) => Fate::Stays,
                 (true, false) if copies.relations.contains_key(&slot) => Fate::Stays,
@@ -232,8 +233,14 @@ impl Service {
                 }
                 (true, true) if exported.contains(&slot) => Fate::Own,
                 (true, _) => Fate::Goes,
-            }
+            };
+            own.extend((fate == Fate::Own && !exported.contains(&slot)).then_some(digest));
+            fate
         });
+        if let Some(tiered) = &mut self.tiered {
+            // Only the owner before had written them.
+            tiered.inherit(own);
+        }
         self.counters.dropped_objects += gone;
         self.copies.counters.inherited += inherited.get();
     }

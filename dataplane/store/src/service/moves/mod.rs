@@ -21,6 +21,7 @@ mod changes;
 mod exports;
 mod imports;
 mod pump;
+mod room;
 
 pub(super) use changes::Changes;
 use changes::Witness;

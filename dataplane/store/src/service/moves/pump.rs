@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::client::ListFrom;
-use kvplane_proto::message::{KeyPage, ObjectName, Part, PutItem};
+use kvplane_proto::message::KeyPage;
 use kvplane_proto::{Digest, Status};
 
 use super::super::objects::Made;
-use super::super::tail::TailHead;
-use super::super::types::{Memory, Place};
 use super::super::{Service, owns};
 use super::changes;
 use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
-use crate::{CommitError, Replica, Reserve};
+use crate::CommitError;
 
 /// Objects of one request to drop them.
 const DROPS: usize = 1024;
@@ -26,7 +24,7 @@ const RETRY_MOST_NS: u64 = 5_000_000_000;
 
 /// How the way of an object from its former owner ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+pub(super) enum End {
     /// It is here, or there is nothing to bring.
     Settled,
     /// Its source did not give it. The walk is to find it once more.
@@ -36,7 +34,7 @@ enum End {
 }
 
 impl Source {
-    fn failed(&mut self, now_ns: u64) {
+    pub(super) fn failed(&mut self, now_ns: u64) {
         self.failures += 1;
         self.retry_ns = now_ns.saturating_add((RETRY_NS << self.failures.min(10)).min(RETRY_MOST_NS));
     }
@@ -49,6 +47,7 @@ impl Source {
             && self.drops.is_empty()
             && !self.dropping
             && self.open == 0
+            && self.unwritten == 0
     }
 }
 
@@ -222,14 +221,18 @@ impl Service {
                 self.check_source(source);
                 continue;
             }
-            if self.store.as_ref().is_some_and(|store| store.exists(digest)) || self.on_ssd(digest).is_some() {
+            if self.on_ssd(digest).is_some() {
                 self.drop_there(source, digest);
                 continue;
             }
-            if self.may_put(listed.item.bytes, None) == Err(Status::Busy) {
+            if self.may_move(listed.item.bytes) == Err(Status::Busy) {
                 // The SSD has enough to write: the object waits where it is, and the walk with it.
                 self.moves.imports.sources.get_mut(&source)?.queue.push_front(listed);
                 return None;
+            }
+            if self.store.as_ref().is_some_and(|store| store.exists(digest)) {
+                self.keep_moved(source, digest);
+                continue;
             }
             let imports = &mut self.moves.imports;
             imports.sources.get_mut(&source)?.open += 1;
@@ -242,61 +245,10 @@ impl Service {
     }
 
     /// Has a source drop what is not wanted any more.
-    fn drop_there(&mut self, source: u32, digest: Digest) {
+    pub(super) fn drop_there(&mut self, source: u32, digest: Digest) {
         if let Some(source) = self.moves.imports.sources.get_mut(&source) {
             source.drops.push_back(digest);
         }
-    }
-
-    /// Makes room for an object that was described, and asks for it.
-    fn begin_object(&mut self, listed: &Listed) -> Option<Fetch> {
-        let (digest, bytes) = (listed.item.digest, listed.item.bytes);
-        let name = ObjectName { tenant: &listed.tenant, key: &listed.key };
-        let plain = PutItem::plain(digest, bytes).with_options(&listed.item.options());
-        let key_bytes = listed.item.key_bytes;
-        let put = PutItem { key_bytes, tenant_bytes: listed.item.tenant_bytes, ..plain };
-        let tail = TailHead::of(&put).filter(|_| key_bytes == 0 || name.digest() == digest);
-        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
-        let options = put.options();
-        let keep = self.keep_again(&options, options.tenant);
-        let head = options.part == Part::Head;
-        let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
-        let wanted =
-            Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
-        let room = self.may_put(bytes, None).and_then(|()| {
-            let store = self.store.as_mut().ok_or(Status::NotFound)?;
-            Ok(store.reserve_for(&wanted))
-        });
-        // Objects that wait for the SSD are in the way for a while only: this one is not to be dropped for that.
-        let room = room.and_then(|room| room.map_err(|error| self.no_room(error, keep.account)));
-        let (reservation, extent) = match room {
-            Ok(room) => room,
-            Err(status) => {
-                // What is in the way of others goes sooner or later. What has no room at all counts as evicted.
-                let source = self.moves.imports.objects.get(&digest).map_or(0, |object| object.source);
-                if status != Status::Busy {
-                    self.drop_there(source, digest);
-                }
-                self.object_ended(digest, if status == Status::Busy { End::Busy } else { End::Settled });
-                return None;
-            }
-        };
-        if let Some(tail) = tail {
-            self.write_tail(reservation, &tail, &name);
-        }
-        let imports = &mut self.moves.imports;
-        let object = imports.objects.get_mut(&digest).expect("an object on its way");
-        object.place = Some((reservation, bytes));
-        imports.pulls += 1;
-        imports.pull_bytes += bytes;
-        imports.allowance_bytes = imports.allowance_bytes.saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
-        let source = object.source;
-        let Some(key) = imports.sources.get(&source).map(|source| source.key) else {
-            self.object_ended(digest, End::Settled);
-            return None;
-        };
-        let place = Place { memory: Memory::Pool, offset: extent.offset, bytes };
-        Some(self.moves.imports.ask(key, Want::Object(digest, place), Call::Object(digest)))
     }
 
     /// A former owner has answered, or has not. Nothing writes to the object's place any more.
@@ -388,7 +340,7 @@ impl Service {
                 let made = Made { version, digest, bytes, replaces: false, is_copy: false, ack: None };
                 let waits = self.waits_of(&made);
                 self.make_last(&made, waits, None);
-                self.drop_there(source, digest);
+                self.keep_moved(source, digest);
             }
             // It was put here meanwhile.
             Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
@@ -398,7 +350,7 @@ impl Service {
 
     /// An object is not on its way any more: those who wait for it get what there is, or are to come again where there
     /// was no room for it.
-    fn object_ended(&mut self, digest: Digest, end: End) {
+    pub(super) fn object_ended(&mut self, digest: Digest, end: End) {
         let now_ns = self.now_ns;
         let again = end != End::Settled;
         let imports = &mut self.moves.imports;
@@ -483,7 +435,7 @@ impl Service {
     }
 
     /// When all of a source is here, or gone, it is done with.
-    fn check_source(&mut self, source: u32) {
+    pub(super) fn check_source(&mut self, source: u32) {
         let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
         if entry.walked && entry.again && entry.queue.is_empty() && entry.open == 0 {
             (entry.walked, entry.again) = (false, false);

@@ -16,6 +16,7 @@ mod admit;
 mod again;
 mod budget;
 mod doubt;
+mod moved;
 mod names;
 mod orders;
 mod ownership;
@@ -43,6 +44,7 @@ pub use ownership::Voided;
 pub use policy::{TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
+pub(super) use moved::Moved;
 pub(super) use reads::{NotBegun, Waiter};
 
 use again::Retries;
@@ -155,6 +157,8 @@ pub(super) struct Tiered {
     /// Pins held for writes, and their bytes.
     held: usize,
     held_bytes: u64,
+    /// Copies in memory that are objects of our own now, and that nobody has written here.
+    inherited: VecDeque<Digest>,
     /// How many of them are of each account.
     held_of: BTreeMap<u16, u32>,
     sweep: Sweep,
@@ -199,6 +203,7 @@ impl Tiered {
             pressed: false,
             held: 0,
             held_bytes: 0,
+            inherited: VecDeque::new(),
             held_of: BTreeMap::new(),
             sweep: Sweep::new(),
             doubts: Doubts::new(),

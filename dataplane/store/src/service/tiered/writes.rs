@@ -14,6 +14,11 @@ use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
 
+/// Whether a put asks for more than memory.
+const fn is_for_ssd(asked: Option<PutAck>) -> bool {
+    matches!(asked, Some(PutAck::Buffered | PutAck::Durable))
+}
+
 /// What the answer of a put waits for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::service) struct Waits {
@@ -201,7 +206,7 @@ impl Service {
         tiered.held_bytes += held.bytes;
         tiered.writing.insert((digest, version));
         match tiered.policy.write {
-            WritePolicy::Back { .. } if told.is_none() => tiered.dirty.push_back(held),
+            WritePolicy::Back { .. } if told.is_none() && !is_for_ssd(asked) => tiered.dirty.push_back(held),
             _ => tiered.writes.push_back(held),
         }
     }
@@ -214,12 +219,19 @@ impl Service {
             tiered.end_pauses(now_ns);
             tiered.wash(now_ns);
         }
+        self.write_inherited();
         while bytes < ROUND_BYTES {
             let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return progress };
             // A removal that waits may be of an earlier object of the same name.
             let Some(mut held) = tiered.writes.front().copied().filter(|_| tiered.removals.is_empty()) else { break };
             if !store.is_live(held.pin) {
                 tiered.writes.pop_front();
+                if store.peek(held.digest).is_none()
+                    && let Some(slot) = held.told.take()
+                {
+                    // It was put, and removed after that: there is nothing to write.
+                    self.settle(slot, |_, _| {});
+                }
                 self.let_go(&held, false);
                 continue;
             }
@@ -328,6 +340,8 @@ impl Service {
         if let Some(slot) = held.told.filter(|_| !good) {
             self.write_failed(held.digest, held.version, slot);
         }
+        let kept = self.tiered.as_ref().is_some_and(|tiered| tiered.locate(held.digest).is_some());
+        self.moved_written(held.digest, kept);
     }
 
     /// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced
