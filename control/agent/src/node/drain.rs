@@ -100,8 +100,8 @@ impl Node {
     /// Waits until others have fetched what moved from here to them, and have compared with this node what they have
     /// on their SSDs, and until this node has what moved here: at most this long. A node that ends before takes along
     /// what they have not fetched, and what they have is void where nobody else knows what changed; what it has not
-    /// fetched is gone when it comes back. How many slots are not done with; without an answer of the control plane, all
-    /// that left count.
+    /// fetched is gone when it comes back. How many slots are not done with; without an answer of the control plane,
+    /// all that left count.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.

@@ -18,8 +18,8 @@ impl Service {
         self.may_put(bytes, asked)
     }
 
-    /// An object of a source is here, in memory. The source drops its own when the SSD here has it, if there is one that
-    /// takes it: it may be the only one that outlives a restart, or an eviction.
+    /// An object of a source is here, in memory. The source drops its own when the SSD here has it, if there is one
+    /// that takes it: it may be the only one that outlives a restart, or an eviction.
     pub(super) fn keep_moved(&mut self, source: u32, digest: Digest) {
         match self.write_moved(digest) {
             Moved::Waits => self.moves.imports.wait_for_write(source, digest),
@@ -34,8 +34,8 @@ impl Service {
         }
     }
 
-    /// An object does not wait for the SSD any more, as it is there, or as it is not in memory any more, or the SSD does
-    /// not take it.
+    /// An object does not wait for the SSD any more, as it is there, or as it is not in memory any more, or the SSD
+    /// does not take it.
     pub(in crate::service) fn moved_written(&mut self, digest: Digest, good: bool) {
         let Some(source) = self.moves.imports.end_write(digest) else { return };
         if good {
@@ -83,8 +83,8 @@ impl Service {
         let (reservation, extent) = match room {
             Ok(room) => room,
             Err(status) => {
-                // What is in the way of others goes sooner or later. What has no room at all counts as evicted; what must
-                // not be evicted, or is too long for this shard, stays where it is.
+                // What is in the way of others goes sooner or later. What has no room at all counts as evicted; what
+                // must not be evicted, or is too long for this shard, stays where it is.
                 let waits = status == Status::Busy || is_pinned && status != Status::TooLarge;
                 let source = self.moves.imports.objects.get(&digest).map_or(0, |object| object.source);
                 if !waits && status != Status::TooLarge {

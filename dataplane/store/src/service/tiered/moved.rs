@@ -1,7 +1,8 @@
 //! Objects of others that are our own now: the SSD has them before their former owner gives them up.
 //!
-//! The former owner's record may be the only one that outlives a restart, or an eviction: whatever the policy, what moves
-//! here is written at once, and is in use until it is. So are copies that an owner without a successor leaves here.
+//! The former owner's record may be the only one that outlives a restart, or an eviction: whatever the policy, what
+//! moves here is written at once, and is in use until it is. So are copies that an owner without a successor leaves
+//! here.
 
 use kvplane_proto::Digest;
 use kvplane_proto::message::PutAck;
@@ -57,8 +58,8 @@ impl Service {
         }
     }
 
-    /// An object that is in memory has moved here, or is the copy of an owner that is gone: the SSD is to have it as soon
-    /// as it may be, whatever the policy.
+    /// An object that is in memory has moved here, or is the copy of an owner that is gone: the SSD is to have it as
+    /// soon as it may be, whatever the policy.
     pub(in crate::service) fn write_moved(&mut self, digest: Digest) -> Moved {
         let bytes = self.store.as_ref().and_then(|store| store.peek(digest)).map_or(0, |object| object.extent.bytes);
         let Some(tiered) = self.tiered.as_mut().filter(|tiered| tiered.fits(bytes)) else { return Moved::Kept };

@@ -226,13 +226,7 @@ impl Service {
             let Some(mut held) = tiered.writes.front().copied().filter(|_| tiered.removals.is_empty()) else { break };
             if !store.is_live(held.pin) {
                 tiered.writes.pop_front();
-                if store.peek(held.digest).is_none()
-                    && let Some(slot) = held.told.take()
-                {
-                    // It was put, and removed after that: there is nothing to write.
-                    self.settle(slot, |_, _| {});
-                }
-                self.let_go(&held, false);
+                self.let_go_of_gone(held);
                 continue;
             }
             let object = store.held(held.pin).expect("a pin of our own");
@@ -327,6 +321,15 @@ impl Service {
             tiered.counters.writes_failed += 1;
         }
         self.let_go(&held, true);
+    }
+
+    /// An object is gone before it was written. One that was removed was put before that: there is nothing to write.
+    fn let_go_of_gone(&mut self, mut held: Held) {
+        let is_removed = self.store.as_ref().is_some_and(|store| store.peek(held.digest).is_none());
+        if is_removed && let Some(slot) = held.told.take() {
+            self.settle(slot, |_, _| {});
+        }
+        self.let_go(&held, false);
     }
 
     /// An object does not wait to be written any more.
