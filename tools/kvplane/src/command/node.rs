@@ -283,7 +283,7 @@ fn watermarks(text: &str) -> Result<(u8, u8), String> {
     }
 }
 
-/// How long a node that ends waits for others that fetch from it.
+/// How long a node that ends waits for what moves from it and to it.
 const MOVES_MOST: Duration = Duration::from_secs(5);
 
 impl Shape {
@@ -310,9 +310,7 @@ impl Shape {
                 Err(error) => eprintln!("kvplane: not drained: {error}"),
             }
         }
-        // Whoever would have drained it has as long for what others gave it meanwhile.
-        let most = MOVES_MOST.max(Duration::from_secs(self.drain));
-        if let Ok(left @ 1..) = node.finish_moves(most) {
+        if let Ok(left @ 1..) = node.finish_moves(MOVES_MOST) {
             eprintln!("kvplane: {left} slots were still moving from here or to here");
         }
     }
