@@ -57,9 +57,8 @@ impl Service {
         let tail = TailHead::of(&put).filter(|_| key_bytes == 0 || name.digest() == digest);
         let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
         let options = put.options();
-        let is_pinned = options.hard_pin;
         let mut keep = self.keep_again(&options, options.tenant);
-        if is_pinned && self.tier_fits(bytes) {
+        if options.hard_pin && self.tier_fits(bytes) {
             // What the SSD keeps need not be pinned in memory beyond the share that may be.
             keep.hard_pin = self.store.as_ref().is_some_and(|store| store.pins_allow(bytes));
         }
@@ -83,14 +82,14 @@ impl Service {
         let (reservation, extent) = match room {
             Ok(room) => room,
             Err(status) => {
-                // What is in the way of others goes sooner or later. What has no room at all counts as evicted; what
-                // must not be evicted, or is too long for this shard, stays where it is.
-                let waits = status == Status::Busy || is_pinned && status != Status::TooLarge;
+                // What is in its way is on its way here too, or in use, and goes sooner or later. What is too long for this
+                // shard stays where it is.
                 let source = self.moves.imports.objects.get(&digest).map_or(0, |object| object.source);
-                if !waits && status != Status::TooLarge {
-                    self.drop_there(source, digest);
+                if status == Status::Exists {
+                    self.keep_moved(source, digest);
                 }
-                self.object_ended(digest, if waits { End::Busy } else { End::Settled });
+                let ends = matches!(status, Status::Exists | Status::TooLarge);
+                self.object_ended(digest, if ends { End::Settled } else { End::Busy });
                 return None;
             }
         };

@@ -61,14 +61,15 @@ impl Service {
     /// An object that is in memory has moved here, or is the copy of an owner that is gone: the SSD is to have it as
     /// soon as it may be, whatever the policy.
     pub(in crate::service) fn write_moved(&mut self, digest: Digest) -> Moved {
-        let bytes = self.store.as_ref().and_then(|store| store.peek(digest)).map_or(0, |object| object.extent.bytes);
+        let Some(object) = self.store.as_ref().and_then(|store| store.peek(digest)) else { return Moved::Kept };
+        let (bytes, version) = (object.extent.bytes, object.version);
         let Some(tiered) = self.tiered.as_mut().filter(|tiered| tiered.fits(bytes)) else { return Moved::Kept };
         if tiered.is_writing(digest) {
             // One that was to wait for a while does not.
             tiered.pressed = true;
             return Moved::Waits;
         }
-        if tiered.locate(digest).is_some() {
+        if tiered.locate(digest).is_some_and(|view| view.version >= version) {
             return Moved::Kept;
         }
         self.hold_for_write(digest, None, Some(PutAck::Buffered));
