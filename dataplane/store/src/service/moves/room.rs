@@ -82,8 +82,8 @@ impl Service {
         let (reservation, extent) = match room {
             Ok(room) => room,
             Err(status) => {
-                // What is in its way is on its way here too, or in use, and goes sooner or later. What is too long for this
-                // shard stays where it is.
+                // What is in its way is on its way here too, or in use, and goes sooner or later. What is too long
+                // for this shard stays where it is.
                 let source = self.moves.imports.objects.get(&digest).map_or(0, |object| object.source);
                 if status == Status::Exists {
                     self.keep_moved(source, digest);
