@@ -87,26 +87,6 @@ fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
     assert_all(&mut client, "was on the SSDs of the others");
 }
 
-/// A few of them fill the memory through which they come.
-#[test]
-fn long_objects_find_room_at_their_new_owners_one_after_the_other() {
-    let place = Workplace::new("long-moves");
-    let control = Process::start(place.command(&["control", "--state", text(&place.path("state"))]));
-    control.wait_for("metrics on");
-    let _nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
-    settled(&control, 3);
-    let mut client = place.client(Way::Tcp);
-    let long = |key: usize| format!("{key} ").repeat(1_400_000);
-    for key in 0..16 {
-        wait_until(|| client.put(name(key).as_bytes(), long(key).as_bytes()).ok()).expect("it is taken");
-    }
-    place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
-    for key in 0..16 {
-        let there = wait_until(|| found(&mut client, key).filter(|bytes| bytes == long(key).as_bytes()));
-        assert!(there.is_some(), "object {key}");
-    }
-}
-
 /// No node is left to take what they are to give away.
 #[test]
 fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {
