@@ -269,7 +269,7 @@ impl Call {
         }
     }
 
-    /// What nodes say of themselves, and what is said of them.
+    /// Calls about members: their lives, and the slots that they own.
     fn dispatch_member(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
         let (service, caller) = (&*self.service, self.caller);
         match kind {

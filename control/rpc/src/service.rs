@@ -108,7 +108,7 @@ pub trait Service: Send + Sync + 'static {
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
     /// A member has what moved to it.
     fn settled(&self, caller: Caller, call: Settled) -> Result<Done, Refusal>;
-    /// Whether others wait for what moved to them.
+    /// Members that wait for what moved to them.
     fn get_moves(&self, caller: Caller, call: GetMoves) -> Result<Moves, Refusal>;
     /// Ends a membership.
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;

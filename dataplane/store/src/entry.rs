@@ -142,7 +142,7 @@ pub struct Reserve {
     pub head: bool,
     /// Whether another owner is to have it too.
     pub replica: Replica,
-    /// Whether it moves here from another owner: it is stored already, so neither the lease of its tenant nor a limit
+    /// Migration from another owner: the object is stored already, so neither the lease of its tenant nor a limit
     /// of pins refuses it.
     pub moves: bool,
 }

@@ -8,7 +8,7 @@ use support::calls::{digest, put, settle, take, world};
 use support::small;
 use support::world::World;
 
-/// What the device is to do when a group has waited long enough, as it was given out; nothing of it is done.
+/// Writes that are submitted once a group has waited long enough; none of them is carried out.
 fn ops(world: &mut World) -> Vec<OpId> {
     world.now_ns += world.config.group_delay_ns;
     let mut ops = Vec::new();

@@ -2,26 +2,10 @@
 
 mod support;
 
-use kvplane_proto::digest::Digest;
-use kvplane_proto::ids::Version;
-use kvplane_tier::{Ack, Action, Output, Put, Span, TierConfig, Token};
+use kvplane_tier::{Ack, Action, Output, Span, TierConfig};
+use support::calls::put;
 use support::small;
 use support::world::World;
-
-fn put<'a>(key: u64, payload: Span, ack: Ack) -> Put<'a> {
-    Put {
-        digest: Digest::of(b"", &key.to_le_bytes()),
-        key: b"a key",
-        version: Version(key),
-        payload,
-        checksum: None,
-        pinned: false,
-        names_parts: false,
-        copied: false,
-        ack,
-        token: Token(key),
-    }
-}
 
 /// Has the next operation done, if it is one that `wanted` says. Which it is.
 fn next_op(world: &mut World, wanted: fn(Action) -> bool) -> Option<Action> {
@@ -43,12 +27,12 @@ fn while_a_flush_takes_long_the_timer_rests() {
     world.until_recovered();
     world.settle();
     let is_write = |action| matches!(action, Action::Write { .. });
-    let first = put(1, Span::pool(0, 400), Ack::Durable);
+    let first = put(&mut world, 1, Span::pool(0, 400), Ack::Durable);
     world.tier.put(world.now_ns, &first, &mut world.memory).expect("room");
     // All writes end, the flush does not.
     while next_op(&mut world, is_write).expect("a flush comes") != Action::Flush {}
     // What is written meanwhile wants another flush, after that one.
-    let second = put(2, Span::pool(512, 400), Ack::Buffered);
+    let second = put(&mut world, 2, Span::pool(512, 400), Ack::Buffered);
     world.tier.put(world.now_ns, &second, &mut world.memory).expect("room");
     while let Some(action) = next_op(&mut world, is_write) {
         assert_ne!(action, Action::Flush, "there is one under way");

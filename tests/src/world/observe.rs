@@ -235,13 +235,12 @@ impl World {
                     let store = self.lives[life].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
                 } else if fetches {
-                    // A new owner has what was here, and may have brought a copy of it already, which stays. So does
-                    // what is not kept for it any more, as the slot may be this life's own again.
-                    let service = &self.lives[life].service;
-                    let stays = |digest| service.store().is_some_and(|store| store.is_copy(digest));
-                    keys.retain(|key| service.exports(self.shadow.digest(*key).slot()));
-                    keys.retain(|key| !stays(self.shadow.digest(*key)));
+                    // A new owner has what was here, and may have brought a copy of it already, which stays.
+                    let store = self.lives[life].service.store();
+                    keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
+                    keys.retain(|key| self.takes_drop(life, client, self.shadow.digest(*key)));
                 }
+                let Some(connection) = self.connections.get_mut(&index) else { return };
                 let service = &self.lives[life].service;
                 let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
@@ -411,15 +410,20 @@ impl World {
         }
     }
 
+    /// True where a life carries out the removal of an object: that of a new owner only of what is kept for it. The
+    /// slot may be the life's own again.
+    fn takes_drop(&self, life: usize, client: usize, digest: Digest) -> bool {
+        client < self.scenario.clients || self.lives[life].service.exports(digest.slot())
+    }
+
     fn observe_remove(&mut self, index: u32, asked: Asked<'_>) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, life) = (connection.client, connection.life);
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
-        // Of what a new owner drops, what is not kept for it stays.
-        let stays = |slot| client >= self.scenario.clients && !self.lives[life].service.exports(slot);
-        let items = decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten();
-        let items: Vec<_> = items.filter(|item| !stays(item.digest.slot())).collect();
-        for item in items {
+        for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
+            if !self.takes_drop(life, client, item.digest) {
+                continue;
+            }
             self.observe_change(life, item.digest);
             if let Some(key) = self.shadow.key(item.digest) {
                 self.shadow.removed(key, lineage, u64::MAX, self.trace.events);

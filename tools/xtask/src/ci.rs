@@ -57,7 +57,7 @@ pub enum Step {
     Fuzz,
     /// The release build of the binary that ships.
     Release,
-    /// It starts without any optional library.
+    /// The binary that ships starts without any optional library.
     Linkage,
     /// It and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
     Interop,

@@ -23,7 +23,7 @@ const ASK: Duration = Duration::from_secs(1);
 /// that they own the slots now, so without it nothing more comes of waiting.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// How often the control plane is asked whether others are done, and how long it may take to answer.
+/// Interval at which the control plane is asked whether others are done, and the deadline of its answer.
 const ASK_MOVES: Duration = Duration::from_millis(200);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.

@@ -1,4 +1,4 @@
-//! How maps reach those who watch them, and who does not have all yet that they moved.
+//! Maps on their way to watchers, and members that do not have all yet that a map moved to them.
 
 use kvplane_cluster::Cluster;
 use kvplane_proto::ids::NodeId;

@@ -92,7 +92,7 @@ impl Host {
         }
     }
 
-    /// Whether the connection of a lane over shared memory has ended, and the client has not heard that yet.
+    /// True where the connection of a lane over shared memory has ended, and the client has not heard that yet.
     fn has_ended(&self, lane: LaneId) -> bool {
         matches!(self.link_of(lane), Some(Link::Shm(id)) if !self.shm.is_open(id))
     }

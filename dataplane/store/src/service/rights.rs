@@ -47,8 +47,8 @@ impl Service {
         digests.iter().any(unknown).then_some(Status::Busy)
     }
 
-    /// Whether an object is the asker's to be told of and to remove: a new owner's only what is kept for it. The slot
-    /// may be ours again.
+    /// True where an object is the asker's to be told of and to remove: a new owner's only what is kept for it. The
+    /// slot may be ours again.
     pub(super) fn is_for_asker(&self, digest: Digest) -> bool {
         !self.asker_fetches || self.moves.exports.has(digest)
     }

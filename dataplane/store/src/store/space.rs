@@ -127,7 +127,7 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(())
     }
 
-    /// Whether so many bytes more may be hard pinned, of whatever tenant.
+    /// True where the pool's share of hard pins allows for so many bytes more, of whatever tenant.
     #[must_use]
     pub fn pins_allow(&self, bytes: u64) -> bool {
         let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));

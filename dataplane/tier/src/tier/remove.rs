@@ -32,7 +32,7 @@ impl Tier {
             return Err(RemoveError::Unavailable(reason));
         }
         let known = self.index.find(digest).filter(|entry| !entry.is_removed()).copied();
-        let removal = self.append_removal(now_ns, digest, ack, token, memory)?;
+        let removal = self.append_removal(now_ns, digest, Waiter::Remove { token, ack }, memory)?;
         let may_return = known.is_some() || self.strikes.may_return(digest);
         if removal == Removal::Pending && may_return && self.is_running() {
             let generation = |entry: Entry| self.segments[self.segment_of(entry.offset())].generation;
@@ -78,7 +78,7 @@ impl Tier {
         token: Token,
         memory: &mut dyn Memory,
     ) -> Result<Removal, RemoveError> {
-        let removal = self.append_removal(now_ns, digest, ack, token, memory);
+        let removal = self.append_removal(now_ns, digest, Waiter::Remove { token, ack }, memory);
         if !matches!(removal, Err(RemoveError::Busy)) {
             // No replacement under way gives it back.
             self.strikes.forget(digest);
@@ -86,12 +86,12 @@ impl Tier {
         removal
     }
 
+    /// A tombstone for an object, where one is needed: the object is hidden at once.
     fn append_removal(
         &mut self,
         now_ns: u64,
         digest: Digest,
-        ack: Ack,
-        token: Token,
+        waiter: Waiter,
         memory: &mut dyn Memory,
     ) -> Result<Removal, RemoveError> {
         if let Some(reason) = self.unavailable() {
@@ -117,7 +117,7 @@ impl Tier {
         let need = Need { device_bytes: bytes, buffer_bytes: bytes, entries: 1, tombstones: 1 };
         self.make_room(now_ns, need, true, memory).map_err(|_| RemoveError::Busy)?;
         let version = known.map_or(Version(0), |entry| entry.version());
-        let sequence = self.append_tombstone(digest, version, Some(Waiter::Remove { token, ack }), memory);
+        let sequence = self.append_tombstone(digest, version, Some(waiter), memory);
         self.forget(digest);
         self.waiters += 1;
         self.stats.removes += 1;

@@ -88,8 +88,8 @@ impl Strikes {
         None
     }
 
-    /// What the index, which has nothing of this digest, is to have again. Nothing while a later tombstone is under
-    /// way.
+    /// The entry that the index, which has nothing of this digest, is to have again; `None` while a later tombstone is
+    /// under way.
     pub(super) fn give_back(&mut self, digest: Digest) -> Option<Struck> {
         let strikes = self.by_digest.get(&digest)?;
         let last = strikes.iter().rev().find(|strike| !strike.has_failed || strike.struck.is_some());

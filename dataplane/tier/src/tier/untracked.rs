@@ -160,7 +160,7 @@ impl Tier {
             || self.durable_oldest_live < self.oldest_live
     }
 
-    /// Whether an object that the index does not know may come to light: in what recovery has not looked at, at the
+    /// True where an object that the index does not know may come to light: in what recovery has not looked at, at the
     /// next start, or as a tombstone under way fails.
     #[must_use]
     pub fn may_find(&self, digest: Digest) -> bool {

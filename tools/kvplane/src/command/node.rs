@@ -283,7 +283,7 @@ fn watermarks(text: &str) -> Result<(u8, u8), String> {
     }
 }
 
-/// How long a node that ends waits for what moves from it and to it.
+/// Time that a node that stops waits for slots that move from it and to it.
 const MOVES_MOST: Duration = Duration::from_secs(5);
 
 impl Shape {
@@ -311,7 +311,7 @@ impl Shape {
             }
         }
         if let Ok(left @ 1..) = node.finish_moves(MOVES_MOST) {
-            eprintln!("kvplane: {left} slots were still moving from here or to here");
+            eprintln!("kvplane: stopped while {left} slots were still migrating from or to this node");
         }
     }
 

@@ -222,7 +222,7 @@ fn a_client_that_connects_while_the_control_plane_restarts_waits_for_it() {
     });
 }
 
-/// What members have counts under the new state as well, and so does what comes after that, on an SSD too.
+/// Objects of members count under the new state as well, and so do those that come after it, on an SSD too.
 #[test]
 fn a_control_plane_that_lost_its_state_goes_on_with_what_members_have() {
     let place = Workplace::new("lost-state");

@@ -219,30 +219,27 @@ impl Service {
     ) {
         let Some(store) = &mut self.store else { return };
         let copies = &self.copies;
-        let inherited = core::cell::Cell::new(0);
-        let mut own = Vec::new();
+        let mut inherited = Vec::new();
         let gone = store.reassign(|digest, side| {
             let (slot, copy) = (digest.slot(), side == Side::Copy);
-            let fate = match (copy, ended.contains_key(&slot)) {
+            match (copy, ended.contains_key(&slot)) {
                 (false, _) if cleared.contains(&slot) => Fate::Goes,
                 (false, _) => Fate::Stays,
                 (true, false) if copies.relations.contains_key(&slot) => Fate::Stays,
                 (true, true) if copies.inherited.contains(&slot) => {
-                    inherited.set(inherited.get() + 1);
+                    inherited.push(digest);
                     Fate::Own
                 }
                 (true, true) if exported.contains(&slot) => Fate::Own,
                 (true, _) => Fate::Goes,
-            };
-            own.extend((fate == Fate::Own && !exported.contains(&slot)).then_some(digest));
-            fate
+            }
         });
+        self.counters.dropped_objects += gone;
+        self.copies.counters.inherited += inherited.len() as u64;
         if let Some(tiered) = &mut self.tiered {
             // Only the owner before had written them.
-            tiered.inherit(own);
+            tiered.inherit(inherited);
         }
-        self.counters.dropped_objects += gone;
-        self.copies.counters.inherited += inherited.get();
     }
 
     /// Ends the connections over which copies come: what is on its way there belongs to owners of before.

@@ -130,8 +130,8 @@ pub(super) struct Source {
     pub(super) dropping: bool,
     /// Objects on their way.
     pub(super) open: usize,
-    /// Objects that are here, and that it keeps until the SSD here has them.
-    pub(super) unwritten: usize,
+    /// Objects that are here, and that it keeps until the SSD here has them; not more than may wait for that.
+    pub(super) unwritten: BTreeSet<Digest>,
 }
 
 /// An object on its way.
@@ -173,8 +173,6 @@ pub(super) struct Imports {
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) objects: BTreeMap<Digest, Object>,
     pub(super) masks: BTreeSet<Digest>,
-    /// Objects that are here and wait for the SSD, with who has them until then; not more than may wait.
-    pub(super) unwritten: BTreeMap<Digest, u32>,
     /// Questions that somebody waits for.
     pub(super) ready: VecDeque<Fetch>,
     /// Objects on their way in the background, and their bytes.
@@ -197,7 +195,6 @@ impl Imports {
             calls: BTreeMap::new(),
             objects: BTreeMap::new(),
             masks: BTreeSet::new(),
-            unwritten: BTreeMap::new(),
             ready: VecDeque::new(),
             pulls: 0,
             pull_bytes: 0,
@@ -249,29 +246,9 @@ impl Imports {
         for (digest, object) in &mut self.objects {
             object.void |= of(digest) != object.source;
         }
-        self.unwritten.retain(|digest, source| of(digest) == *source);
-        self.sources.values_mut().for_each(|source| source.unwritten = 0);
-        for source in self.unwritten.values() {
-            if let Some(source) = self.sources.get_mut(source) {
-                source.unwritten += 1;
-            }
+        for (number, source) in &mut self.sources {
+            source.unwritten.retain(|digest| of(digest) == *number);
         }
-    }
-
-    /// An object that is here waits for the SSD; its source keeps it until then.
-    pub(super) fn wait_for_write(&mut self, source: u32, digest: Digest) {
-        if self.unwritten.insert(digest, source).is_none()
-            && let Some(entry) = self.sources.get_mut(&source)
-        {
-            entry.unwritten += 1;
-        }
-    }
-
-    /// An object does not wait for the SSD any more: the source that has kept it.
-    pub(super) fn end_write(&mut self, digest: Digest) -> Option<u32> {
-        let source = self.unwritten.remove(&digest)?;
-        self.sources.get_mut(&source)?.unwritten -= 1;
-        Some(source)
     }
 
     /// Gives a source up, or is done with it.
@@ -303,7 +280,7 @@ impl Imports {
                 drops: VecDeque::new(),
                 dropping: false,
                 open: 0,
-                unwritten: 0,
+                unwritten: BTreeSet::new(),
             },
         );
         self.next_source
@@ -375,15 +352,12 @@ impl Service {
             return false;
         }
         let source = imports.source_of(digest);
-        if !imports.sources.contains_key(&source) {
-            return false;
-        }
+        let Some(entry) = imports.sources.get_mut(&source) else { return false };
         if let Some(object) = imports.objects.get_mut(&digest) {
             object.void = true;
         }
         let new = imports.masks.insert(digest);
-        imports.end_write(digest);
-        let Some(entry) = imports.sources.get_mut(&source) else { return false };
+        entry.unwritten.remove(&digest);
         if new {
             entry.drops.push_back(digest);
         }

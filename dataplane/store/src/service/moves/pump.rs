@@ -39,6 +39,12 @@ impl Source {
         self.retry_ns = now_ns.saturating_add((RETRY_NS << self.failures.min(10)).min(RETRY_MOST_NS));
     }
 
+    /// An object could not be taken over: the walk finds it once more.
+    pub(super) fn look_again(&mut self, now_ns: u64) {
+        self.again = true;
+        self.failed(now_ns);
+    }
+
     fn is_done(&self) -> bool {
         self.walked
             && self.changes.is_none()
@@ -47,7 +53,7 @@ impl Source {
             && self.drops.is_empty()
             && !self.dropping
             && self.open == 0
-            && self.unwritten == 0
+            && self.unwritten.is_empty()
     }
 }
 
@@ -366,9 +372,8 @@ impl Service {
         self.moves.counters.failures += u64::from(again);
         if let Some(entry) = imports.sources.get_mut(&source) {
             entry.open -= 1;
-            entry.again |= again;
             if again {
-                entry.failed(now_ns);
+                entry.look_again(now_ns);
             }
         }
         for (waiter, timing) in waiters {

@@ -12,7 +12,7 @@ use super::pump::End;
 use crate::{Replica, Reserve};
 
 impl Service {
-    /// Whether the SSD can take what moves here.
+    /// Backpressure of the SSD on what moves here: `Busy` while its backlog is full.
     pub(super) fn may_move(&mut self, bytes: u64) -> Result<(), Status> {
         let asked = self.tiered.is_some().then_some(PutAck::Buffered);
         self.may_put(bytes, asked)
@@ -21,28 +21,27 @@ impl Service {
     /// An object of a source is here, in memory. The source drops its own when the SSD here has it, if there is one
     /// that takes it: it may be the only one that outlives a restart, or an eviction.
     pub(super) fn keep_moved(&mut self, source: u32, digest: Digest) {
-        match self.write_moved(digest) {
-            Moved::Waits => self.moves.imports.wait_for_write(source, digest),
+        let (moved, now_ns) = (self.write_moved(digest), self.now_ns);
+        let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
+        match moved {
+            Moved::Waits => _ = entry.unwritten.insert(digest),
             Moved::Kept => self.drop_there(source, digest),
-            Moved::Refused => {
-                // The walk finds it again.
-                if let Some(entry) = self.moves.imports.sources.get_mut(&source) {
-                    entry.again = true;
-                    entry.failed(self.now_ns);
-                }
-            }
+            Moved::Refused => entry.look_again(now_ns),
         }
     }
 
-    /// An object does not wait for the SSD any more, as it is there, or as it is not in memory any more, or the SSD
-    /// does not take it.
-    pub(in crate::service) fn moved_written(&mut self, digest: Digest, good: bool) {
-        let Some(source) = self.moves.imports.end_write(digest) else { return };
-        if good {
+    /// An object that moved here does not wait for the SSD any more: it is there, or memory has lost it, or the SSD did
+    /// not take it.
+    pub(in crate::service) fn moved_written(&mut self, digest: Digest) {
+        let source = self.moves.imports.source_of(digest);
+        let entry = self.moves.imports.sources.get_mut(&source);
+        if !entry.is_some_and(|entry| entry.unwritten.remove(&digest)) {
+            return;
+        }
+        if self.on_ssd(digest).is_some() {
             self.drop_there(source, digest);
         } else if let Some(entry) = self.moves.imports.sources.get_mut(&source) {
-            entry.again = true;
-            entry.failed(self.now_ns);
+            entry.look_again(self.now_ns);
         }
         self.check_source(source);
     }

@@ -6,6 +6,7 @@ use kvplane_proto::message::PutAck;
 use super::super::Service;
 use super::super::objects::reserve_status;
 use super::Tiered;
+use super::writes::is_for_ssd;
 use crate::ReserveError;
 
 impl Service {
@@ -26,8 +27,7 @@ impl Service {
 
     /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
     pub(in crate::service) fn may_put(&mut self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
-        let wants_ssd = matches!(asked, Some(PutAck::Buffered | PutAck::Durable));
-        let Some(tiered) = &mut self.tiered else { return if wants_ssd { Err(Status::NoSsd) } else { Ok(()) } };
+        let Some(tiered) = &mut self.tiered else { return if is_for_ssd(asked) { Err(Status::NoSsd) } else { Ok(()) } };
         if tiered.policy.must_write(asked) && tiered.fits(bytes) && !tiered.has_room(bytes) {
             // What waits may be less than half of what may: then nothing else would have it written before its time.
             tiered.pressed = true;
@@ -55,9 +55,9 @@ impl Service {
 }
 
 impl Tiered {
-    /// Whether objects that are charged to an account wait for the SSD.
+    /// True while objects that are charged to an account wait for the SSD.
     fn holds_of(&self, account: u16) -> bool {
-        self.held_of.get(&account).is_some_and(|held| *held > 0)
+        self.held_of.contains_key(&account)
     }
 
     /// An object of an account begins to wait for the SSD, or does not any more.

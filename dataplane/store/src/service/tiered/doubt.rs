@@ -256,11 +256,14 @@ impl Service {
         doubts.is_some_and(|doubts| !doubts.comparing.is_empty() || !doubts.known.is_empty())
     }
 
-    /// Of how many slots what the device had is void, as nobody could tell what others changed there: since this was
-    /// asked last, and once no slot is compared any more. Not where [`Self::poll_tier_voided`] says that it is all.
+    /// Slots of which the device's contents are void, as nobody could tell what others changed there: their number
+    /// since the last call, once no slot is compared any more. Not where [`Self::poll_tier_voided`] says that it is
+    /// all.
     pub fn poll_slots_voided(&mut self) -> Option<u64> {
-        let compares = self.compares();
-        let tiered = self.tiered.as_mut().filter(|tiered| tiered.doubts.untold > 0 && !compares)?;
+        if self.tiered.as_ref()?.doubts.untold == 0 || self.compares() {
+            return None;
+        }
+        let tiered = self.tiered.as_mut()?;
         let slots = core::mem::take(&mut tiered.doubts.untold);
         (!tiered.noted.has_voided()).then_some(slots)
     }

@@ -10,7 +10,7 @@ use kvplane_proto::message::PutAck;
 use super::super::{Service, owns};
 use super::Tiered;
 
-/// What becomes of an object that is to be on the SSD before its former owner drops it.
+/// Progress of an object that is to be on the SSD before its former owner drops it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) enum Moved {
     /// It is there, or the SSD, if there is one, does not take it.
@@ -29,7 +29,7 @@ impl Tiered {
 }
 
 impl Service {
-    /// Whether there is an SSD that takes an object of so many bytes.
+    /// True where there is an SSD that takes an object of so many bytes.
     pub(in crate::service) fn tier_fits(&self, bytes: u64) -> bool {
         self.tiered.as_ref().is_some_and(|tiered| tiered.fits(bytes))
     }

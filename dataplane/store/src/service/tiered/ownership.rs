@@ -99,7 +99,7 @@ impl Noted {
         (self.voided, self.untold) = (Some(why), true);
     }
 
-    /// Whether nothing of what the device had at the start counts.
+    /// True where nothing of what the device had at the start counts.
     pub(super) const fn has_voided(&self) -> bool {
         self.voided.is_some()
     }

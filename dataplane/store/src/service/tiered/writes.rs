@@ -14,8 +14,8 @@ use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
 
-/// Whether a put asks for more than memory.
-const fn is_for_ssd(asked: Option<PutAck>) -> bool {
+/// True where the acknowledgement of a put promises more than memory.
+pub(super) const fn is_for_ssd(asked: Option<PutAck>) -> bool {
     matches!(asked, Some(PutAck::Buffered | PutAck::Durable))
 }
 
@@ -343,8 +343,7 @@ impl Service {
         if let Some(slot) = held.told.filter(|_| !good) {
             self.write_failed(held.digest, held.version, slot);
         }
-        let kept = self.tiered.as_ref().is_some_and(|tiered| tiered.locate(held.digest).is_some());
-        self.moved_written(held.digest, kept);
+        self.moved_written(held.digest);
     }
 
     /// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced
