@@ -19,6 +19,7 @@ use rustls::server::ParsedCertificate;
 
 use crate::files::{read_private, write_private};
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust, malformed, provider};
+use crate::reset::ResetSecret;
 use crate::role::{ClusterName, Role, Scope};
 
 /// Of an identity with a last day, how long before now it begins: clocks of hosts differ.
@@ -177,6 +178,12 @@ impl Authority {
             let cluster = &self.cluster;
             malformed(&what, format!("it is not the authority of cluster {cluster} with ca.key beside it: {e}"))
         })
+    }
+
+    /// The secret of the authority's key, for a control plane that issues itself an identity at each start.
+    #[must_use]
+    pub fn reset_secret(&self) -> ResetSecret {
+        ResetSecret::of_key(&self.issuer.key().serialize_der())
     }
 
     /// A fresh identity for `role`, for everybody and without an end.

@@ -30,7 +30,7 @@ use crate::limits::{LARGE_REQUEST_BYTES, Limits, LimitsError};
 use crate::local::LocalCluster;
 use crate::message::{Hello, Request, Welcome};
 use crate::role::{ClusterName, Role};
-use crate::socket::endpoint;
+use crate::socket::client_endpoint;
 use crate::tls::{TlsError, client_config};
 
 /// How long the end of a connection may take to be told.
@@ -134,7 +134,7 @@ impl Client {
             IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let endpoint = endpoint(SocketAddr::new(local, 0), None).map_err(ConnectError::Socket)?;
+        let endpoint = client_endpoint(SocketAddr::new(local, 0)).map_err(ConnectError::Socket)?;
         let link = Link { connection: None, welcome: None, failures: 0, retry_at: None, last: None, rng };
         let shared = Shared {
             endpoint,
@@ -173,7 +173,8 @@ impl Client {
         Ok(self.connection(until).await?.1)
     }
 
-    /// Makes a call.
+    /// Makes a call. One that changes nothing is made again when its connection breaks: a control plane that was
+    /// started again ends the connections of the one before.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -189,6 +190,10 @@ impl Client {
         loop {
             let (connection, _) = self.connection(until).await?;
             let outcome = self.exchange::<R>(&connection, &frame, until).await;
+            match &outcome {
+                Err(CallError::Lost { .. }) if R::READS && Instant::now() < until => continue,
+                _ => {}
+            }
             // Nothing has come of a call that was refused so.
             match outcome.as_ref().err().and_then(CallError::not_ready) {
                 Some(wait) if Instant::now() + wait < until => tokio::time::sleep(wait).await,
@@ -199,8 +204,7 @@ impl Client {
 
     /// Asks the control plane whether it is there, on the present connection; makes none. Where no answer comes within
     /// so long, the connection is ended, and whoever needs one next makes another: a control plane that was killed
-    /// says nothing, and one in its place cannot say that it knows nothing of the connection, so that else it takes
-    /// until the connection has been idle for too long.
+    /// says nothing, so that else it takes until the connection has been idle for too long.
     ///
     /// # Errors
     /// When there was a connection, and no good answer.

@@ -13,6 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::files::{FileError, read_private, read_text, write_private};
+use crate::reset::ResetSecret;
 use crate::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
 
 /// Longest PEM file of ours, in bytes.
@@ -221,6 +222,12 @@ impl Identity {
     #[must_use]
     pub fn tenant(&self, cluster: &ClusterName) -> Option<String> {
         tenant_of(&self.certificate, cluster)
+    }
+
+    /// The secret of the key, for a control plane that has this identity from a file.
+    #[must_use]
+    pub fn reset_secret(&self) -> ResetSecret {
+        ResetSecret::of_key(self.key.secret_der())
     }
 
     pub(crate) fn certificate(&self) -> &CertificateDer<'static> {

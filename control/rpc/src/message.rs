@@ -67,6 +67,8 @@ pub use crate::tickets::{
 pub trait Request: Message {
     /// The reply when the call succeeds.
     type Reply: Message;
+    /// The call changes nothing, so that making it twice does no harm.
+    const READS: bool;
 }
 
 /// A message that a client sends, and what it gets back one after the other.
@@ -92,13 +94,16 @@ impl Streamed for WatchAssignments {
 }
 
 macro_rules! messages {
-    ($($name:ident = $kind:literal $size:ident $(=> $reply:ident)?;)+) => {
+    ($($name:ident = $kind:literal $size:ident $(=> $reply:ident $(, $reads:ident)?)?;)+) => {
         $(
             impl Message for $name {
                 const KIND: u16 = $kind;
                 const LARGE: bool = messages!(@large $size);
             }
-            $(impl Request for $name { type Reply = $reply; })?
+            $(impl Request for $name {
+                type Reply = $reply;
+                const READS: bool = messages!(@reads $($reads)?);
+            })?
         )+
 
         /// Whether a body of this kind may be long.
@@ -114,29 +119,31 @@ macro_rules! messages {
     };
     (@large small) => { false };
     (@large large) => { true };
+    (@reads reads) => { true };
+    (@reads) => { false };
 }
 
 messages! {
-    Hello = 0x0001 small => Welcome;
+    Hello = 0x0001 small => Welcome, reads;
     Join = 0x0002 small => Joined;
     Heartbeat = 0x0003 small => Alive;
     Leave = 0x0004 small => Done;
-    GetMap = 0x0005 small => MapReply;
+    GetMap = 0x0005 small => MapReply, reads;
     WatchMap = 0x0006 small;
     RegisterSegment = 0x0007 small => Done;
     RenewSegments = 0x0008 small => Renewed;
     UnregisterSegment = 0x0009 small => Done;
-    GetSegment = 0x000a small => SegmentReply;
-    ListSegments = 0x000b small => SegmentList;
-    Status = 0x000c small => StatusReply;
+    GetSegment = 0x000a small => SegmentReply, reads;
+    ListSegments = 0x000b small => SegmentList, reads;
+    Status = 0x000c small => StatusReply, reads;
     ReportTiers = 0x000d small => TierOrders;
-    ListTiers = 0x000e small => TierList;
+    ListTiers = 0x000e small => TierList, reads;
     OrderTiers = 0x000f small => TiersOrdered;
     ReportShard = 0x0010 small => Done;
-    ListShards = 0x0011 small => ShardList;
-    GetRoom = 0x0016 small => Room;
+    ListShards = 0x0011 small => ShardList, reads;
+    GetRoom = 0x0016 small => Room, reads;
     ReportHot = 0x0018 small => Done;
-    ListHot = 0x0019 small => HotList;
+    ListHot = 0x0019 small => HotList, reads;
     WatchOrders = 0x0012 small;
     AnswerOrder = 0x0013 small => Done;
     ReportEvents = 0x0014 large => Done;
@@ -146,41 +153,41 @@ messages! {
     Settled = 0x001c small => Done;
     Undrain = 0x001d small => Done;
     CreateTask = 0x001e large => TaskCreated;
-    ListTasks = 0x001f small => TaskList;
+    ListTasks = 0x001f small => TaskList, reads;
     CancelTask = 0x0024 small => Done;
     AnswerCopies = 0x0025 small => Done;
     ReportSilence = 0x0026 small => Done;
-    GetMoves = 0x0027 small => Moves;
+    GetMoves = 0x0027 small => Moves, reads;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
-    ListTenants = 0x0022 small => TenantList;
+    ListTenants = 0x0022 small => TenantList, reads;
     SyncTenants = 0x0023 large => TenantLeases;
-    GetTicket = 0x0040 small => TicketReply;
+    GetTicket = 0x0040 small => TicketReply, reads;
     GetTicketKeys = 0x0041 small => TicketKeys;
     RotateTickets = 0x0042 small => Done;
     RegisterInstance = 0x0030 small => InstanceRegistered;
     DeregisterInstance = 0x0031 small => Done;
     ReportLoad = 0x0032 small => Done;
     ReportCache = 0x0033 large => CacheTaken;
-    QueryPrefix = 0x0034 large => PrefixHolders;
+    QueryPrefix = 0x0034 large => PrefixHolders, reads;
     Schedule = 0x0035 large => Scheduled;
     UpdateRequest = 0x0036 small => Done;
     Reschedule = 0x0037 small => Scheduled;
     WatchInstances = 0x0038 small;
     WatchAssignments = 0x0039 small;
-    ExplainRequest = 0x003a small => RequestExplained;
+    ExplainRequest = 0x003a small => RequestExplained, reads;
     HoldInstance = 0x003c small => InstanceHeld;
     SetPlacement = 0x003d small => Done;
-    ShowCopies = 0x003b small => CopiesShown;
-    ShowPlacement = 0x003e small => Placement;
+    ShowCopies = 0x003b small => CopiesShown, reads;
+    ShowPlacement = 0x003e small => Placement, reads;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound;
     HoldObject = 0x0052 large => ObjectHeld;
     ReportObject = 0x0053 large => Done;
     RenewObjects = 0x0054 small => ObjectsRenewed;
     ReleaseObject = 0x0055 small => ObjectReleased;
-    ListObjects = 0x0056 small => ObjectList;
-    DescribeObject = 0x0057 small => ObjectMembers;
+    ListObjects = 0x0056 small => ObjectList, reads;
+    DescribeObject = 0x0057 small => ObjectMembers, reads;
     WatchFetches = 0x0058 small;
     GetPeerKeys = 0x0059 small => TicketKeys;
     LocateObject = 0x005a small => ObjectPlaces;
@@ -388,7 +395,7 @@ impl<Context> Decode<Context> for Join {
 pub struct Status;
 
 /// The state of the cluster, for operators.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct StatusReply {
     /// Program and version of the control plane.
     pub software: String,
@@ -407,7 +414,7 @@ pub struct StatusReply {
 }
 
 /// One member, for operators.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct MemberStatus {
     /// Which node.
     pub node: u64,

@@ -25,9 +25,10 @@ use crate::error::{
 };
 use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
+use crate::reset::ResetSecret;
 use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
 use crate::service::{Caller, Event, Rejection, Service, Standing};
-use crate::socket::endpoint;
+use crate::socket::server_endpoint;
 use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
 /// How to serve.
@@ -41,6 +42,8 @@ pub struct ServerConfig {
     pub identity: Identity,
     /// Whose certificates callers must present.
     pub trust: Trust,
+    /// The secret by which it ends connections of the control plane that it takes the place of.
+    pub reset_secret: ResetSecret,
     /// Limits.
     pub limits: Limits,
 }
@@ -99,7 +102,7 @@ impl Server {
         let verifier = verifier(&config.trust).map_err(ServeError::Tls)?;
         let tls = server_config(&config.identity, &verifier, &config.limits).map_err(ServeError::Tls)?;
         let listen = |source| ServeError::Listen { address: config.listen, source };
-        let endpoint = endpoint(config.listen, Some(tls)).map_err(listen)?;
+        let endpoint = server_endpoint(config.listen, tls, &config.reset_secret).map_err(listen)?;
         let address = endpoint.local_addr().map_err(listen)?;
         let host = Arc::new(Host {
             verifier: RwLock::new(verifier),

@@ -11,17 +11,32 @@ use std::sync::Arc;
 use quinn::udp::{UdpSockRef, UdpSocketState};
 use quinn::{Endpoint, EndpointConfig, Runtime, ServerConfig, TokioRuntime};
 
+use crate::reset::ResetSecret;
+
 /// Bytes of datagrams that wait to be read, and to be sent. The kernel gives as much as `net.core.rmem_max` and
 /// `net.core.wmem_max` allow, and counts its own structures: 1,800 to 3,600 datagrams of small calls.
 pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 
-/// An endpoint on `address`, which calls and, with a configuration for that, is called. Needs a tokio runtime.
+/// An endpoint on `address` that makes connections. Needs a tokio runtime.
 ///
 /// # Errors
 /// When there is no such socket.
-pub(crate) fn endpoint(address: SocketAddr, server: Option<ServerConfig>) -> io::Result<Endpoint> {
+pub(crate) fn client_endpoint(address: SocketAddr) -> io::Result<Endpoint> {
+    open(EndpointConfig::default(), None, bind(address)?)
+}
+
+/// An endpoint on `address` that accepts connections. Needs a tokio runtime.
+///
+/// # Errors
+/// When there is no such socket.
+pub(crate) fn server_endpoint(address: SocketAddr, server: ServerConfig, secret: &ResetSecret) -> io::Result<Endpoint> {
     let socket = bind(address)?;
-    Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime) as Arc<dyn Runtime>)
+    let config = secret.endpoint(socket.local_addr()?);
+    open(config, Some(server), socket)
+}
+
+fn open(config: EndpointConfig, server: Option<ServerConfig>, socket: UdpSocket) -> io::Result<Endpoint> {
+    Endpoint::new(config, server, socket, Arc::new(TokioRuntime) as Arc<dyn Runtime>)
 }
 
 fn bind(address: SocketAddr) -> io::Result<UdpSocket> {

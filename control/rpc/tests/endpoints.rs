@@ -14,7 +14,7 @@ use kvplane_rpc::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use support::{Rig, cluster, connect, limits, run, serve};
+use support::{Recorder, Rig, cluster, connect, limits, run, serve};
 
 fn message(result: Result<Client, ConnectError>) -> String {
     result.expect_err("it must be refused").to_string()
@@ -223,6 +223,7 @@ fn a_port_in_use_is_named() {
             cluster: cluster(),
             identity: authority.issue(Role::Control).unwrap(),
             trust: authority.trust().clone(),
+            reset_secret: authority.reset_secret(),
             limits: limits(),
         };
         let Err(error) = Server::start(&config, Standing::Serving(support::Recorder::new(1, 1))) else {
@@ -404,4 +405,63 @@ fn a_server_that_stands_by_sends_its_callers_away_with_words() {
         rig.server.stand(Standing::Serving(rig.service.clone()));
         rig.client(Role::Node).await.call(&alive).await.expect("it serves again");
     });
+}
+
+/// A control plane that is killed says goodbye to nobody. The one that is started in its place ends the connections of
+/// the one before, so that its callers wait neither until they are idle nor until a call is overdue.
+#[test]
+fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
+    let authority = Authority::generate(&cluster()).expect("an authority");
+    let hour = Duration::from_secs(3600);
+    let limits = Limits { call_deadline: hour, idle_timeout: hour, keep_alive_interval: hour / 4, ..limits() };
+    let mut server = ServerConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        cluster: cluster(),
+        identity: authority.issue(Role::Control).expect("an identity"),
+        trust: authority.trust().clone(),
+        reset_secret: authority.reset_secret(),
+        limits,
+    };
+    let new_runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let start = |config: &ServerConfig| Server::start(config, Standing::Serving(Recorder::new(1, 1)));
+    let first = new_runtime();
+    let killed = first.block_on(async { start(&server) }).expect("a server");
+    server.listen = killed.address();
+    server.identity = authority.issue(Role::Control).expect("another identity");
+    let config = ClientConfig {
+        address: server.listen,
+        cluster: cluster(),
+        trust: authority.trust().clone(),
+        identity: authority.issue(Role::Node).expect("an identity"),
+        software: String::new(),
+        limits,
+    };
+    let (connected, client_connected) = tokio::sync::oneshot::channel();
+    let (restarted, server_restarted) = tokio::sync::oneshot::channel();
+    let caller = std::thread::spawn(move || {
+        run(async {
+            let client = connect(&config).await.expect("a connection");
+            let reader = connect(&config).await.expect("a connection");
+            let beat = Heartbeat { node: 1, incarnation: 1, load: Load::default() };
+            connected.send(()).expect("the test waits");
+            server_restarted.await.expect("it restarts");
+            let error = client.call(&beat).await.expect_err("nobody knows whether the first server took it");
+            assert!(matches!(error, CallError::Lost { .. }), "{error}");
+            client.call(&beat).await.expect("there is a server");
+            reader.call(&GetMap).await.expect("what changes nothing is called again");
+        });
+    });
+    first.block_on(client_connected).expect("it connects");
+    // Whatever is queued for the network is lost, as nothing sends it any more.
+    drop(first);
+    drop(killed);
+    run(async {
+        let server = start(&server).expect("the port is free");
+        restarted.send(()).expect("the caller waits");
+        while !caller.is_finished() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        drop(server);
+    });
+    caller.join().expect("the caller heard of it");
 }

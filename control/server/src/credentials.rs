@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvplane_rpc::{Authority, ClusterName, Identity, IdentityError, Role, Trust};
+use kvplane_rpc::{Authority, ClusterName, Identity, IdentityError, ResetSecret, Role, Trust};
 
 /// How often files are looked at.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -30,13 +30,19 @@ pub(crate) struct Credentials {
     pub(crate) identity: Identity,
     pub(crate) trust: Trust,
     pub(crate) local: Vec<(Role, Identity)>,
+    pub(crate) reset_secret: ResetSecret,
 }
 
 impl Credentials {
     fn of(authority: &Authority) -> Result<Self, IdentityError> {
         let local: Result<_, IdentityError> =
             LOCAL.into_iter().map(|role| Ok((role, authority.issue(role)?))).collect();
-        Ok(Self { identity: authority.issue(Role::Control)?, trust: authority.trust().clone(), local: local? })
+        Ok(Self {
+            identity: authority.issue(Role::Control)?,
+            trust: authority.trust().clone(),
+            local: local?,
+            reset_secret: authority.reset_secret(),
+        })
     }
 }
 
@@ -46,11 +52,16 @@ impl Source {
         match self {
             Self::Process(authority) => Credentials::of(authority),
             Self::Authority(directory) => Credentials::of(&Authority::load_or_generate(directory, cluster)?),
-            Self::Issued(directory) => Ok(Credentials {
-                identity: Identity::read(directory, Role::Control.name())?,
-                trust: Trust::read(&directory.join("ca.pem"))?,
-                local: Vec::new(),
-            }),
+            Self::Issued(directory) => {
+                let identity = Identity::read(directory, Role::Control.name())?;
+                let reset_secret = identity.reset_secret();
+                Ok(Credentials {
+                    identity,
+                    trust: Trust::read(&directory.join("ca.pem"))?,
+                    local: Vec::new(),
+                    reset_secret,
+                })
+            }
         }
     }
 

@@ -236,6 +236,7 @@ async fn bring_up(config: ControlConfig) -> Result<(Running, State), StartError>
         cluster: name.clone(),
         identity: credentials.identity,
         trust: credentials.trust.clone(),
+        reset_secret: credentials.reset_secret,
         limits: config.limits,
     };
     let server = Server::start(&server_config, standing).map_err(StartError::Serve)?;

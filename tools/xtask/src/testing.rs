@@ -33,6 +33,11 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if load.times > 1 && runner != Runner::Nextest {
         return Err(Failure::new("--times needs cargo-nextest, which is not installed: https://nexte.st"));
     }
+    if load.loops_per_core > 0 {
+        // Built first: the loops are there for the tests, and a compiler beside them takes several times as long.
+        let scope = packages(&arguments);
+        process::run(workspace.cargo(&["test", "--no-run", "--lib", "--bins", "--tests"]).args(scope))?;
+    }
     let _turning = Turning::start(load.loops_per_core);
     let mut filter = Filter::new(runner);
     let again = if load.times > 1 { vec!["--stress-count".to_owned(), load.times.to_string()] } else { Vec::new() };
@@ -68,9 +73,21 @@ fn threads() -> String {
     (std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CORE).to_string()
 }
 
+/// The words of `arguments`, before those for the test binaries, that choose packages; without any, the workspace.
+fn packages(arguments: &[String]) -> Vec<&str> {
+    let (mut chosen, mut words) = (Vec::new(), arguments.iter().map(String::as_str).take_while(|word| *word != "--"));
+    while let Some(word) = words.next() {
+        match word {
+            "-p" | "--package" => chosen.extend([word].into_iter().chain(words.next())),
+            _ if word.starts_with("--package=") => chosen.push(word),
+            _ => {}
+        }
+    }
+    if chosen.is_empty() { vec!["--workspace"] } else { chosen }
+}
+
 fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command {
-    let names_package = |word: &String| word == "-p" || word.starts_with("--package");
-    let scope = if arguments.iter().any(names_package) { None } else { Some("--workspace") };
+    let scope = if packages(arguments) == ["--workspace"] { Some("--workspace") } else { None };
     match runner {
         Runner::Nextest => {
             let mut command = workspace.cargo(&["nextest", "run", "--no-fail-fast", "--success-output", "final"]);
@@ -165,6 +182,16 @@ mod tests {
         for arguments in [["-p", "kvplane-proto"], ["--package", "kvplane-proto"]] {
             assert!(!shown(Runner::Nextest, &arguments).contains("--workspace"));
         }
+    }
+
+    #[test]
+    fn packages_are_chosen_by_all_spellings_and_not_behind_the_dashes() {
+        let of = |words: &str| {
+            let arguments: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            packages(&arguments).join(" ")
+        };
+        assert_eq!(of("slot -p one --package two --package=three -- -p four"), "-p one --package two --package=three");
+        assert_eq!(of("slot -- -p four"), "--workspace");
     }
 
     #[test]

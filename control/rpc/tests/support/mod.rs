@@ -280,6 +280,7 @@ pub async fn serve(authority: &Authority, listen: SocketAddr, service: &Arc<Reco
         cluster: authority.cluster().clone(),
         identity: authority.issue(Role::Control).expect("an identity"),
         trust: authority.trust().clone(),
+        reset_secret: authority.reset_secret(),
         limits,
     };
     // A server that was just closed gives its port back when its runtime comes to it.

@@ -1,6 +1,7 @@
 //! `kvplane ctl`: look at and operate a cluster.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::node::AckChoice;
 use super::which::Which;
-use super::{Failure, cert, conductor, events, keys, roles, shards, size, tasks, tenants, tier};
+use super::{Failure, cert, conductor, drain_wait, events, keys, roles, shards, size, tasks, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -94,7 +95,8 @@ enum Action {
         /// Give it its share of the slots again instead. What others have fetched stays with them until it moves back.
         #[arg(long, conflicts_with = "wait")]
         cancel: bool,
-        /// Wait until nothing is left, at most so many seconds.
+        /// Wait until the node has no objects left, in memory or on its SSDs, at most so many seconds: an error if it
+        /// has then.
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
     },
@@ -345,27 +347,7 @@ impl Ctl {
     fn drain(&self, node: u64, wait: u64) -> Result<(), Failure> {
         let link = self.link()?;
         link.call(Drain { node, incarnation: None })?;
-        let began = std::time::Instant::now();
-        let until = began + std::time::Duration::from_secs(wait);
-        loop {
-            let status = link.call(Status)?;
-            // What it said before says nothing about what it has left.
-            let heard = |member: &&MemberStatus| {
-                member.silent_ns.is_some_and(|silent_ns| u128::from(silent_ns) < began.elapsed().as_nanos())
-            };
-            let member = status.members.iter().find(|member| member.node == node).filter(heard);
-            let left = member.and_then(|member| member.load).map(|load| load.objects);
-            if left == Some(0) {
-                println!("node {node} is drained: it has no objects in memory");
-                return Ok(());
-            }
-            if std::time::Instant::now() >= until {
-                let left = left.map_or_else(|| "an unknown number of".to_owned(), |left| left.to_string());
-                println!("node {node} gives its slots away; {left} objects are left in its memory: see ctl status");
-                return Ok(());
-            }
-            std::thread::sleep(std::time::Duration::from_millis(200));
-        }
+        drain_wait::wait(&link, node, Duration::from_secs(wait))
     }
 
     fn status(&self, as_json: bool) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
+mod drain_wait;
 mod events;
 mod keys;
 mod log;

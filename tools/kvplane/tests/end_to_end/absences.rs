@@ -21,7 +21,11 @@ fn node(place: &Workplace, number: u64) -> Process {
 }
 
 fn node_with(place: &Workplace, number: u64, more: &[&str]) -> Process {
-    let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
+    node_of(place, number, "64M", more)
+}
+
+fn node_of(place: &Workplace, number: u64, ssd_bytes: &str, more: &[&str]) -> Process {
+    let ssd = format!("{}:{ssd_bytes}", text(&place.path(&format!("ssd-{number}"))));
     let words = ["--pool", "32M", "--shards", "2", "--metrics-port", "0", "--ssd", &ssd, "--ssd-ack", "buffered"];
     place.node(number, &[&words, more].concat())
 }
@@ -85,6 +89,27 @@ fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
     nodes.truncate(1);
     nodes.extend((2..=3).map(|number| node(&place, number)));
     assert_all(&mut client, "was on the SSDs of the others");
+}
+
+/// Objects of several stripes, more than fit into the memory of the nodes that take them: some wait for room there.
+#[test]
+fn long_objects_of_a_drained_node_find_room_at_the_others_one_after_the_other() {
+    let place = Workplace::new("long-moves");
+    let control = Process::start(place.command(&["control", "--state", text(&place.path("state"))]));
+    control.wait_for("metrics on");
+    let _nodes: Vec<Process> = (1..=3).map(|number| node_of(&place, number, "256M", &[])).collect();
+    settled(&control, 3);
+    let mut client = place.client(Way::Tcp);
+    let long = |key: usize| format!("{key:02} ").repeat(1_400_000);
+    for key in 0..16 {
+        wait_until(|| client.put(name(key).as_bytes(), long(key).as_bytes()).ok()).expect("it is taken");
+    }
+    let said = place.run(&["ctl", "drain", "1", "--wait", "60"]).text();
+    assert!(said.contains("node 1 is drained: it has no objects left"), "{said}");
+    for key in 0..16 {
+        let there = wait_until(|| found(&mut client, key).filter(|bytes| bytes == long(key).as_bytes()));
+        assert!(there.is_some(), "object {key}");
+    }
 }
 
 /// No node is left to take what they are to give away.

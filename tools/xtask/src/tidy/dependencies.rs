@@ -88,7 +88,7 @@ const EDGES: [(&str, Uses); 24] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 25] = [
+const HOMES: [(&str, &[&str]); 26] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -103,11 +103,13 @@ const HOMES: [(&str, &[&str]); 25] = [
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("quinn-proto", &["kvplane-rpc"]),
     // The last two in their tests only.
     ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
-    ("ring", &["kvplane-ticket"]),
+    // The second for quinn, which takes ring's keys for stateless resets.
+    ("ring", &["kvplane-ticket", "kvplane-rpc"]),
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
