@@ -180,6 +180,7 @@ impl Cluster {
                     ended: Epoch(0),
                     shared: false,
                     settled: None,
+                    newcomer: false,
                     seen: Seen::default(),
                 },
             };
@@ -224,6 +225,7 @@ impl Cluster {
             ended: Epoch(0),
             shared: false,
             settled: None,
+            newcomer: false,
             seen: Seen::default(),
         }
     }

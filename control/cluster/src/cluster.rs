@@ -45,6 +45,8 @@ pub(crate) struct Row {
     pub(crate) shared: bool,
     /// The map as of which it has all that moved to it; nothing from a life that does not say so.
     pub(crate) settled: Option<Epoch>,
+    /// What it has on devices, if anything, is of no slot that it is to get: its share waits for absent nodes.
+    pub(crate) newcomer: bool,
     /// Evidence about it that others than itself gave.
     pub(crate) seen: Seen,
 }
@@ -291,7 +293,10 @@ impl Cluster {
         self.arm(members);
         self.arm(segments);
         self.arm(self.adoption.as_ref().and_then(Adoption::due_ns));
-        self.arm(Some(self.settle_until_ns).filter(|&at_ns| self.share_waits && at_ns > self.now_ns));
+        if self.share_waits {
+            self.arm(Some(self.settle_until_ns).filter(|&at_ns| at_ns > self.now_ns));
+            self.arm(self.absent_until_ns());
+        }
     }
 
     /// The epoch that will be newest when the call in progress is done.

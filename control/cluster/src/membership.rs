@@ -109,7 +109,27 @@ impl Cluster {
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
         let (load, seen) = (None, Seen::default());
-        let row = Row { member, state, capacity_bytes, version, load, heard_ns, heard, ended, shared, settled, seen };
+        // A life that ended in order has given its slots away. One that died has them on its devices.
+        let newcomer = former.is_none_or(|row| match row.state {
+            MemberState::Joining => row.newcomer,
+            MemberState::Left => true,
+            MemberState::Dead => !self.devices.contains_key(&node),
+            MemberState::Active | MemberState::Suspect | MemberState::Draining => false,
+        });
+        let row = Row {
+            member,
+            state,
+            capacity_bytes,
+            version,
+            load,
+            heard_ns,
+            heard,
+            ended,
+            shared,
+            settled,
+            newcomer,
+            seen,
+        };
         self.begin_with_devices(node, row.member.incarnation);
         self.rows.insert(node, row);
         if let Some(incarnation) = before {

@@ -11,6 +11,12 @@
 //! node that is dead, or restarts, are lost with it, as their former owner drops what it fetched from nobody. One
 //! heartbeat tells; a node that is silent instead is expelled at its deadline, and is not waited for any more.
 //!
+//! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody changed
+//! it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back are
+//! compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead, and
+//! was heard less than `settle_most_ns` ago, no node gets a share that had none when it died. Nodes that come back with
+//! devices of their own do not wait, nor does anybody where no node owns slots.
+//!
 //! Deaths, farewells and restarts do not wait. Nor is a move waited for beyond `settle_most_ns`, or one
 //! of a node that does not report: a life that never did is of an earlier version.
 //!
@@ -98,6 +104,14 @@ impl Cluster {
         if !self.share_waits || !self.rows.values().any(Row::wants_share) {
             return;
         }
+        let absent_until_ns = self.absent_until_ns();
+        let is_held = |row: &Row| absent_until_ns.is_some() && row.newcomer && !row.shared;
+        if !self.rows.values().any(|row| row.shared != row.wants_share() && !is_held(row)) {
+            // Nothing is due before they may get their shares.
+            self.share_since_ns = self.now_ns;
+            self.arm(absent_until_ns);
+            return;
+        }
         if self.is_moving() {
             self.arm(Some(self.settle_until_ns));
             return;
@@ -107,9 +121,29 @@ impl Cluster {
         }
         self.share_waits = false;
         for row in self.rows.values_mut() {
+            if is_held(row) {
+                self.share_waits |= row.wants_share();
+                continue;
+            }
             self.map_changed |= row.shared != row.wants_share() && row.member.weight > 0;
             row.shared = row.wants_share();
+            row.newcomer &= !row.shared;
         }
+        self.arm(absent_until_ns.filter(|_| self.share_waits));
+    }
+
+    /// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no
+    /// share yet. Nothing where there are no such nodes, and where no node owns slots.
+    pub(crate) fn absent_until_ns(&self) -> Option<u64> {
+        self.rows.values().find(|row| row.shared)?;
+        let absent = self.rows.values().filter(|row| {
+            let is_away = matches!(row.state, MemberState::Dead | MemberState::Joining);
+            let returns = row.wants_share() && !row.shared;
+            (is_away || returns) && !row.newcomer && row.member.weight > 0
+        });
+        let absent = absent.filter(|row| self.devices.contains_key(&row.member.node));
+        let until_ns = absent.map(|row| row.heard_ns.saturating_add(self.config.settle_most_ns)).max()?;
+        (until_ns > self.now_ns).then_some(until_ns)
     }
 
     /// True when each node that is to own slots was heard when the change was due, or since. While no node owns slots,

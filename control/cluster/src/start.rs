@@ -198,6 +198,7 @@ impl Cluster {
             ended,
             shared: false,
             settled: None,
+            newcomer: false,
             seen: Seen::default(),
         };
         self.rows.insert(row.member.node, row);

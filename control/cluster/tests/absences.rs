@@ -233,3 +233,88 @@ fn slots_are_their_last_owners_while_there_are_none() {
     assert_eq!((former.from, former.since), (since, Epoch(driver.published.epoch.0)));
     assert_eq!(former.began, [(NodeId(2), Incarnation(6))]);
 }
+
+fn owners(driver: &Driver) -> Vec<u64> {
+    driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
+}
+
+/// Each of these lives is heard, and has all that moved by the newest map.
+fn settle(driver: &mut Driver, lives: &[(u64, u64)]) {
+    for (node, incarnation) in lives {
+        driver.beat(*node, *incarnation).expect("it is a member");
+        let (node, incarnation) = (NodeId(*node), Incarnation(*incarnation));
+        let epoch = driver.published.epoch;
+        driver.handle(Input::Settled { node, incarnation, epoch }).expect("it is a member");
+    }
+}
+
+/// Nodes 1 and 2 live, node 3 is dead, and all of them have devices. Patience of five seconds.
+fn three_without_3() -> Driver {
+    let mut driver = Driver::new(ClusterConfig { replicas: 1, settle_most_ns: 5000 * MS, ..config() });
+    for node in 1..=3 {
+        attach(&mut driver, node, 5);
+        driver.admit(node, 5);
+        let all: Vec<(u64, u64)> = (1..=node).map(|node| (node, 5)).collect();
+        settle(&mut driver, &all);
+    }
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    while owners(&driver).len() == 3 {
+        driver.sleep(100 * MS);
+        settle(&mut driver, &[(1, 5), (2, 5)]);
+    }
+    driver
+}
+
+/// What node 3 has on its devices would be compared with what others changed in the slots only that it gets back.
+#[test]
+fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
+    let mut driver = three_without_3();
+    driver.admit(4, 1);
+    settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
+    assert_eq!(owners(&driver), [1, 2], "node 3 may come back");
+    driver.sleep(100 * MS);
+    attach(&mut driver, 3, 6);
+    driver.admit(3, 6);
+    settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
+    assert_eq!(owners(&driver), [1, 2, 3], "it does not have all yet that moved");
+    settle(&mut driver, &[(1, 5), (2, 5), (3, 6)]);
+    assert_eq!(owners(&driver), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one_that_was_removed() {
+    let mut driver = three_without_3();
+    driver.admit(4, 1);
+    let all = [(1, 5), (2, 5), (4, 1)];
+    for _ in 0..60 {
+        settle(&mut driver, &all);
+        driver.sleep(100 * MS);
+    }
+    settle(&mut driver, &all);
+    assert_eq!(owners(&driver), [1, 2, 4]);
+
+    let mut driver = three_without_3();
+    driver.admit(4, 1);
+    settle(&mut driver, &all);
+    assert_eq!(owners(&driver), [1, 2]);
+    driver.handle(Input::Leave { node: NodeId(3), incarnation: Incarnation(5) }).expect("an operator may");
+    settle(&mut driver, &all);
+    assert_eq!(owners(&driver), [1, 2, 4]);
+}
+
+/// Nodes that died come back whoever else is away: nobody but them has what they have on their devices.
+#[test]
+fn absent_nodes_do_not_wait_for_each_other_and_nobody_waits_where_no_node_owns_slots() {
+    let mut driver = three_without_3();
+    while !owners(&driver).is_empty() {
+        driver.sleep(100 * MS);
+        let _ = driver.handle(Input::Tick);
+    }
+    driver.admit(4, 1);
+    assert_eq!(owners(&driver), [4], "nobody else is there to serve");
+    settle(&mut driver, &[(4, 1)]);
+    attach(&mut driver, 3, 6);
+    driver.admit(3, 6);
+    settle(&mut driver, &[(4, 1), (3, 6)]);
+    assert_eq!(owners(&driver), [3, 4], "1 and 2 are away still");
+}
