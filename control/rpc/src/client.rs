@@ -173,7 +173,7 @@ impl Client {
         Ok(self.connection(until).await?.1)
     }
 
-    /// Makes a call. One that changes nothing is made again when its connection breaks: a control plane that was
+    /// Makes a call. An idempotent one is made again when its connection breaks: a control plane that was
     /// started again ends the connections of the one before.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl Client {
             let (connection, _) = self.connection(until).await?;
             let outcome = self.exchange::<R>(&connection, &frame, until).await;
             match &outcome {
-                Err(CallError::Lost { .. }) if R::READS && Instant::now() < until => continue,
+                Err(CallError::Lost { .. }) if R::IDEMPOTENT && Instant::now() < until => continue,
                 _ => {}
             }
             // Nothing has come of a call that was refused so.

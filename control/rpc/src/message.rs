@@ -67,8 +67,8 @@ pub use crate::tickets::{
 pub trait Request: Message {
     /// The reply when the call succeeds.
     type Reply: Message;
-    /// The call changes nothing, so that making it twice does no harm.
-    const READS: bool;
+    /// The call reads only, or says what its caller has now: made twice, it does what it does once.
+    const IDEMPOTENT: bool;
 }
 
 /// A message that a client sends, and what it gets back one after the other.
@@ -94,7 +94,7 @@ impl Streamed for WatchAssignments {
 }
 
 macro_rules! messages {
-    ($($name:ident = $kind:literal $size:ident $(=> $reply:ident $(, $reads:ident)?)?;)+) => {
+    ($($name:ident = $kind:literal $size:ident $(=> $reply:ident $(, $idempotent:ident)?)?;)+) => {
         $(
             impl Message for $name {
                 const KIND: u16 = $kind;
@@ -102,7 +102,7 @@ macro_rules! messages {
             }
             $(impl Request for $name {
                 type Reply = $reply;
-                const READS: bool = messages!(@reads $($reads)?);
+                const IDEMPOTENT: bool = messages!(@idempotent $($idempotent)?);
             })?
         )+
 
@@ -119,31 +119,31 @@ macro_rules! messages {
     };
     (@large small) => { false };
     (@large large) => { true };
-    (@reads reads) => { true };
-    (@reads) => { false };
+    (@idempotent idempotent) => { true };
+    (@idempotent) => { false };
 }
 
 messages! {
-    Hello = 0x0001 small => Welcome, reads;
+    Hello = 0x0001 small => Welcome, idempotent;
     Join = 0x0002 small => Joined;
     Heartbeat = 0x0003 small => Alive;
     Leave = 0x0004 small => Done;
-    GetMap = 0x0005 small => MapReply, reads;
+    GetMap = 0x0005 small => MapReply, idempotent;
     WatchMap = 0x0006 small;
     RegisterSegment = 0x0007 small => Done;
-    RenewSegments = 0x0008 small => Renewed;
+    RenewSegments = 0x0008 small => Renewed, idempotent;
     UnregisterSegment = 0x0009 small => Done;
-    GetSegment = 0x000a small => SegmentReply, reads;
-    ListSegments = 0x000b small => SegmentList, reads;
-    Status = 0x000c small => StatusReply, reads;
+    GetSegment = 0x000a small => SegmentReply, idempotent;
+    ListSegments = 0x000b small => SegmentList, idempotent;
+    Status = 0x000c small => StatusReply, idempotent;
     ReportTiers = 0x000d small => TierOrders;
-    ListTiers = 0x000e small => TierList, reads;
+    ListTiers = 0x000e small => TierList, idempotent;
     OrderTiers = 0x000f small => TiersOrdered;
-    ReportShard = 0x0010 small => Done;
-    ListShards = 0x0011 small => ShardList, reads;
-    GetRoom = 0x0016 small => Room, reads;
-    ReportHot = 0x0018 small => Done;
-    ListHot = 0x0019 small => HotList, reads;
+    ReportShard = 0x0010 small => Done, idempotent;
+    ListShards = 0x0011 small => ShardList, idempotent;
+    GetRoom = 0x0016 small => Room, idempotent;
+    ReportHot = 0x0018 small => Done, idempotent;
+    ListHot = 0x0019 small => HotList, idempotent;
     WatchOrders = 0x0012 small;
     AnswerOrder = 0x0013 small => Done;
     ReportEvents = 0x0014 large => Done;
@@ -153,41 +153,41 @@ messages! {
     Settled = 0x001c small => Done;
     Undrain = 0x001d small => Done;
     CreateTask = 0x001e large => TaskCreated;
-    ListTasks = 0x001f small => TaskList, reads;
+    ListTasks = 0x001f small => TaskList, idempotent;
     CancelTask = 0x0024 small => Done;
     AnswerCopies = 0x0025 small => Done;
     ReportSilence = 0x0026 small => Done;
-    GetMoves = 0x0027 small => Moves, reads;
+    GetMoves = 0x0027 small => Moves, idempotent;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
-    ListTenants = 0x0022 small => TenantList, reads;
+    ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
-    GetTicket = 0x0040 small => TicketReply, reads;
+    GetTicket = 0x0040 small => TicketReply, idempotent;
     GetTicketKeys = 0x0041 small => TicketKeys;
     RotateTickets = 0x0042 small => Done;
     RegisterInstance = 0x0030 small => InstanceRegistered;
     DeregisterInstance = 0x0031 small => Done;
-    ReportLoad = 0x0032 small => Done;
+    ReportLoad = 0x0032 small => Done, idempotent;
     ReportCache = 0x0033 large => CacheTaken;
-    QueryPrefix = 0x0034 large => PrefixHolders, reads;
-    Schedule = 0x0035 large => Scheduled;
+    QueryPrefix = 0x0034 large => PrefixHolders, idempotent;
+    Schedule = 0x0035 large => Scheduled, idempotent;
     UpdateRequest = 0x0036 small => Done;
     Reschedule = 0x0037 small => Scheduled;
     WatchInstances = 0x0038 small;
     WatchAssignments = 0x0039 small;
-    ExplainRequest = 0x003a small => RequestExplained, reads;
+    ExplainRequest = 0x003a small => RequestExplained, idempotent;
     HoldInstance = 0x003c small => InstanceHeld;
     SetPlacement = 0x003d small => Done;
-    ShowCopies = 0x003b small => CopiesShown, reads;
-    ShowPlacement = 0x003e small => Placement, reads;
+    ShowCopies = 0x003b small => CopiesShown, idempotent;
+    ShowPlacement = 0x003e small => Placement, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound;
     HoldObject = 0x0052 large => ObjectHeld;
     ReportObject = 0x0053 large => Done;
     RenewObjects = 0x0054 small => ObjectsRenewed;
     ReleaseObject = 0x0055 small => ObjectReleased;
-    ListObjects = 0x0056 small => ObjectList, reads;
-    DescribeObject = 0x0057 small => ObjectMembers, reads;
+    ListObjects = 0x0056 small => ObjectList, idempotent;
+    DescribeObject = 0x0057 small => ObjectMembers, idempotent;
     WatchFetches = 0x0058 small;
     GetPeerKeys = 0x0059 small => TicketKeys;
     LocateObject = 0x005a small => ObjectPlaces;

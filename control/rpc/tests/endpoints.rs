@@ -448,7 +448,7 @@ fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
             let error = client.call(&beat).await.expect_err("nobody knows whether the first server took it");
             assert!(matches!(error, CallError::Lost { .. }), "{error}");
             client.call(&beat).await.expect("there is a server");
-            reader.call(&GetMap).await.expect("what changes nothing is called again");
+            reader.call(&GetMap).await.expect("an idempotent call is made again");
         });
     });
     first.block_on(client_connected).expect("it connects");

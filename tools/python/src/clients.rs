@@ -193,8 +193,9 @@ impl Clients {
         answered.map(|_| ()).map_err(|error| failed(NO_ROOM, error.to_string()))
     }
 
-    /// Clients over a first one.
+    /// Clients over a first one, of the tenant that it has: a certificate may have said which.
     pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
+        let config = ClientConfig { tenant: first.tenant_name(), ..config };
         let link = first.link().clone();
         let member = Member { client: first, known: HashMap::new(), generation: 0, bounce: None };
         Self {

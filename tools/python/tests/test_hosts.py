@@ -67,6 +67,11 @@ import kvplane
 with kvplane.Store("10.79.9.1:50051", shared_memory=False) as far:
     far.put_many({key: key.encode() for key in keys})
     print(far.get_many(keys) == [key.encode() for key in keys])
+run(binary, "ctl", "cert", "issue", "--authority", place / "state", "--cluster", "kvplane", "--out",
+    place / "of-acme", "--tenant", "acme", "client")
+with kvplane.Store("10.79.9.1:50051", certificates=str(place / "of-acme"), shared_memory=False) as acme:
+    acme.put("own", b"of acme")
+    print(acme.get("own"), acme.size("own"), acme.exists("own"), acme.exists_many(["own", "none", keys[0]]))
 found = {store.get_replica_desc(key)[0].get_memory_descriptor().buffer_descriptor.transport_endpoint for key in keys}
 print(found == {name for _, _, name in members})
 store.close()
@@ -121,7 +126,8 @@ class Hosts(unittest.TestCase):
     def test_memory_of_another_host(self):
         lines, problems = self.run_in(["--net", "--pid", "--mount-proc"], TWO_HOSTS)
         self.assertEqual(lines[:2], ["without certificates -900", "listening: nobody"])
-        self.assertEqual(lines[2:], ["0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "True", "True"])
+        self.assertEqual(lines[2:], ["0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "True",
+                                     "b'of acme' 7 True [True, False, False]", "True"])
         self.assertIn("KVPLANE_CERTS", problems)
 
     def test_a_name_server_that_is_silent(self):

@@ -154,7 +154,10 @@ impl Client {
         let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
         let Some(page) = page else { return Err(self.problem("list".to_owned(), status)) };
         let reply = page.reply();
+        self.follow_map();
         let next = match reply.next {
+            // The map changed while the shard was asked: those asked before may own now what another one had.
+            _ if self.link.map().is_some_and(|now| now.epoch != at.epoch) => Some(at),
             0 if at.shard + 1 < slots.len() => Some(ListCursor { shard: at.shard + 1, from: 0, walk: 0, ..at }),
             0 => None,
             from => Some(ListCursor { from, walk: reply.walk, ..at }),

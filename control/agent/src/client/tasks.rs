@@ -77,7 +77,9 @@ impl Client {
         Ok(gone.into_iter().map(|one| one.and_then(|gone| gone.map_err(problem))).collect())
     }
 
-    fn tenant_name(&self) -> String {
+    /// The tenant whose objects the client uses: as it was configured, or as its certificate says.
+    #[must_use]
+    pub fn tenant_name(&self) -> String {
         String::from_utf8_lossy(&self.tenant).into_owned()
     }
 

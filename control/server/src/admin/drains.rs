@@ -19,8 +19,8 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_cluster::{Input, MemberState};
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_rpc::Refusal;
 use kvplane_rpc::message::{Done, Owner};
+use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
 use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
@@ -162,6 +162,7 @@ fn undrain(control: &Control, (node, life): Life) -> Result<Done, Refusal> {
 impl Control {
     /// Drains a node, of this life if one is named.
     pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+        self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Drain { node, incarnation })?;
         tracing::info!(node = node.0, "a node is drained");
         Ok(Done)
@@ -169,9 +170,28 @@ impl Control {
 
     /// Gives a node its share again, as [`Self::drain_now`] took it.
     pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+        self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Undrain { node, incarnation })?;
         tracing::info!(node = node.0, "a node is not drained any more");
         Ok(Done)
+    }
+
+    /// Tells an operator, who names no life of a node, that the node is not there. A node that names its own gets the
+    /// core's refusal, which says what to do.
+    fn refuse_unless_live(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<(), Refusal> {
+        if incarnation.is_some() {
+            return Ok(());
+        }
+        let reason = match self.holdings()?.get(&node.0).map(|holding| holding.state) {
+            None => format!("node {node} is not known: see `kvplane ctl status`"),
+            Some(MemberState::Dead) => format!(
+                "node {node} is dead: others have its slots already; `kvplane ctl remove {node}` takes it out if it is \
+                 not to come back"
+            ),
+            Some(MemberState::Left) => format!("node {node} has left the cluster: others have its slots already"),
+            Some(_) => return Ok(()),
+        };
+        Err(Refusal::new(RefusalCode::UnknownMember, reason))
     }
 }
 

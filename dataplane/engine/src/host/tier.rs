@@ -281,7 +281,8 @@ impl Host {
             (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
             (None, Some(slots)) => format!(
                 "what it had of {slots} slots counts no more: others owned them meanwhile, and none of them can tell \
-                 what they changed there, as the last one was killed or restarted since"
+                 what they changed there, as the last one was killed or restarted since, or was asked to remove all \
+                 objects, or those of a pattern"
             ),
             (None, None) => return,
         };

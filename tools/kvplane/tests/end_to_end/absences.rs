@@ -1,6 +1,8 @@
 //! Nodes with SSDs that are away: stopped and started again one after the other, and for so long that others have their
 //! slots.
 
+use std::collections::BTreeSet;
+
 use kvplane::{Client, PutOptions};
 
 use crate::ssd;
@@ -85,7 +87,7 @@ fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
     let (_control, mut nodes, mut client) = cluster(&place, 2);
     place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
     assert_all(&mut client, "has two copies");
-    nodes.iter_mut().for_each(Process::kill);
+    Process::kill_all(&mut nodes);
     nodes.truncate(1);
     nodes.extend((2..=3).map(|number| node(&place, number)));
     assert_all(&mut client, "was on the SSDs of the others");
@@ -185,13 +187,40 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     assert_eq!(back, [0; 0], "what was removed stays so");
 }
 
+/// The list asks the node that was killed until another one owns its slots. The nodes that it asked before own some, too.
+#[test]
+fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
+    // One of them is asked last.
+    for number in 1..=3 {
+        let place = Workplace::new("list-death");
+        let control =
+            Process::start(place.command(&["control", "--state", text(&place.path("state")), "--replicas", "2"]));
+        control.wait_for("metrics on");
+        let start = |number| place.node(number, &["--pool", "32M", "--shards", "1"]);
+        let mut nodes: Vec<Process> = (1..=3).map(start).collect();
+        settled(&control, 3);
+        let mut client = place.client(Way::Tcp);
+        let options = PutOptions { replicas: 2, wait_replicas: true, replace: true, ..PutOptions::default() };
+        for key in 0..KEYS {
+            // The first ones may find the map of before, with fewer owners.
+            let mut put = || client.put_replicas(name(key).as_bytes(), &value(key, 0), &options).ok();
+            wait_until(|| put().filter(|(_, copies)| *copies == 2)).expect("it is taken twice");
+        }
+        nodes[number - 1].kill();
+        let listed = place.run(&["ctl", "keys"]).text();
+        let listed: BTreeSet<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        let missing: Vec<String> = (0..KEYS).map(name).filter(|name| !listed.contains(name.as_str())).collect();
+        assert_eq!(missing, [""; 0], "node {number} was killed");
+    }
+}
+
 #[test]
 fn copies_that_were_promised_are_made_again_when_all_nodes_were_killed() {
     // They come back at once, and when the control plane has given all of them up.
     for given_up in [false, true] {
         let place = Workplace::new("copies-again");
         let (control, mut nodes, mut client) = cluster(&place, 2);
-        nodes.iter_mut().for_each(Process::kill);
+        Process::kill_all(&mut nodes);
         if given_up {
             settled(&control, 0);
         }

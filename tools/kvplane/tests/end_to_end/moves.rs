@@ -154,11 +154,11 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     assert!(status.lines().any(|line| line.contains(" 2  draining ")), "{status}");
     all_there(&mut client);
     place.run(&["ctl", "drain", "1"]).failed(1, &["no node but 1 takes slots now"]);
-    place.run(&["ctl", "drain", "9"]).failed(1, &["9"]);
+    place.run(&["ctl", "drain", "9"]).failed(1, &["node 9 is not known"]);
     assert!(place.run(&["ctl", "tasks"]).text().contains("drain of node 2: 0 objects"));
 
     // Taken back: it gets its share, and what is in it, again.
-    place.run(&["ctl", "drain", "9", "--cancel"]).failed(1, &["9"]);
+    place.run(&["ctl", "drain", "9", "--cancel"]).failed(1, &["node 9 is not known"]);
     place.run(&["ctl", "drain", "2", "--cancel"]).well();
     let objects = || {
         let status: serde_json::Value = serde_json::from_slice(&place.run(&["ctl", "status", "--json"]).well()).ok()?;

@@ -324,6 +324,14 @@ impl Process {
         self.child.wait().unwrap();
     }
 
+    /// `kill -9` of all of them at once: while one is dead and another lives, that one owns what the first had.
+    pub(crate) fn kill_all(processes: &mut [Self]) {
+        processes.iter_mut().for_each(|process| process.child.kill().unwrap());
+        for process in processes {
+            process.child.wait().unwrap();
+        }
+    }
+
     /// Tells it to stop, and waits until it did.
     #[track_caller]
     pub(crate) fn stop(&mut self) -> ExitStatus {
