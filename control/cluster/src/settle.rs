@@ -11,11 +11,11 @@
 //! node that is dead, or restarts, are lost with it, as their former owner drops what it fetched from nobody. One
 //! heartbeat tells; a node that is silent instead is expelled at its deadline, and is not waited for any more.
 //!
-//! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody changed
-//! it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back are
-//! compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead, and
-//! was heard less than `settle_most_ns` ago, no node gets a share that had none when it died. Nodes that come back with
-//! devices of their own do not wait, nor does anybody where no node owns slots.
+//! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
+//! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
+//! are compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead,
+//! and was heard less than `settle_most_ns` ago, no node gets a share that had none when it died. Nodes that come back
+//! with devices of their own do not wait, nor does anybody where no node owns slots.
 //!
 //! Deaths, farewells and restarts do not wait. Nor is a move waited for beyond `settle_most_ns`, or one
 //! of a node that does not report: a life that never did is of an earlier version.

@@ -187,7 +187,8 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
     assert_eq!(back, [0; 0], "what was removed stays so");
 }
 
-/// The list asks the node that was killed until another one owns its slots. The nodes that it asked before own some, too.
+/// The list asks the node that was killed until another one owns its slots. The nodes that it asked before own some,
+/// too.
 #[test]
 fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
     // One of them is asked last.
