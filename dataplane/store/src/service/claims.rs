@@ -5,7 +5,7 @@
 //! until the tails are read, or the objects are here, and is carried out then as if it had come then. What was learnt
 //! is remembered for a while. Gets are claimed one by one, other requests as a whole, since they have one answer.
 //!
-//! Invariant: an asker is told of no object of another tenant, and of none whose tenant is not known. Not here: lists,
+//! Invariant: a peer is told of no object of another tenant, and of none whose tenant is not known. Not here: lists,
 //! which read the names of all that they return ([`super::keys`]).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,6 +16,7 @@ use kvplane_proto::message::{DigestItem, GetItem, Item, Kind, Operation, RangeIt
 use kvplane_proto::{Digest, RequestId, Status};
 
 use super::Service;
+use super::context::RequestContext;
 use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
 
@@ -106,11 +107,11 @@ impl Service {
     /// Carries a request out, but for what has to wait until it is known whose it is.
     pub(super) fn claim_and_carry_out(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let claimed = self.asker_tenant.is_some()
+        let claimed = context.tenant.is_some()
             && matches!(
                 header.kind,
                 Kind::Request(
@@ -122,21 +123,18 @@ impl Service {
                         | Operation::GetRange
                 )
             );
-        let done = match claimed.then(|| self.claim(peer, (header, body), 0, self.now_ns)) {
-            None => self.carry_out(peer, header, body),
-            Some(Ok(Some((header, body)))) => self.carry_out(peer, &header, &body),
+        match claimed.then(|| self.claim(context, (header, body), 0, self.now_ns)) {
+            None => self.carry_out(context, header, body),
+            Some(Ok(Some((header, body)))) => self.carry_out(context, &header, &body),
             Some(Ok(None)) => Ok(PayloadTo::Discard),
             Some(Err(reason)) => Err(reason),
-        };
-        // What is done on nobody's request is for no tenant.
-        self.asker_tenant = None;
-        done
+        }
     }
 
     /// Keeps what of a request has to wait. What of it is to be carried out now.
     fn claim(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         (header, body): (&Header, &[u8]),
         round: u8,
         arrived_ns: u64,
@@ -145,15 +143,17 @@ impl Service {
         let digest_of = |item: DigestItem| item.digest;
         let split = match operation {
             Operation::Exists | Operation::Size | Operation::Remove | Operation::RemoveCopy => {
-                let mut split = self.split(Self::items::<DigestItem>(header, body)?, digest_of, round);
+                let mut split = self.split(context, Self::items::<DigestItem>(header, body)?, digest_of, round);
                 if !split.unread.is_empty() {
                     (split.later, split.now) = (body.to_vec(), Vec::new());
                     (split.laters, split.nows) = (header.items, 0);
                 }
                 split
             }
-            Operation::Get => self.split(Self::items::<GetItem>(header, body)?, |item| item.digest, round),
-            Operation::GetRange => self.split(Self::items::<RangeItem>(header, body)?, |item| item.digest, round),
+            Operation::Get => self.split(context, Self::items::<GetItem>(header, body)?, |item| item.digest, round),
+            Operation::GetRange => {
+                self.split(context, Self::items::<RangeItem>(header, body)?, |item| item.digest, round)
+            }
             _ => return Ok(Some((*header, body.to_vec()))),
         };
         let now = Header { items: split.nows, ..*header };
@@ -162,7 +162,7 @@ impl Service {
         }
         let later = Header { items: split.laters, ..*header };
         let claim = Claim {
-            peer,
+            peer: context.peer,
             header: later,
             body: split.later,
             left: 0,
@@ -171,13 +171,14 @@ impl Service {
             until_ns: self.now_ns.saturating_add(WAIT_NS),
         };
         if round == ROUNDS || !self.wait_for(claim, &split.unread) {
-            self.turn_back(peer, &later, &split.unread);
+            self.turn_back(context.peer, &later, &split.unread);
         }
         Ok((split.nows > 0).then_some((now, split.now)))
     }
 
     fn split<T: Item + Copy + Named>(
         &self,
+        context: &RequestContext,
         items: impl Iterator<Item = T>,
         digest: fn(T) -> Digest,
         round: u8,
@@ -187,7 +188,7 @@ impl Service {
             let unread = match self.tenant_of(digest(item)) {
                 Tenant::Unread => true,
                 // Looked for once: after that it is not there.
-                Tenant::NotHere => round == 0 && self.is_fetchable(digest(item)),
+                Tenant::NotHere => round == 0 && !context.fetches && self.is_fetchable(digest(item)),
                 Tenant::Known(_) => false,
             };
             if unread {
@@ -246,14 +247,12 @@ impl Service {
             let Some(claim) = self.claims.open.remove(&id) else { continue };
             let Claim { peer, header, body, round, arrived_ns, .. } = claim;
             let Kind::Request(operation) = header.kind else { continue };
-            if self.session(peer).is_none() {
-                continue;
-            }
+            let Some(session) = self.session(peer) else { continue };
+            let context = RequestContext::new(peer, session, operation, &header);
             self.outputs.arrived(arrived_ns);
-            self.know_asker(peer, operation, &header);
             if self.may_change(peer, operation, &header) {
-                let done = match self.claim(peer, (&header, &body), round + 1, arrived_ns) {
-                    Ok(Some((header, body))) => self.carry_out(peer, &header, &body).err(),
+                let done = match self.claim(&context, (&header, &body), round + 1, arrived_ns) {
+                    Ok(Some((header, body))) => self.carry_out(&context, &header, &body).err(),
                     Ok(None) => None,
                     Err(reason) => Some(reason),
                 };
@@ -261,7 +260,6 @@ impl Service {
                     self.close(peer, reason);
                 }
             }
-            self.asker_tenant = None;
             self.outputs.arrived(self.now_ns);
         }
     }

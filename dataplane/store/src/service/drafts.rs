@@ -12,6 +12,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::Service;
+use super::context::RequestContext;
 use super::deferred::no_lookup;
 use super::objects::Wanted;
 use super::session::{Pending, find};
@@ -105,16 +106,21 @@ impl Service {
         Numbers::of(self.key()).draft(number)
     }
 
-    pub(super) fn begin(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn begin(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let puts = Self::puts(header, body)?;
         let idle_ms = match header.deadline_us {
             0 => Limits::DRAFT_IDLE_MS,
             idle_us => (idle_us / 1000).clamp(1, Limits::DRAFT_IDLE_MOST_MS),
         };
-        let client = self.client_of(peer);
+        let client = self.client_of(context.peer);
         let mut replies = Vec::with_capacity(puts.len());
         for (item, name) in puts {
-            let begun = self.room_for(&item, &name, true).and_then(|(reservation, _)| {
+            let begun = self.room_for(context, &item, &name, true).and_then(|(reservation, _)| {
                 let idle_ns = u64::from(idle_ms) * 1_000_000;
                 let of = (item.digest, item.bytes);
                 let draft = self.drafts.begin(client, of, reservation, idle_ns, self.now_ns);
@@ -131,7 +137,7 @@ impl Service {
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
-        self.answer_records(peer, Operation::Begin, header, &replies);
+        self.answer_records(context.peer, Operation::Begin, header, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -142,23 +148,28 @@ impl Service {
     }
 
     /// A range that is to be filled: where it is, and the ticket for that, lent to the peer.
-    fn start_fill(&mut self, peer: PeerKey, item: &FillItem) -> Result<(TicketId, Place), Status> {
+    fn start_fill(&mut self, context: &RequestContext, item: &FillItem) -> Result<(TicketId, Place), Status> {
         let FillItem { offset, bytes, .. } = *item;
-        let (client, draft) = (self.client_of(peer), self.draft_of(item.draft));
+        let (client, draft) = (self.client_of(context.peer), self.draft_of(item.draft));
         let Some((digest, reservation)) = self.drafts.of(client, draft) else { return Err(Status::Stale) };
-        self.may_ask(digest)?;
+        self.may_ask(context, digest)?;
         self.drafts.fill(client, draft, offset, bytes, self.now_ns).map_err(fill_status)?;
         let Some(ticket) = self.tickets.add(Ticket::Fill { draft, offset, bytes }) else {
             self.drafts.filled(draft, (offset, bytes), None, self.now_ns);
             return Err(Status::Busy);
         };
-        self.lend_ticket(peer, ticket);
+        self.lend_ticket(context.peer, ticket);
         let extent = self.store.as_ref().and_then(|store| store.reserved_extent(reservation));
         let extent = extent.expect("an open draft has its room");
         Ok((ticket, Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }))
     }
 
-    pub(super) fn fill(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn fill(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let mut items = Self::items::<FillItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
             return Err(CloseReason::Malformed("a fill of not one range"));
@@ -170,14 +181,14 @@ impl Service {
             return Err(CloseReason::Malformed("a fill without checksum"));
         };
         let request = header.request;
-        let (pending, to) = match self.start_fill(peer, &item) {
+        let (pending, to) = match self.start_fill(context, &item) {
             Ok((ticket, place)) => (Pending::Fill { request, ticket, expected }, PayloadTo::Place(place)),
             Err(status) => {
                 let operation = Operation::Fill;
                 (Pending::Refused { request, operation, status, argument: 0 }, PayloadTo::Discard)
             }
         };
-        self.session(peer).expect("a session that was just looked up").pending = Some(pending);
+        self.session(context.peer).expect("a session that was just looked up").pending = Some(pending);
         Ok(to)
     }
 
@@ -201,21 +212,21 @@ impl Service {
 
     pub(super) fn fill_shared(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<FillItem>(header, body)?;
         let mut replies = Vec::with_capacity(items.len());
         for item in items {
-            replies.push(match self.start_fill(peer, &item) {
+            replies.push(match self.start_fill(context, &item) {
                 Ok((ticket, place)) => {
                     ReserveReply { status: Status::Ok, reservation: ticket.reservation(), offset: place.offset }
                 }
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
-        self.answer_records(peer, Operation::Fill, header, &replies);
+        self.answer_records(context.peer, Operation::Fill, header, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -384,15 +395,20 @@ impl Service {
         Ok(())
     }
 
-    pub(super) fn peek(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn peek(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<RangeItem>(header, body)?;
         let mut replies = Vec::with_capacity(items.len());
         for RangeItem { digest, offset, bytes, .. } in items {
-            let reply = match self.lookup_one(peer, digest, false) {
+            let reply = match self.lookup_one(context, digest, false) {
                 Err(Status::NotFound) if header.flags & FLAG_ALL != 0 => {
                     let found = self.find_draft(digest, offset, bytes).map_err(|(status, _)| status);
                     found.map(|(ticket, place, object_bytes)| {
-                        self.lend_ticket(peer, ticket);
+                        self.lend_ticket(context.peer, ticket);
                         LookupReply {
                             status: Status::Ok,
                             pin: ticket.pin(),
@@ -407,7 +423,7 @@ impl Service {
             };
             replies.push(reply.unwrap_or_else(no_lookup));
         }
-        self.answer_records(peer, Operation::Peek, header, &replies);
+        self.answer_records(context.peer, Operation::Peek, header, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -426,17 +442,17 @@ impl Service {
     pub(super) fn fill_on(
         &mut self,
         path: Path,
-        peer: PeerKey,
+        context: &RequestContext,
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
         match path {
-            Path::Shared => self.fill_shared(peer, header, body),
+            Path::Shared => self.fill_shared(context, header, body),
             Path::Stream if header.payload_bytes == 0 => {
-                self.answer(peer, Operation::Fill, header, Status::Empty);
+                self.answer(context.peer, Operation::Fill, header, Status::Empty);
                 Ok(PayloadTo::Discard)
             }
-            Path::Stream => self.fill(peer, header, body),
+            Path::Stream => self.fill(context, header, body),
         }
     }
 }

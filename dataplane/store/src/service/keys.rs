@@ -18,6 +18,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use kvplane_tier::RecordView;
 
 use super::Service;
+use super::context::RequestContext;
 use super::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
 use super::tenants::tenant_of;
 use super::types::{CloseReason, PayloadTo, PeerKey};
@@ -138,12 +139,17 @@ impl List {
 }
 
 impl Service {
-    pub(super) fn list(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn list(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let mut items = Self::items::<ListItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
             return Err(CloseReason::Malformed("a list of not one item"));
         };
-        let asked = match self.may_ask(item.digest) {
+        let asked = match self.may_ask(context, item.digest) {
             // Any slot says which shard is meant, whether or not it is still on its way, and whoever has an object
             // there.
             Err(Status::Stale | Status::Unauthorized) if item.flags & ONE == 0 => Ok(()),
@@ -151,7 +157,7 @@ impl Service {
         };
         let status = if let Err(status) = asked {
             status
-        } else if item.flags & !(NAMES | ONE | if self.asker_fetches { CHANGES } else { REMOVES }) != 0
+        } else if item.flags & !(NAMES | ONE | if context.fetches { CHANGES } else { REMOVES }) != 0
             || item.from >= END
             || (item.walk == 0) != (item.from == 0)
         {
@@ -162,9 +168,9 @@ impl Service {
             // Of another life, in which another order was walked.
             Status::Stale
         } else if item.flags & CHANGES != 0 {
-            self.answer_changes(peer, header, item.from);
+            self.answer_changes(context.peer, header, item.from);
             return Ok(PayloadTo::Discard);
-        } else if self.lists.open.len() >= Limits::LISTS || self.finds_more(item.flags) {
+        } else if self.lists.open.len() >= Limits::LISTS || self.finds_more(context, item.flags) {
             Status::Busy
         } else {
             if item.flags & REMOVES != 0 {
@@ -172,11 +178,11 @@ impl Service {
             }
             self.lists.next += 1;
             let list = List {
-                peer,
+                peer: context.peer,
                 request: header.request,
                 names: item.flags & NAMES != 0,
-                fetches: self.asker_fetches,
-                tenant: self.asker_tenant,
+                fetches: context.fetches,
+                tenant: context.tenant,
                 one: (item.flags & ONE != 0).then_some(item.digest),
                 at: item.from,
                 page: Vec::new(),
@@ -188,16 +194,16 @@ impl Service {
             self.lists.open.insert(self.lists.next, list);
             return Ok(PayloadTo::Discard);
         };
-        self.refuse(peer, Operation::List, header.request, status);
+        self.refuse(context.peer, Operation::List, header.request, status);
         Ok(PayloadTo::Discard)
     }
 
     /// Whether a list could miss objects that the SSD still finds, as after a start, or that are being compared. A
     /// removal of all that is listed would leave them, and say that it is done. Whoever fetches asks for each object
     /// again when it is wanted.
-    fn finds_more(&self, flags: u64) -> bool {
+    fn finds_more(&self, context: &RequestContext, flags: u64) -> bool {
         let in_doubt = || self.compares() || flags & REMOVES != 0 && self.awaits_changes();
-        flags & ONE == 0 && !self.asker_fetches && (self.tier_recovers() || in_doubt())
+        flags & ONE == 0 && !context.fetches && (self.tier_recovers() || in_doubt())
     }
 
     /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.

@@ -15,6 +15,7 @@
 mod acks;
 mod answers;
 mod claims;
+mod context;
 mod copies;
 mod deferred;
 mod drafts;
@@ -42,13 +43,14 @@ mod tests;
 pub use copies::{CopyCounters, Wished, copy_of};
 use std::collections::BTreeMap;
 
+use context::RequestContext;
 use deferred::Deferrals;
 pub use drafts::TicketId;
 use drafts::Tickets;
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
-use kvplane_proto::frame::{COPY, Header, KNOWS_COPIES};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 pub use kvplane_proto::message::PutAck;
@@ -76,21 +78,11 @@ use crate::store::Store;
 pub struct Service {
     identity: Identity,
     epoch: Epoch,
-    /// The epoch of the map that the request at hand was routed by.
-    asker_epoch: Epoch,
-    /// Whether it is the new owner of what this shard had.
-    asker_fetches: bool,
-    /// The only tenant whose objects it may use, if its ticket is for one.
-    asker_tenant: Option<u32>,
     acks: acks::Acks,
     /// Who is let in, where tickets are wanted.
     gate: Option<Box<gate::Gate>>,
     /// The lives of nodes by the newest map.
     lives: BTreeMap<u64, u64>,
-    /// Whether it takes copies too, or brings them.
-    asker_copies: bool,
-    /// Whether it may be told that objects have copies.
-    asker_knows: bool,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -151,14 +143,9 @@ impl Service {
         Self {
             identity,
             epoch: Epoch(0),
-            asker_epoch: Epoch(0),
-            asker_fetches: false,
-            asker_tenant: None,
             acks: acks::Acks::default(),
             gate: None,
             lives: BTreeMap::new(),
-            asker_copies: false,
-            asker_knows: false,
             owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
@@ -349,58 +336,49 @@ impl Service {
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
-        self.know_asker(peer, operation, header);
+        let context = RequestContext::new(peer, session, operation, header);
         if !self.may_change(peer, operation, header) {
             return Ok(PayloadTo::Discard);
         }
-        self.claim_and_carry_out(peer, header, body)
-    }
-
-    /// Who asks, and by which map.
-    fn know_asker(&mut self, peer: PeerKey, operation: Operation, header: &Header) {
-        self.asker_epoch = Epoch(header.argument & !COPY);
-        self.asker_copies = header.argument & COPY != 0;
-        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
-        self.asker_knows = gets && header.payload_checksum & KNOWS_COPIES != 0;
-        let session = self.session(peer).expect("a session that was just looked up");
-        (self.asker_fetches, self.asker_tenant) = (session.fetches, session.pass.tenant);
+        self.claim_and_carry_out(&context, header, body)
     }
 
     /// Does what a peer that may ask for it asks for.
-    fn carry_out(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    fn carry_out(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
+        let peer = context.peer;
         let path = self.session(peer).expect("a session that was just looked up").path;
         match (operation, path) {
-            (Operation::Exists, _) => self.exists(peer, header, body),
-            (Operation::Size, _) => self.size(peer, header, body),
-            (Operation::Remove, _) if self.asker_copies => self.drop_copies(peer, header, body),
-            (Operation::Remove, _) => self.remove(peer, header, body),
-            (Operation::RemoveCopy, _) => self.remove_copies(peer, header, body),
+            (Operation::Exists, _) => self.exists(context, header, body),
+            (Operation::Size, _) => self.size(context, header, body),
+            (Operation::Remove, _) if context.copies => self.drop_copies(context, header, body),
+            (Operation::Remove, _) => self.remove(context, header, body),
+            (Operation::RemoveCopy, _) => self.remove_copies(context, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
-            (Operation::List, _) => self.list(peer, header, body),
-            (Operation::Get, Path::Stream) => self.get(peer, header, body),
-            (Operation::GetRange, Path::Stream) => self.get_ranges(peer, header, body),
+            (Operation::List, _) => self.list(context, header, body),
+            (Operation::Get, Path::Stream) => self.get(context, header, body),
+            (Operation::GetRange, Path::Stream) => self.get_ranges(context, header, body),
             (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
                 // A caller's mistake, not a broken peer's.
                 self.answer(peer, operation, header, Status::Empty);
                 Ok(PayloadTo::Discard)
             }
-            (Operation::Put, _) => self.put(peer, header, body),
+            (Operation::Put, _) => self.put(context, header, body),
             (Operation::Read, Path::Stream) => self.read(peer, header, body),
             (Operation::Write, Path::Stream) => self.write(peer, header, body),
             (Operation::ReadMany, Path::Stream) => self.read_many(peer, header, body),
             (Operation::WriteMany, Path::Stream) => self.write_many(peer, header, body),
-            (Operation::Lookup, Path::Shared) => self.lookup(peer, header, body),
-            (Operation::Reserve, Path::Shared) => self.reserve(peer, header, body),
+            (Operation::Lookup, Path::Shared) => self.lookup(context, header, body),
+            (Operation::Reserve, Path::Shared) => self.reserve(context, header, body),
             (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
             (Operation::Abort, Path::Shared) => self.abort(peer, header, body),
             (Operation::Release, Path::Shared) => self.release(peer, header, body),
-            (Operation::Begin, _) => self.begin(peer, header, body),
-            (Operation::Fill, path) => self.fill_on(path, peer, header, body),
+            (Operation::Begin, _) => self.begin(context, header, body),
+            (Operation::Fill, path) => self.fill_on(path, context, header, body),
             (Operation::Seal, _) => self.seal(peer, header, body),
             (Operation::Discard, _) => self.discard(peer, header, body),
-            (Operation::Peek, Path::Shared) => self.peek(peer, header, body),
+            (Operation::Peek, Path::Shared) => self.peek(context, header, body),
             _ => {
                 self.answer(peer, operation, header, Status::Unsupported);
                 Ok(PayloadTo::Discard)

@@ -7,6 +7,7 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::{Digest, Status};
 
+use super::context::RequestContext;
 use super::deferred::Replies;
 use super::session::Pending;
 use super::tiered::Waiter;
@@ -53,9 +54,9 @@ impl Wanted {
     }
 }
 
-/// Who asks for an object over a stream.
+/// A get over a stream: its peer, and what of an object it reads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
+pub(super) struct StreamRead {
     pub(super) peer: PeerKey,
     pub(super) request: RequestId,
     pub(super) wanted: Wanted,
@@ -63,7 +64,7 @@ pub(super) struct Asker {
     pub(super) all: bool,
 }
 
-impl Asker {
+impl StreamRead {
     /// Whether an object of this length can be given.
     pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
         match (is_head, self.all, self.wanted) {
@@ -94,7 +95,7 @@ impl Service {
     /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
     pub(super) fn owned_digests<'a>(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         operation: Operation,
         header: &Header,
         body: &'a [u8],
@@ -103,15 +104,21 @@ impl Service {
         // Some of what a new owner drops, or asks the lengths of, may not be kept for it any more: the rest counts.
         let alone = matches!(operation, Operation::Remove | Operation::Size);
         let counts = |status: &Status| !alone || *status != Status::Stale;
-        if let Some(status) = items.clone().find_map(|item| self.answers_for(item.digest).err().filter(counts)) {
-            self.refuse(peer, operation, header.request, status);
+        if let Some(status) = items.clone().find_map(|item| self.answers_for(context, item.digest).err().filter(counts))
+        {
+            self.refuse(context.peer, operation, header.request, status);
             return Ok(None);
         }
         Ok(Some(items))
     }
 
-    pub(super) fn exists(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let Some(items) = self.owned_digests(peer, Operation::Exists, header, body)? else {
+    pub(super) fn exists(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
+        let Some(items) = self.owned_digests(context, Operation::Exists, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
         let until_ns = self.wants_ahead(header);
@@ -127,15 +134,15 @@ impl Service {
             }),
             None => bits.resize(count, false),
         }
-        if self.asker_tenant.is_some() {
+        if context.tenant.is_some() {
             for (bit, item) in bits.iter_mut().zip(items.clone()) {
-                *bit &= !self.is_anothers(item.digest);
+                *bit &= !self.is_anothers(context, item.digest);
             }
             heads.iter_mut().zip(&bits).for_each(|(head, bit)| *head &= *bit);
         }
         if self.tiered.is_some() {
             for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
-                if let Some(view) = self.on_ssd(item.digest).filter(|_| !self.is_anothers(item.digest)) {
+                if let Some(view) = self.on_ssd(item.digest).filter(|_| !self.is_anothers(context, item.digest)) {
                     if let Some(until_ns) = until_ns {
                         self.prefetch(&view, until_ns, false);
                     }
@@ -149,31 +156,36 @@ impl Service {
         }
         heads.truncate(if header.payload_checksum & KNOWS_HEADS == 0 { 0 } else { count });
         let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
-        let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
+        let elsewhere = self.elsewhere(context, missing.map(|(at, (_, item))| (at, item.digest)));
         if !elsewhere.is_empty() {
-            self.ask_former(peer, header.request, Replies::Found(bits, heads), elsewhere);
+            self.ask_former(context.peer, header.request, Replies::Found(bits, heads), elsewhere);
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
         Bitmap::encode(heads, &mut self.bytes);
-        self.answer_items(peer, Operation::Exists, header, start, count);
+        self.answer_items(context.peer, Operation::Exists, header, start, count);
         Ok(PayloadTo::Discard)
     }
 
-    pub(super) fn remove(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let Some(items) = self.owned_digests(peer, Operation::Remove, header, body)? else {
+    pub(super) fn remove(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
+        let Some(items) = self.owned_digests(context, Operation::Remove, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
-        if let Some(status) = self.refuses_removal(&digests) {
-            self.refuse(peer, Operation::Remove, header.request, status);
+        if let Some(status) = self.refuses_removal(context, &digests) {
+            self.refuse(context.peer, Operation::Remove, header.request, status);
             return Ok(PayloadTo::Discard);
         }
         // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
         // what names stripes stays too, and that is said.
         let foreign = |digest: &Digest| {
-            self.is_foreign(*digest) || !self.is_for_asker(*digest) || !self.is_meant(header, *digest)
+            self.is_foreign(context, *digest) || !self.is_for_peer(context, *digest) || !self.is_meant(header, *digest)
         };
         let foreign: Vec<bool> = digests.iter().map(foreign).collect();
         let is_head = |(digest, foreign): (&Digest, &bool)| {
@@ -193,10 +205,10 @@ impl Service {
             rest.push(*digest);
             let on_ssd = self.on_ssd(*digest).is_some();
             // The new owner has what we had, and may have brought us a copy of that already.
-            let copy = self.asker_fetches && self.store.as_ref().is_some_and(|store| store.is_copy(*digest));
+            let copy = context.fetches && self.store.as_ref().is_some_and(|store| store.is_copy(*digest));
             bits.push(!copy && self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
-        if !self.asker_fetches {
+        if !context.fetches {
             // What a former owner has of them does not count any more either, whether or not it was there.
             for ((bit, digest), _) in bits.iter_mut().zip(&digests).zip(stays).filter(|(_, stays)| !stays) {
                 *bit |= self.touched(*digest);
@@ -206,26 +218,31 @@ impl Service {
         // It is not done before copies are gone too.
         let owed = self.owed_among(&rest);
         if self.tiered.is_some() && !rest.is_empty() {
-            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads), &owed) {
-                self.answer(peer, Operation::Remove, header, status);
+            if let Err(status) = self.remove_from_ssd(context.peer, header.request, &rest, (bits, heads), &owed) {
+                self.answer(context.peer, Operation::Remove, header, status);
             }
             return Ok(PayloadTo::Discard);
         }
         if !owed.is_empty() {
             let replies = Replies::Bits((bits, heads), Status::Ok);
-            let slot_of = self.defer(peer, header.request, replies, owed.len());
+            let slot_of = self.defer(context.peer, header.request, replies, owed.len());
             owed.into_iter().for_each(|at| self.wait_for_drop(rest[at], slot_of(at)));
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
         Bitmap::encode(heads, &mut self.bytes);
-        self.answer_items(peer, Operation::Remove, header, start, digests.len());
+        self.answer_items(context.peer, Operation::Remove, header, start, digests.len());
         Ok(PayloadTo::Discard)
     }
 
-    pub(super) fn size(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let Some(items) = self.owned_digests(peer, Operation::Size, header, body)? else {
+    pub(super) fn size(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
+        let Some(items) = self.owned_digests(context, Operation::Size, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
         let size = |item: DigestItem| {
@@ -238,19 +255,19 @@ impl Service {
         };
         let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
         for (reply, item) in replies.iter_mut().zip(items.clone()) {
-            if self.is_anothers(item.digest) || !self.is_for_asker(item.digest) {
+            if self.is_anothers(context, item.digest) || !self.is_for_peer(context, item.digest) {
                 *reply = SizeReply { status: Status::NotFound, bytes: 0 };
             }
         }
         let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
-        let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
+        let elsewhere = self.elsewhere(context, missing.map(|(at, (_, item))| (at, item.digest)));
         if !elsewhere.is_empty() {
-            self.ask_former(peer, header.request, Replies::Sizes(replies), elsewhere);
+            self.ask_former(context.peer, header.request, Replies::Sizes(replies), elsewhere);
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
         replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-        self.answer_items(peer, Operation::Size, header, start, replies.len());
+        self.answer_items(context.peer, Operation::Size, header, start, replies.len());
         Ok(PayloadTo::Discard)
     }
 
@@ -265,15 +282,20 @@ impl Service {
         self.in_memory(digest).or_else(on_ssd)
     }
 
-    pub(super) fn get(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn get(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<GetItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let all = header.flags & FLAG_ALL != 0;
         for item in items {
             let wanted = Wanted::Whole { capacity_bytes: item.capacity_bytes };
-            let asker = Asker { peer, request: item.request, wanted, all };
-            if let Err((status, argument)) = self.get_one(item.digest, asker) {
-                self.answer_id(peer, Operation::Get, item.request, status, argument);
+            let read = StreamRead { peer: context.peer, request: item.request, wanted, all };
+            if let Err((status, argument)) = self.get_one(context, item.digest, read) {
+                self.answer_id(context.peer, Operation::Get, item.request, status, argument);
             }
         }
         Ok(PayloadTo::Discard)
@@ -291,28 +313,33 @@ impl Service {
         }
     }
 
-    pub(super) fn get_ranges(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn get_ranges(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let all = header.flags & FLAG_ALL != 0;
         for item in Self::items::<RangeItem>(header, body)? {
             let RangeItem { digest, request, offset, bytes } = item;
-            let asker = Asker { peer, request, wanted: Wanted::Range { offset, bytes }, all };
-            let got = match self.get_one(digest, asker) {
-                Err((Status::NotFound, _)) if all && self.asker_tenant.is_none() => self.get_of_draft(peer, &item),
+            let read = StreamRead { peer: context.peer, request, wanted: Wanted::Range { offset, bytes }, all };
+            let got = match self.get_one(context, digest, read) {
+                Err((Status::NotFound, _)) if all && context.tenant.is_none() => self.get_of_draft(context.peer, &item),
                 got => got,
             };
             if let Err((status, argument)) = got {
-                self.answer_id(peer, Operation::GetRange, request, status, argument);
+                self.answer_id(context.peer, Operation::GetRange, request, status, argument);
             }
         }
         Ok(PayloadTo::Discard)
     }
 
-    fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
-        self.answers_for(digest).map_err(|status| (status, self.epoch.0))?;
-        if self.is_anothers(digest) {
+    fn get_one(&mut self, context: &RequestContext, digest: Digest, read: StreamRead) -> Result<(), (Status, u64)> {
+        self.answers_for(context, digest).map_err(|status| (status, self.epoch.0))?;
+        if self.is_anothers(context, digest) {
             return Err((Status::NotFound, 0));
         }
-        if let Some(here) = self.may_read_copy(digest) {
+        if let Some(here) = self.may_read_copy(context, digest) {
             if !here {
                 return Err((Status::NotFound, 0));
             }
@@ -321,36 +348,47 @@ impl Service {
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
         let (pin, mut object) = match store.get(digest) {
             Ok(found) => found,
-            Err(error) => return self.get_elsewhere(digest, asker, error),
+            Err(error) => return self.get_elsewhere(context, digest, read, error),
         };
-        if let Err(status) = asker.check(object.extent.bytes, object.is_head) {
+        if let Err(status) = read.check(object.extent.bytes, object.is_head) {
             store.unpin(pin).expect("a pin that was just given");
             return Err((status, object.extent.bytes));
         }
         self.asked_for(digest);
-        let bytes = asker.wanted.bytes_of(object.extent.bytes);
+        let bytes = read.wanted.bytes_of(object.extent.bytes);
         self.counters.get_bytes += bytes;
-        self.note_given(digest, bytes);
-        object.version = self.version_told(digest, &object);
-        self.answer_get(&asker, Hold::Pin(pin), &object);
+        self.note_given(context, digest, bytes);
+        object.version = self.version_told(context, digest, &object);
+        self.answer_get(&read, Hold::Pin(pin), &object);
         Ok(())
     }
 
     /// What memory has not may be on the SSD.
-    fn get_elsewhere(&mut self, digest: Digest, asker: Asker, error: GetError) -> Result<(), (Status, u64)> {
+    fn get_elsewhere(
+        &mut self,
+        context: &RequestContext,
+        digest: Digest,
+        read: StreamRead,
+        error: GetError,
+    ) -> Result<(), (Status, u64)> {
         let view = self.on_ssd(digest).filter(|_| error == GetError::NotFound);
         let Some(view) = view else {
-            if error == GetError::NotFound && self.may_be_elsewhere(digest) {
-                return self.fetch_for(digest, Waiter::Stream(asker)).map_err(|status| (status, 0));
+            if error == GetError::NotFound && self.may_be_elsewhere(context, digest) {
+                return self.fetch_for(digest, Waiter::Stream(read)).map_err(|status| (status, 0));
             }
             return Err((get_status(error), 0));
         };
         let bytes = view.payload_bytes.into();
-        asker.check(bytes, view.names_parts).map_err(|status| (status, bytes))?;
-        self.read_from_ssd(&view, Waiter::Stream(asker)).map_err(|status| (status, 0))
+        read.check(bytes, view.names_parts).map_err(|status| (status, bytes))?;
+        self.read_from_ssd(&view, Waiter::Stream(read)).map_err(|status| (status, 0))
     }
 
-    pub(super) fn put(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn put(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let mut puts = Self::puts(header, body)?;
         let (Some((item, name)), None) = (puts.next(), puts.next()) else {
             return Err(CloseReason::Malformed("a put of not one object"));
@@ -362,15 +400,15 @@ impl Service {
             return Err(CloseReason::Malformed("a put without checksum"));
         };
         let request = header.request;
-        match self.reserve_one(peer, &item, &name) {
+        match self.reserve_one(context, &item, &name) {
             Ok((reservation, place)) => {
                 let pending = Pending::Put { request, reservation, expected };
-                self.session(peer).expect("a session that was just looked up").pending = Some(pending);
+                self.session(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Place(place))
             }
             Err(status) => {
                 let pending = Pending::Refused { request, operation: Operation::Put, status, argument: 0 };
-                self.session(peer).expect("a session that was just looked up").pending = Some(pending);
+                self.session(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Discard)
             }
         }

@@ -6,23 +6,24 @@ use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
+use super::context::RequestContext;
 use super::types::{CloseReason, Identity, PeerKey};
 use super::{Service, owns};
 
 impl Service {
-    /// Whether an object may be asked for here, and is not another tenant's than the asker's.
-    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
-        self.answers_for(digest)?;
-        if self.is_foreign(digest) { Err(Status::Unauthorized) } else { Ok(()) }
+    /// Whether an object may be asked for here, and is not another tenant's than the peer's.
+    pub(super) fn may_ask(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
+        self.answers_for(context, digest)?;
+        if self.is_foreign(context, digest) { Err(Status::Unauthorized) } else { Ok(()) }
     }
 
-    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
+    /// Whether an object may be asked for here. A peer with a newer map knows more than we do. The new owner of what
     /// we had may ask for that, and nobody else any more.
-    pub(super) fn answers_for(&mut self, digest: Digest) -> Result<(), Status> {
-        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
-        let status = match self.asker_fetches {
+    pub(super) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
+        let knows = self.store.is_some() && context.epoch <= self.epoch;
+        let status = match context.fetches {
             _ if !knows => Status::WrongOwner,
-            false if owns(&self.owned, digest) || self.may_read_copy(digest).is_some() => return Ok(()),
+            false if owns(&self.owned, digest) || self.may_read_copy(context, digest).is_some() => return Ok(()),
             false => Status::WrongOwner,
             true if self.moves.exports.has(digest) => return Ok(()),
             true => Status::Stale,
@@ -33,24 +34,24 @@ impl Service {
 
     /// Why none of these may be removed now, if so: a new owner asks by too old a map, or there may be another's object
     /// among them that is not known yet; that is neither removed nor said to be.
-    pub(super) fn refuses_removal(&self, digests: &[Digest]) -> Option<Status> {
+    pub(super) fn refuses_removal(&self, context: &RequestContext, digests: &[Digest]) -> Option<Status> {
         let exports = &self.moves.exports;
-        let is_late = |digest: &Digest| exports.has(*digest) && !exports.may_remove(*digest, self.asker_epoch);
-        if self.asker_fetches && digests.iter().any(is_late) {
+        let is_late = |digest: &Digest| exports.has(*digest) && !exports.may_remove(*digest, context.epoch);
+        if context.fetches && digests.iter().any(is_late) {
             return Some(Status::WrongOwner);
         }
         let unknown = |digest: &Digest| {
             let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));
             let may_be = there || self.on_ssd(*digest).is_some() || self.is_coming(*digest);
-            self.is_for_asker(*digest) && self.is_hidden(*digest) && may_be
+            self.is_for_peer(context, *digest) && self.is_hidden(context, *digest) && may_be
         };
         digests.iter().any(unknown).then_some(Status::Busy)
     }
 
-    /// True where an object is the asker's to be told of and to remove: a new owner's only what is kept for it. The
-    /// slot may be ours again.
-    pub(super) fn is_for_asker(&self, digest: Digest) -> bool {
-        !self.asker_fetches || self.moves.exports.has(digest)
+    /// True where the peer may learn of an object and remove it: of a new owner, only what is kept for it. The slot may
+    /// be ours again.
+    pub(super) fn is_for_peer(&self, context: &RequestContext, digest: Digest) -> bool {
+        !context.fetches || self.moves.exports.has(digest)
     }
 
     /// True where a removal names no version, or the version of the object.

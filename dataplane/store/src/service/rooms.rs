@@ -6,47 +6,49 @@ use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::Service;
+use super::context::RequestContext;
 use super::tail::TailHead;
-use super::types::{Memory, PeerKey, Place};
+use super::types::{Memory, Place};
 use crate::{Replica, Reserve, ReserveError};
 
 impl Service {
     /// Room for an object, held by the peer; its tail is on its way there.
     pub(super) fn reserve_one(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<(ReservationId, Place), Status> {
-        let (reservation, place) = if self.asker_copies {
+        let (reservation, place) = if context.copies {
             named_right(item, name)?;
-            let wanted = self.reserve_copy(peer, item, name)?;
+            let wanted = self.reserve_copy(context, item, name)?;
             self.take_room(item, (name, None), wanted)?
         } else {
-            self.room_for(item, name, false)?
+            self.room_for(context, item, name, false)?
         };
-        self.lend_reservation(peer, reservation);
+        self.lend_reservation(context.peer, reservation);
         Ok((reservation, place))
     }
 
     /// Room for an object, or for what becomes one bit by bit; its tail is on its way there.
     pub(super) fn room_for(
         &mut self,
+        context: &RequestContext,
         item: &PutItem,
         name: &ObjectName<'_>,
         is_draft: bool,
     ) -> Result<(ReservationId, Place), Status> {
         let PutItem { digest, bytes, .. } = *item;
-        if self.asker_fetches {
+        if context.fetches {
             return Err(Status::Unauthorized);
         }
-        self.answers_for(digest)?;
+        self.answers_for(context, digest)?;
         // However large the pool is: no peer could get it over a stream.
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
         named_right(item, name)?;
-        let replace = self.may_replace(item, name)?;
+        let replace = self.may_replace(context, item, name)?;
         let PutOptions { ack: asked, part, .. } = item.options();
         let asked = if part == Part::None { asked } else { asked.or_else(|| self.ack_of_parts()) };
         if !replace && self.on_ssd(digest).is_some() {
@@ -55,7 +57,7 @@ impl Service {
         self.may_strike(digest, replace)?;
         self.may_be_so_long(bytes, asked, is_draft)?;
         self.may_put(bytes, asked)?;
-        let keep = self.keep_of(item, name)?;
+        let keep = self.keep_of(context, item, name)?;
         let PutOptions { replicas, wait_replicas, .. } = item.options();
         let replica = match (replicas > 1, wait_replicas) {
             (false, _) => Replica::None,
@@ -68,13 +70,13 @@ impl Service {
         Ok(room)
     }
 
-    /// Whether a put takes the place of what is there. An asker whose ticket is for one tenant owns the digests that
+    /// Whether a put takes the place of what is there. A peer whose ticket is for one tenant owns the digests that
     /// names of its tenant have: what another one has put there gives way. Under other digests it puts what is new
     /// only, as whose the object there is may not be known, or not yet.
-    fn may_replace(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<bool, Status> {
+    fn may_replace(&mut self, context: &RequestContext, item: &PutItem, name: &ObjectName<'_>) -> Result<bool, Status> {
         let replace = item.options().replace;
-        let Some(own) = self.asker_tenant else { return Ok(replace) };
-        let foreign = self.is_foreign(item.digest);
+        let Some(own) = context.tenant else { return Ok(replace) };
+        let foreign = self.is_foreign(context, item.digest);
         if item.key_bytes > 0 && tenant_number(name.tenant) == own {
             return Ok(replace || foreign);
         }

@@ -185,7 +185,7 @@ impl Service {
         welcome.encode()
     }
 
-    /// The asker says that other connections of its own are over: they are closed before anything that it asks next is
+    /// The peer says that other connections of its own are over: they are closed before anything that it asks next is
     /// looked at, and what they have brought and was not carried out never is. One that is not there is over already,
     /// as nothing is asked before the welcome: nothing has to be remembered of it.
     pub(super) fn fence(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {

@@ -7,6 +7,7 @@ use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, Item, 
 use kvplane_proto::{Digest, Status};
 
 use super::Service;
+use super::context::RequestContext;
 use super::deferred::{Replies, no_lookup};
 use super::drafts::TicketId;
 use super::objects::{Made, get_status};
@@ -14,17 +15,22 @@ use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
 
 impl Service {
-    pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn lookup(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         let all = header.flags & FLAG_ALL != 0;
         for item in items {
-            let reply = self.lookup_one(peer, item.digest, all).unwrap_or_else(no_lookup);
+            let reply = self.lookup_one(context, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
-                && self.may_read_copy(item.digest).is_none()
-                && !self.is_hidden(item.digest)
-                && (self.on_ssd(item.digest).is_some() || self.may_be_elsewhere(item.digest))
+                && self.may_read_copy(context, item.digest).is_none()
+                && !self.is_hidden(context, item.digest)
+                && (self.on_ssd(item.digest).is_some() || self.may_be_elsewhere(context, item.digest))
             {
                 elsewhere.push((replies.len(), item.digest));
             }
@@ -33,11 +39,11 @@ impl Service {
         if elsewhere.is_empty() {
             let (start, count) = (self.bytes.len(), replies.len());
             replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-            self.answer_items(peer, Operation::Lookup, header, start, count);
+            self.answer_items(context.peer, Operation::Lookup, header, start, count);
             return Ok(PayloadTo::Discard);
         }
         // All that the SSD or a former owner has is read at the same time; the answer waits for the last.
-        let slot_of = self.defer(peer, header.request, Replies::Lookups(replies), elsewhere.len());
+        let slot_of = self.defer(context.peer, header.request, Replies::Lookups(replies), elsewhere.len());
         for (item, digest) in elsewhere {
             let slot = slot_of(item);
             let waiter = Waiter::Shared { slot, all };
@@ -53,9 +59,14 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    pub(super) fn lookup_one(&mut self, peer: PeerKey, digest: Digest, all: bool) -> Result<LookupReply, Status> {
-        self.may_ask(digest)?;
-        if let Some(here) = self.may_read_copy(digest) {
+    pub(super) fn lookup_one(
+        &mut self,
+        context: &RequestContext,
+        digest: Digest,
+        all: bool,
+    ) -> Result<LookupReply, Status> {
+        self.may_ask(context, digest)?;
+        if let Some(here) = self.may_read_copy(context, digest) {
             if !here {
                 return Err(Status::NotFound);
             }
@@ -70,14 +81,14 @@ impl Service {
         self.asked_for(digest);
         self.counters.get_bytes += object.extent.bytes;
         self.note_get(digest, object.extent.bytes);
-        self.lend_pin(peer, pin);
+        self.lend_pin(context.peer, pin);
         self.about(&object);
         Ok(LookupReply {
             status: Status::Ok,
             pin,
             offset: object.extent.offset,
             bytes: object.extent.bytes,
-            version: self.version_told(digest, &object),
+            version: self.version_told(context, digest, &object),
             checksum: object.checksum,
         })
     }
@@ -102,19 +113,24 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    pub(super) fn reserve(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(super) fn reserve(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
         let puts = Self::puts(header, body)?;
         self.warm(puts.clone().map(|(item, _)| item.digest));
         let mut replies = Vec::with_capacity(puts.len());
         for (item, name) in puts {
-            replies.push(match self.reserve_one(peer, &item, &name) {
+            replies.push(match self.reserve_one(context, &item, &name) {
                 Ok((reservation, place)) => ReserveReply { status: Status::Ok, reservation, offset: place.offset },
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
         let (start, count) = (self.bytes.len(), replies.len());
         replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-        self.answer_items(peer, Operation::Reserve, header, start, count);
+        self.answer_items(context.peer, Operation::Reserve, header, start, count);
         Ok(PayloadTo::Discard)
     }
 

@@ -1,13 +1,14 @@
 //! Whose a put is, and how it is to be kept.
 //!
 //! A put that tells its name is charged to the tenant in the name: the digest is made of it, so nobody can put into one
-//! tenant's keys on another's account. One that tells no name is charged to the account that it says. An asker
+//! tenant's keys on another's account. One that tells no name is charged to the account that it says. A peer
 //! whose ticket is for one tenant puts for that one only, and uses only what is that one's.
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 
+use super::context::RequestContext;
 use super::tail::TailHead;
 use super::{Service, Whose};
 use crate::{Keep, ObjectView, Store, TenantLease, TenantUse};
@@ -35,24 +36,24 @@ impl Service {
         self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
     }
 
-    /// Whether an object is another tenant's than the asker's, whose ticket is for one only. It is none for the asker,
+    /// Whether an object is another tenant's than the peer's, whose ticket is for one only. It is none for the peer,
     /// who learns nothing of it; and what others have put under a digest stands in nobody's way.
-    pub(super) fn is_foreign(&mut self, digest: Digest) -> bool {
-        let Some(own) = self.asker_tenant else { return false };
+    pub(super) fn is_foreign(&mut self, context: &RequestContext, digest: Digest) -> bool {
+        let Some(own) = context.tenant else { return false };
         let foreign = self.whose(digest).is_some_and(|tenant| tenant != own);
         self.counters.unauthorized += u64::from(foreign);
         foreign
     }
 
-    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known
+    /// Whether an object is none for the peer: its ticket is for one tenant, and whose the object is is not known
     /// here.
-    pub(super) fn is_hidden(&self, digest: Digest) -> bool {
-        self.asker_tenant.is_some() && self.whose(digest).is_none()
+    pub(super) fn is_hidden(&self, context: &RequestContext, digest: Digest) -> bool {
+        context.tenant.is_some() && self.whose(digest).is_none()
     }
 
-    /// Whether an object is none for the asker, for whichever reason.
-    pub(super) fn is_anothers(&mut self, digest: Digest) -> bool {
-        self.is_hidden(digest) || self.is_foreign(digest)
+    /// Whether an object is none for the peer, for whichever reason.
+    pub(super) fn is_anothers(&mut self, context: &RequestContext, digest: Digest) -> bool {
+        self.is_hidden(context, digest) || self.is_foreign(context, digest)
     }
 
     /// The next answer is about this object.
@@ -82,14 +83,19 @@ impl Service {
     }
 
     /// How an object that is put is to be kept.
-    pub(super) fn keep_of(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<Keep, Status> {
+    pub(super) fn keep_of(
+        &mut self,
+        context: &RequestContext,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+    ) -> Result<Keep, Status> {
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let options = item.options();
         let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
         if tenant != 0 && item.key_bytes > 0 {
             self.timed.tenants.named(tenant, name.tenant);
         }
-        if self.asker_tenant.is_some_and(|own| own != tenant) {
+        if context.tenant.is_some_and(|own| own != tenant) {
             self.counters.unauthorized += 1;
             return Err(Status::Unauthorized);
         }

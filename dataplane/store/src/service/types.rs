@@ -128,7 +128,7 @@ pub enum CloseReason {
     PutDeadline,
     /// A segment it was using is being unregistered and did not fall quiet in time.
     SegmentGone,
-    /// Its asker has said on another connection that this one is over.
+    /// Its peer has said on another connection that this one is over.
     Fenced,
     /// Its ticket has ended, and no newer one was shown.
     TicketEnded,
@@ -144,7 +144,7 @@ impl fmt::Display for CloseReason {
                 write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
             }
             Self::TicketEnded => f.write_str("the peer's ticket has ended and it showed no newer one"),
-            Self::Fenced => f.write_str("its asker has given it up"),
+            Self::Fenced => f.write_str("its peer has given it up"),
             Self::SegmentGone => f.write_str("a segment in use was unregistered"),
         }
     }
@@ -248,7 +248,7 @@ pub struct ServiceCounters {
     pub strangers: u64,
     /// Connections closed as their tickets had ended.
     pub tickets_ended: u64,
-    /// Requests that their asker's ticket does not allow.
+    /// Requests that their peer's ticket does not allow.
     pub unauthorized: u64,
     /// Requests for keys that this shard does not own.
     pub wrong_owner: u64,

@@ -8,6 +8,7 @@
 use kvplane_proto::Digest;
 
 use super::super::Service;
+use super::super::context::RequestContext;
 
 /// What a get costs beside its bytes, in bytes that could be given meanwhile.
 const GET_WEIGHT: u64 = 8 << 10;
@@ -101,17 +102,17 @@ impl Service {
     /// moves in the background. What clients of this host read out of the pool by themselves does not count: a copy
     /// elsewhere would not relieve it.
     #[inline]
-    pub(in crate::service) fn note_given(&mut self, digest: Digest, bytes: u64) {
+    pub(in crate::service) fn note_given(&mut self, context: &RequestContext, digest: Digest, bytes: u64) {
         self.note_get(digest, bytes);
         if self.copies.heat.asked(digest, bytes, self.now_ns) {
-            self.copy_hot(digest);
+            self.copy_hot(context, digest);
         }
     }
 
     #[cold]
-    fn copy_hot(&mut self, digest: Digest) {
+    fn copy_hot(&mut self, context: &RequestContext, digest: Digest) {
         let copied = self.store.as_ref().is_none_or(|store| store.is_copied(digest) || store.is_copy(digest));
-        if copied || self.asker_fetches || !self.copies.seconds.contains_key(&digest.slot()) {
+        if copied || context.fetches || !self.copies.seconds.contains_key(&digest.slot()) {
             return;
         }
         if self.want_copy_for_now(digest, self.now_ns) == super::Wished::Coming {

@@ -14,7 +14,7 @@
 //! * Nothing is sent of an object while a drop of it is owed, and no drop while something is being sent. What was given
 //!   up on a lost connection is never carried out later: the client fences it.
 //! * The second owner takes and drops copies only as long as the map that it has heard of makes it the second of that
-//!   very life of the first ([`Relation`]), and only from an asker with a map of that time.
+//!   very life of the first ([`Relation`]), and only from a peer with a map of that time.
 //! * When owners change, copies go, but for those whose first owner has left: the second then owns them, or keeps them
 //!   for the new first owner to fetch, as in a move. Both only if the map tells that nothing else happened in between.
 //! * A first owner that begins another life has no notes, and by another life its copies are void.

@@ -8,40 +8,41 @@ use kvplane_proto::ids::{ReservationId, Slot};
 use kvplane_proto::message::{Bitmap, DigestItem, ObjectName, Operation, PutItem};
 use kvplane_proto::{Digest, Limits, Status};
 
+use super::super::context::RequestContext;
 use super::super::objects::Made;
-use super::super::types::{CloseReason, PayloadTo, PeerKey};
+use super::super::types::{CloseReason, PayloadTo};
 use super::super::{Service, owns};
 use crate::store::{Fate, Side};
 use crate::{Replica, Reserve};
 
 impl Service {
-    /// Whether the asker, who owns the slot first, may bring a copy or have it dropped: this shard is the second owner
-    /// for it, and was when the asker's map was made.
-    fn may_copy(&self, digest: Digest) -> bool {
+    /// Whether the peer, who owns the slot first, may bring a copy or have it dropped: this shard is the second owner
+    /// for it, and was when the peer's map was made.
+    fn may_copy(&self, context: &RequestContext, digest: Digest) -> bool {
         let relation = self.copies.relations.get(&digest.slot());
-        relation.is_some_and(|relation| relation.since <= self.asker_epoch)
+        relation.is_some_and(|relation| relation.since <= context.epoch)
     }
 
     /// Room for a copy that a first owner brings.
     pub(in crate::service) fn reserve_copy(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<Reserve, Status> {
-        if !self.asker_fetches {
+        if !context.fetches {
             return Err(Status::Unauthorized);
         }
-        if self.asker_epoch > self.epoch || !self.may_copy(item.digest) {
+        if context.epoch > self.epoch || !self.may_copy(context, item.digest) {
             return Err(Status::WrongOwner);
         }
         if item.bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
-        if let Some(session) = self.session(peer) {
+        if let Some(session) = self.session(context.peer) {
             session.copies = true;
         }
-        let mut keep = self.keep_of(item, name)?;
+        let mut keep = self.keep_of(context, item, name)?;
         // The first owner answers for it; here it goes when room is needed, unless it is to outlast that owner.
         keep.soft_pin_ns = 0;
         let mut wanted = Reserve::plain(item.digest, item.bytes);
@@ -78,14 +79,14 @@ impl Service {
     /// A first owner has copies dropped: they are answered for when none of them is left.
     pub(in crate::service) fn drop_copies(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        let refused = if self.asker_fetches { Status::WrongOwner } else { Status::Unauthorized };
-        if !self.asker_fetches || items.clone().any(|item| !self.may_copy(item.digest)) {
-            self.refuse(peer, Operation::Remove, header.request, refused);
+        let refused = if context.fetches { Status::WrongOwner } else { Status::Unauthorized };
+        if !context.fetches || items.clone().any(|item| !self.may_copy(context, item.digest)) {
+            self.refuse(context.peer, Operation::Remove, header.request, refused);
             return Ok(PayloadTo::Discard);
         }
         let Some(store) = &mut self.store else { return Ok(PayloadTo::Discard) };
@@ -109,7 +110,7 @@ impl Service {
         }
         let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
-        self.answer_items(peer, Operation::Remove, header, start, count);
+        self.answer_items(context.peer, Operation::Remove, header, start, count);
         Ok(PayloadTo::Discard)
     }
 
@@ -119,8 +120,8 @@ impl Service {
     }
 
     /// Whether a reader who takes copies may ask for an object that is not ours; and whether there is a copy.
-    pub(in crate::service) fn may_read_copy(&self, digest: Digest) -> Option<bool> {
-        let second = self.asker_copies && !self.asker_fetches && self.copies.relations.contains_key(&digest.slot());
+    pub(in crate::service) fn may_read_copy(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
+        let second = context.copies && !context.fetches && self.copies.relations.contains_key(&digest.slot());
         let here = || self.store.as_ref().is_some_and(|store| store.is_copy(digest));
         (second && !owns(&self.owned, digest)).then(here)
     }

@@ -3,6 +3,7 @@
 use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
+use super::super::context::RequestContext;
 use super::super::deferred::{Replies, Slot};
 use super::super::{Service, owns};
 use super::first::{QUEUE_MOST, all_of};
@@ -142,9 +143,14 @@ impl Service {
 
     /// The version that a client is told of an object of ours, and whether the second owner has a copy: if it has for
     /// sure, and the client knows it by a map in which it was the second owner already.
-    pub(in crate::service) fn version_told(&mut self, digest: Digest, object: &ObjectView) -> Version {
+    pub(in crate::service) fn version_told(
+        &mut self,
+        context: &RequestContext,
+        digest: Digest,
+        object: &ObjectView,
+    ) -> Version {
         let copies = &self.copies;
-        let known = object.copied && self.asker_knows && self.asker_epoch >= copies.seconds_since;
+        let known = object.copied && context.knows_copies && context.epoch >= copies.seconds_since;
         let second = copies.seconds.get(&digest.slot()).filter(|_| known && owns(&self.owned, digest));
         let there = second.is_some() && !copies.pushes.contains_key(&digest) && !self.owes(digest);
         if !there {

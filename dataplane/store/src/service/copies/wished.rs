@@ -8,8 +8,9 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Bitmap, Operation};
 use kvplane_proto::{Digest, Status};
 
+use super::super::context::RequestContext;
 use super::super::deferred::Replies;
-use super::super::types::{CloseReason, PayloadTo, PeerKey};
+use super::super::types::{CloseReason, PayloadTo};
 use super::super::{Service, owns};
 use super::first::QUEUE_MOST;
 use crate::Replica;
@@ -53,7 +54,7 @@ impl Service {
         let object = self.store.as_ref().and_then(|store| store.peek(digest));
         let Some((bytes, version)) = object.map(|object| (object.extent.bytes, object.version)) else {
             let Some(view) = self.on_ssd(digest) else {
-                let coming = self.is_coming(digest) || self.may_be_elsewhere(digest);
+                let coming = self.is_coming(digest);
                 return if coming { Wished::Coming } else { Wished::Missing };
             };
             self.prefetch(&view, self.now_ns.saturating_add(AHEAD_NS), true);
@@ -85,17 +86,18 @@ impl Service {
     /// asked for very much, or has another first owner. The answer is that they are gone.
     pub(in crate::service) fn remove_copies(
         &mut self,
-        peer: PeerKey,
+        context: &RequestContext,
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
         let operation = Operation::RemoveCopy;
-        let Some(items) = self.owned_digests(peer, operation, header, body)? else { return Ok(PayloadTo::Discard) };
+        let Some(items) = self.owned_digests(context, operation, header, body)? else { return Ok(PayloadTo::Discard) };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
         self.note_orphans();
         let (mut bits, mut waits) = (Vec::with_capacity(digests.len()), Vec::new());
         for (at, digest) in digests.iter().enumerate() {
-            let there = !self.is_anothers(*digest) && self.store.as_ref().is_some_and(|store| store.exists(*digest));
+            let there =
+                !self.is_anothers(context, *digest) && self.store.as_ref().is_some_and(|store| store.exists(*digest));
             let had = there && self.store.as_mut().is_some_and(|store| store.want_no_copy(*digest));
             if there {
                 self.write_promise(*digest);
@@ -113,10 +115,10 @@ impl Service {
         if waits.is_empty() {
             let start = self.bytes.len();
             Bitmap::encode(bits, &mut self.bytes);
-            self.answer_items(peer, operation, header, start, digests.len());
+            self.answer_items(context.peer, operation, header, start, digests.len());
             return Ok(PayloadTo::Discard);
         }
-        let slot_of = self.defer(peer, header.request, Replies::Copies(bits, Status::Ok), waits.len());
+        let slot_of = self.defer(context.peer, header.request, Replies::Copies(bits, Status::Ok), waits.len());
         waits.into_iter().for_each(|at| self.wait_for_drop(digests[at], slot_of(at)));
         Ok(PayloadTo::Discard)
     }

@@ -7,6 +7,7 @@ use kvplane_proto::message::SizeReply;
 use kvplane_proto::{Digest, Status};
 
 use super::super::Service;
+use super::super::context::RequestContext;
 use super::super::deferred::{Replies, Slot};
 use super::super::tiered::Waiter;
 use super::super::types::PeerKey;
@@ -20,16 +21,16 @@ const ASKS_MOST: usize = 4096;
 const TOGETHER: usize = 1024;
 
 impl Service {
-    /// Whether a former owner may have what is not here, and can be asked. For an asker whose ticket is for one tenant,
+    /// Whether a former owner may have what is not here, and can be asked. For a peer whose ticket is for one tenant,
     /// objects are fetched before anything is said of them.
-    pub(in crate::service) fn may_be_elsewhere(&self, digest: Digest) -> bool {
-        self.asker_tenant.is_none() && self.is_fetchable(digest)
+    pub(in crate::service) fn may_be_elsewhere(&self, context: &RequestContext, digest: Digest) -> bool {
+        !context.fetches && context.tenant.is_none() && self.is_fetchable(digest)
     }
 
     /// Whether what is not here can be fetched from a former owner, for whomever.
     pub(in crate::service) fn is_fetchable(&self, digest: Digest) -> bool {
         let imports = &self.moves.imports;
-        if imports.sources.is_empty() || self.asker_fetches {
+        if imports.sources.is_empty() {
             return false;
         }
         let source = imports.sources.get(&imports.source_of(digest));
@@ -43,11 +44,15 @@ impl Service {
     }
 
     /// Those of these objects that may be with former owners.
-    pub(in crate::service) fn elsewhere(&self, missing: impl Iterator<Item = (usize, Digest)>) -> Vec<(usize, Digest)> {
+    pub(in crate::service) fn elsewhere(
+        &self,
+        context: &RequestContext,
+        missing: impl Iterator<Item = (usize, Digest)>,
+    ) -> Vec<(usize, Digest)> {
         if self.moves.imports.sources.is_empty() {
             return Vec::new();
         }
-        missing.filter(|(_, digest)| self.may_be_elsewhere(*digest)).collect()
+        missing.filter(|(_, digest)| self.may_be_elsewhere(context, *digest)).collect()
     }
 
     /// Fetches an object for somebody, or joins those who wait for it. It may be elsewhere.

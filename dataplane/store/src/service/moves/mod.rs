@@ -6,7 +6,7 @@
 //! object is taken over at most once, by its owner, and only the owner answers for it.
 //!
 //! What makes it right:
-//! * The former owner tells of a slot only once it has heard that it lost it, by a map at least as new as the asker's.
+//! * The former owner tells of a slot only once it has heard that it lost it, by a map at least as new as the peer's.
 //!   From then on nobody changes what it has of it.
 //! * What was put or removed at the new owner counts, whatever the former one has: such an object is *masked* until the
 //!   former owner has dropped it, and a fetch of it under way comes to nothing.

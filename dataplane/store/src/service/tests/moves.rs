@@ -147,7 +147,7 @@ impl Cluster {
         }
     }
 
-    /// Asks a shard, as an asker of this epoch; its answer comes at once or when a former owner has told.
+    /// Asks a shard, as a peer of this epoch; its answer comes at once or when a former owner has told.
     fn ask(
         &mut self,
         shard: usize,

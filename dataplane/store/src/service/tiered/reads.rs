@@ -7,7 +7,7 @@ use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
-use super::super::objects::{Asker, Wanted, reserve_status};
+use super::super::objects::{StreamRead, Wanted, reserve_status};
 use super::super::timing::About;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
@@ -23,11 +23,11 @@ const QUEUED_MOST: usize = 1 << 14;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Waiter {
     /// An answer with the object's bytes.
-    Stream(Asker),
+    Stream(StreamRead),
     /// A place in the pool for the peer to copy from.
     Shared {
         slot: Slot,
-        /// As [`Asker::all`].
+        /// As [`StreamRead::all`].
         all: bool,
     },
     /// Requests that wait until it is known whose the object is.
@@ -78,7 +78,7 @@ impl Service {
             let view = self.on_ssd(digest).filter(|_| !here);
             let begun = match view {
                 // Nobody waits for it any more.
-                _ if self.asker_of(waiter).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
+                _ if self.peer_of_waiter(waiter).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
                 _ if !self.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
                 Some(view) => self.join_or_begin(&view, waiter, timing),
                 None => Err(NotBegun::Refused(Status::NotFound)),
@@ -100,9 +100,9 @@ impl Service {
     }
 
     /// Who waits, if that connection is still there.
-    fn asker_of(&mut self, waiter: Waiter) -> Option<PeerKey> {
+    fn peer_of_waiter(&mut self, waiter: Waiter) -> Option<PeerKey> {
         let peer = match waiter {
-            Waiter::Stream(asker) => Some(asker.peer),
+            Waiter::Stream(read) => Some(read.peer),
             Waiter::Shared { slot, .. } => self.peer_of(slot),
             Waiter::Claims => None,
         };
@@ -112,8 +112,8 @@ impl Service {
     /// Answers whoever waits for an object with a status instead of the object.
     pub(in crate::service) fn turn_away(&mut self, waiter: Waiter, status: Status) {
         match waiter {
-            Waiter::Stream(asker) if self.session(asker.peer).is_some() => {
-                self.refuse(asker.peer, asker.wanted.operation(), asker.request, status);
+            Waiter::Stream(read) if self.session(read.peer).is_some() => {
+                self.refuse(read.peer, read.wanted.operation(), read.request, status);
             }
             Waiter::Stream(_) => {}
             Waiter::Shared { slot, .. } => self.settle_lookup(slot, no_lookup(status)),
@@ -255,7 +255,7 @@ impl Service {
             self.claim_read(digest, None);
             return;
         }
-        let here = self.asker_of(waiter);
+        let here = self.peer_of_waiter(waiter);
         // It may have been replaced while it was read, by what is another's.
         let own = here.and_then(|peer| self.session(peer)?.pass.tenant);
         let foreign = own.is_some_and(|own| self.whose(digest).is_some_and(|tenant| tenant != own));
@@ -270,19 +270,19 @@ impl Service {
             self.outputs.concerns(digest, bytes);
         }
         match (waiter, held) {
-            (Waiter::Stream(asker), Ok((pin, object))) => {
+            (Waiter::Stream(read), Ok((pin, object))) => {
                 // It may have been replaced by one of another length while it was read.
-                match asker.check(object.extent.bytes, object.is_head) {
-                    Ok(()) => self.answer_get(&asker, Hold::Pin(pin), &object),
+                match read.check(object.extent.bytes, object.is_head) {
+                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object),
                     Err(status) => {
                         self.sent(Hold::Pin(pin));
-                        let operation = asker.wanted.operation();
-                        self.answer_id(asker.peer, operation, asker.request, status, object.extent.bytes);
+                        let operation = read.wanted.operation();
+                        self.answer_id(read.peer, operation, read.request, status, object.extent.bytes);
                     }
                 }
             }
-            (Waiter::Stream(asker), Err(status)) if here.is_some() => {
-                self.answer_id(asker.peer, asker.wanted.operation(), asker.request, status, 0);
+            (Waiter::Stream(read), Err(status)) if here.is_some() => {
+                self.answer_id(read.peer, read.wanted.operation(), read.request, status, 0);
             }
             (Waiter::Stream(..), Err(_)) => {}
             (Waiter::Shared { slot, all: false }, Ok((pin, object))) if object.is_head => {
@@ -318,19 +318,19 @@ impl Service {
     }
 
     /// Answers a get from the pool; `hold` goes back when the bytes have left.
-    pub(in crate::service) fn answer_get(&mut self, asker: &Asker, hold: Hold, object: &ObjectView) {
-        let (offset, checksum) = match asker.wanted {
+    pub(in crate::service) fn answer_get(&mut self, read: &StreamRead, hold: Hold, object: &ObjectView) {
+        let (offset, checksum) = match read.wanted {
             Wanted::Whole { .. } => (0, object.checksum),
             // The host sums up what it sends.
             Wanted::Range { offset, .. } => (offset, 0),
         };
-        let bytes = asker.wanted.bytes_of(object.extent.bytes);
+        let bytes = read.wanted.bytes_of(object.extent.bytes);
         let place = Place { memory: Memory::Pool, offset: object.extent.offset + offset, bytes };
-        let header = Header::reply(Kind::Reply(asker.wanted.operation()), asker.request, Status::Ok)
+        let header = Header::reply(Kind::Reply(read.wanted.operation()), read.request, Status::Ok)
             .with_payload(place.bytes, Some(checksum))
             .with_argument(object.version.0);
         let payload = Some((Places::One(place), hold));
         self.about(object);
-        self.outputs.push_back(Output::Frame { peer: asker.peer, header, body: 0..0, payload });
+        self.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
     }
 }

@@ -1,4 +1,4 @@
-//! What an asker whose ticket is for one tenant sees of what is on the SSD: all that is that tenant's, and nothing
+//! What a peer whose ticket is for one tenant sees of what is on the SSD: all that is that tenant's, and nothing
 //! else.
 
 use kvplane_proto::digest::tenant_number;
