@@ -15,7 +15,7 @@ use super::Service;
 use super::context::RequestContext;
 use super::deferred::no_lookup;
 use super::objects::Wanted;
-use super::session::{Pending, find};
+use super::session::Pending;
 use super::types::{CloseReason, Hold, Memory, Output, Path, PayloadTo, PeerKey, Place, Places};
 use crate::drafts::{Complete, DraftId, FillError, Numbers, SealError};
 
@@ -158,7 +158,7 @@ impl Service {
             self.drafts.filled(draft, (offset, bytes), None, self.now_ns);
             return Err(Status::Busy);
         };
-        self.lend_ticket(context.peer, ticket);
+        self.sessions.lend_ticket(context.peer, ticket);
         let extent = self.store.as_ref().and_then(|store| store.reserved_extent(reservation));
         let extent = extent.expect("an open draft has its room");
         Ok((ticket, Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }))
@@ -201,7 +201,7 @@ impl Service {
         expected: u64,
         computed: Option<u64>,
     ) {
-        let held = self.take_ticket(peer, ticket);
+        let held = self.sessions.take_ticket(peer, ticket);
         assert!(held, "the ticket of a payload under way was lost");
         let good = computed == Some(expected);
         self.counters.corrupt += u64::from(!good);
@@ -340,13 +340,7 @@ impl Service {
             }
             _ => false,
         };
-        let sessions = self.sessions.iter().enumerate();
-        let sending = sessions.filter_map(|(index, session)| Some((index as u32, session.as_ref()?)));
-        let sending: Vec<PeerKey> = sending
-            .filter(|(_, session)| of_it(session))
-            .map(|(index, session)| PeerKey { index, generation: session.generation })
-            .collect();
-        for peer in sending {
+        for peer in self.sessions.select(of_it) {
             self.close(peer, CloseReason::PutDeadline);
         }
     }
@@ -408,7 +402,7 @@ impl Service {
                 Err(Status::NotFound) if header.flags & FLAG_ALL != 0 => {
                     let found = self.find_draft(digest, offset, bytes).map_err(|(status, _)| status);
                     found.map(|(ticket, place, object_bytes)| {
-                        self.lend_ticket(context.peer, ticket);
+                        self.sessions.lend_ticket(context.peer, ticket);
                         LookupReply {
                             status: Status::Ok,
                             pin: ticket.pin(),
@@ -425,17 +419,6 @@ impl Service {
         }
         self.answer_records(context.peer, Operation::Peek, header, &replies);
         Ok(PayloadTo::Discard)
-    }
-
-    fn lend_ticket(&mut self, peer: PeerKey, ticket: TicketId) {
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        self.ticket_holders.lend(&mut session.tickets, peer.index, ticket.index, ticket.generation);
-    }
-
-    /// Takes a ticket back; false when this peer does not hold it.
-    pub(super) fn take_ticket(&mut self, peer: PeerKey, ticket: TicketId) -> bool {
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        self.ticket_holders.take(&mut session.tickets, peer.index, ticket.index, ticket.generation)
     }
 
     /// Whether a path can do what drafts need of it.

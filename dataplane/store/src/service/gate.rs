@@ -15,7 +15,7 @@ use kvplane_ticket::{
 };
 
 use super::Service;
-use super::session::{Pending, find};
+use super::session::Pending;
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -82,14 +82,13 @@ impl Service {
     /// Whether a connection was welcomed: until then it is a stranger's, and nothing is kept for it.
     #[must_use]
     pub fn is_welcome(&self, peer: PeerKey) -> bool {
-        let session = self.sessions.get(peer.index as usize).and_then(Option::as_ref);
-        session.is_some_and(|session| session.generation == peer.generation && session.greeted && !session.closing)
+        self.sessions.get(peer).is_some_and(|session| session.greeted)
     }
 
     /// A connection may use this tenant's objects only, as if a ticket said so: for a host that knows by itself whose
     /// it is.
     pub fn bind(&mut self, peer: PeerKey, tenant: u32) {
-        if let Some(session) = find(&mut self.sessions, peer) {
+        if let Some(session) = self.sessions.get_mut(peer) {
             session.pass.tenant = Some(tenant);
         }
     }
@@ -107,7 +106,7 @@ impl Service {
     /// Challenges who greets, if tickets are wanted; false if not.
     pub(super) fn challenge(&mut self, peer: PeerKey, header: &Header, hello: &Hello) -> Result<bool, CloseReason> {
         let Some(gate) = &mut self.gate else { return Ok(false) };
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
         if session.asked.is_some() {
             return Err(CloseReason::Malformed("a second hello"));
         }
@@ -130,7 +129,7 @@ impl Service {
     /// A holder proves its ticket: for the first time, or a newer one.
     pub(super) fn prove(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
-        let session = self.sessions[peer.index as usize].as_ref().expect("a session that was just looked up");
+        let session = self.sessions.get(peer).expect("a session that was just looked up");
         let (Some(gate), Some(asked)) = (&self.gate, &session.asked) else {
             return Err(CloseReason::Malformed("a proof that nobody asked for"));
         };
@@ -203,7 +202,7 @@ impl Service {
     /// Lets a holder in, or lets it stay.
     fn admit(&mut self, peer: PeerKey, (client, connection, fetches): (u64, u64, bool), checked: &Checked) {
         let (now_ns, ticket) = (self.now_ns, checked.ticket);
-        let (Some(gate), Some(session)) = (&mut self.gate, find(&mut self.sessions, peer)) else { return };
+        let (Some(gate), Some(session)) = (&mut self.gate, self.sessions.get_mut(peer)) else { return };
         let end = checked.end.saturating_add(GRACE_S);
         let left = end.saturating_sub(gate.time.now(now_ns));
         let look_ns = now_ns.saturating_add(left.saturating_mul(SECOND_NS));
@@ -214,8 +213,7 @@ impl Service {
         let shown = Shown { ticket, end, look_ns };
         session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
         if !session.greeted {
-            session.greet(client, connection, fetches);
-            self.greeting.cancel(peer.index);
+            self.sessions.greet(peer, client, connection, fetches);
             self.counters.greeted += 1;
         }
     }
@@ -236,7 +234,8 @@ impl Service {
         {
             gate.ends.pop_first();
             let now = gate.time.now(now_ns);
-            let Some(session) = self.sessions.get_mut(index as usize).and_then(Option::as_mut) else { continue };
+            let Some((peer, _)) = self.sessions.at(index) else { continue };
+            let Some(session) = self.sessions.get_mut(peer) else { continue };
             let Some(shown) = &mut session.pass.ticket else { continue };
             if now < shown.end {
                 // The control plane was not heard, so that its time stands.
@@ -244,7 +243,6 @@ impl Service {
                 gate.ends.insert((shown.look_ns, index));
                 continue;
             }
-            let peer = PeerKey { index, generation: session.generation };
             self.counters.tickets_ended += 1;
             self.close(peer, CloseReason::TicketEnded);
         }
@@ -253,13 +251,10 @@ impl Service {
     /// Closes the connections of lives of nodes that are over by the newest map.
     pub(super) fn end_former_lives(&mut self) {
         let lives = &self.lives;
-        let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
-            let session = session.as_ref()?;
-            let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node)?;
-            let over = lives.get(&ticket.holder).is_some_and(|life| *life > ticket.incarnation);
-            over.then_some(PeerKey { index: index as u32, generation: session.generation })
+        let over = self.sessions.select(|session| {
+            let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node);
+            ticket.is_some_and(|ticket| lives.get(&ticket.holder).is_some_and(|life| *life > ticket.incarnation))
         });
-        let over: Vec<PeerKey> = over.collect();
         over.into_iter().for_each(|peer| self.close(peer, CloseReason::Refused(Status::Stale)));
     }
 
@@ -279,7 +274,7 @@ impl Service {
                 | Operation::Seal
                 | Operation::Discard
         );
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
         if !changes || session.pass.rights.has(Rights::WRITE) {
             return true;
         }

@@ -30,6 +30,7 @@ mod rights;
 mod rooms;
 mod segments;
 mod session;
+mod sessions;
 mod shared;
 mod tail;
 mod tenants;
@@ -48,7 +49,6 @@ use deferred::Deferrals;
 pub use drafts::TicketId;
 use drafts::Tickets;
 pub use follow::SnapshotPage;
-use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
@@ -58,7 +58,8 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
 use segments::SegmentTable;
-use session::{Pending, Session};
+use session::Pending;
+use sessions::Sessions;
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
 pub use timing::{
@@ -101,7 +102,7 @@ pub struct Service {
     segments: SegmentTable,
     /// Lists under way.
     lists: keys::Lists,
-    sessions: Vec<Option<Session>>,
+    sessions: Sessions,
     outputs: Outputs,
     timed: Timed,
     /// Of the frame that was polled last: when its request came, and whether it waited for the SSD.
@@ -110,18 +111,9 @@ pub struct Service {
     tails: tail::TailWrites,
     /// Places of payloads that lie in several.
     places: Vec<Place>,
-    /// When connections must have said hello, by their index.
-    greeting: Deadlines,
-    /// When puts must have completed, by their reservation's index.
-    put_deadlines: Deadlines,
-    /// Pins lent to sessions.
-    pins: Handles,
-    /// Reservations of sessions.
-    reservations: Handles,
     /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
     drafts: Drafts,
     tickets: Tickets,
-    ticket_holders: Handles,
     counters: ServiceCounters,
     now_ns: u64,
 }
@@ -156,20 +148,15 @@ impl Service {
             claims: claims::Claims::default(),
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
-            sessions: Vec::new(),
+            sessions: Sessions::new(pins, reservations),
             outputs: Outputs::default(),
             timed: Timed::new(),
             taken: (0, false),
             bytes: Vec::new(),
             tails: tail::TailWrites::default(),
             places: Vec::new(),
-            greeting: Deadlines::new(0),
-            put_deadlines: Deadlines::new(reservations),
-            pins: Handles::new(pins),
-            reservations: Handles::new(reservations),
             drafts: Drafts::default(),
             tickets: Tickets::default(),
-            ticket_holders: Handles::new(0),
             counters: ServiceCounters::default(),
             now_ns: 0,
         }
@@ -278,7 +265,7 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
+        let own = [self.sessions.poll_timeout(), self.drafts.poll_timeout()];
         let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout(), self.gate_timeout()];
         own.into_iter().chain(work).chain([self.claims.poll_timeout()]).flatten().min()
     }
@@ -442,11 +429,11 @@ impl Service {
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.outputs.arrived(now_ns);
-        while let Some(index) = self.greeting.take_due(now_ns) {
-            self.expire_greeting(index);
+        while let Some(peer) = self.sessions.take_silent(now_ns) {
+            self.close(peer, CloseReason::NotGreeted);
         }
-        while let Some(index) = self.put_deadlines.take_due(now_ns) {
-            self.expire(index);
+        while let Some((reservation, peer, path)) = self.sessions.take_overdue(now_ns) {
+            self.expire(reservation, peer, path);
         }
         self.expire_drafts();
         self.end_tickets();

@@ -428,7 +428,7 @@ impl Service {
         expected: u64,
         computed: Option<u64>,
     ) {
-        let held = self.take_reservation(peer, reservation);
+        let held = self.sessions.take_reservation(peer, reservation);
         assert!(held, "the reservation of a payload under way was lost");
         let outcome = if computed == Some(expected) {
             self.commit_one(reservation, expected)

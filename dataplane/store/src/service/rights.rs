@@ -7,7 +7,7 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
 use super::context::RequestContext;
-use super::types::{CloseReason, Identity, PeerKey};
+use super::types::{CloseReason, Identity};
 use super::{Service, owns};
 
 impl Service {
@@ -85,15 +85,7 @@ impl Service {
         }
         self.set_owned(self.epoch, |_| false);
         self.epoch = Epoch(0);
-        let peers: Vec<PeerKey> = self
-            .sessions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, session)| {
-                Some(PeerKey { index: index as u32, generation: session.as_ref()?.generation })
-            })
-            .collect();
-        for peer in peers {
+        for peer in self.sessions.select(|_| true) {
             self.close(peer, CloseReason::Refused(Status::WrongOwner));
         }
     }

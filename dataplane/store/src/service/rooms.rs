@@ -26,7 +26,8 @@ impl Service {
         } else {
             self.room_for(context, item, name, false)?
         };
-        self.lend_reservation(context.peer, reservation);
+        let until_ns = self.now_ns.saturating_add(Limits::RESERVATION_NS);
+        self.sessions.lend_reservation(context.peer, reservation, until_ns);
         Ok((reservation, place))
     }
 

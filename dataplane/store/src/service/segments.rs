@@ -245,18 +245,15 @@ impl Service {
 
     /// Closes the connections that still write or read a segment whose unregistering takes too long.
     pub fn evict_users(&mut self, segment: SegmentId) {
-        let writers = self.sessions.iter().enumerate().filter_map(|(index, session)| {
-            let session = session.as_ref()?;
-            let uses = match &session.pending {
-                Some(Pending::Write { segment: used, .. }) => *used == segment,
-                Some(Pending::WriteMany { segments, .. }) => segments.contains(&segment),
-                _ => false,
-            };
-            uses.then_some(PeerKey { index: index as u32, generation: session.generation })
+        let writers = self.sessions.select(|session| match &session.pending {
+            Some(Pending::Write { segment: used, .. }) => *used == segment,
+            Some(Pending::WriteMany { segments, .. }) => segments.contains(&segment),
+            _ => false,
         });
         let reads = self.segments.reads.iter().flatten();
         let readers = reads.filter(|(_, used)| *used == segment).map(|&(peer, _)| peer);
-        let users: Vec<PeerKey> = writers.chain(readers).chain(self.segments.many.readers(segment)).collect();
+        let users: Vec<PeerKey> =
+            writers.into_iter().chain(readers).chain(self.segments.many.readers(segment)).collect();
         for peer in users {
             self.close(peer, CloseReason::SegmentGone);
         }

@@ -1,9 +1,9 @@
 //! One peer's connection: its greeting, and what it holds.
 
+use kvplane_proto::Status;
 use kvplane_proto::frame::{Header, VERSION};
-use kvplane_proto::ids::{Incarnation, NodeId, PinId, RequestId, ReservationId, SegmentId};
+use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ReservationId, SegmentId};
 use kvplane_proto::message::{Hello, IdItem, Kind, Operation, Welcome};
-use kvplane_proto::{Limits, Status};
 
 use super::Service;
 use super::drafts::TicketId;
@@ -53,33 +53,10 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Who it is of is known, and may ask.
-    pub(super) const fn greet(&mut self, client: u64, connection: u64, fetches: bool) {
-        self.greeted = true;
-        (self.client, self.connection, self.fetches) = (client, connection, fetches);
-    }
-}
-
-/// A peer's session, unless it is being closed.
-pub(super) fn find(sessions: &mut [Option<Session>], peer: PeerKey) -> Option<&mut Session> {
-    let session = sessions.get_mut(peer.index as usize)?.as_mut()?;
-    (session.generation == peer.generation && !session.closing).then_some(session)
-}
-
-impl Service {
-    /// A connection was accepted.
-    ///
-    /// # Panics
-    /// When the position is taken: the host reports a connection's end before it reuses its index.
-    pub fn peer_joined(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
-        self.now_ns = now_ns;
-        let index = peer.index as usize;
-        if self.sessions.len() <= index {
-            self.sessions.resize_with(index + 1, || None);
-        }
-        assert!(self.sessions[index].is_none(), "connection {index} joined twice");
-        self.sessions[index] = Some(Session {
-            generation: peer.generation,
+    /// A connection that has not said hello yet.
+    pub(super) const fn new(generation: u32, path: Path, now_ns: u64) -> Self {
+        Self {
+            generation,
             path,
             greeted: false,
             client: 0,
@@ -95,8 +72,24 @@ impl Service {
             pins: List::new(),
             reservations: List::new(),
             tickets: List::new(),
-        });
-        self.greeting.set(peer.index, now_ns.saturating_add(Limits::HELLO_NS));
+        }
+    }
+
+    /// Who it is of is known, and may ask.
+    pub(super) const fn greet(&mut self, client: u64, connection: u64, fetches: bool) {
+        self.greeted = true;
+        (self.client, self.connection, self.fetches) = (client, connection, fetches);
+    }
+}
+
+impl Service {
+    /// A connection was accepted.
+    ///
+    /// # Panics
+    /// When the position is taken: the host reports a connection's end before it reuses its index.
+    pub fn peer_joined(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.sessions.join(peer, path, now_ns);
     }
 
     /// A connection is gone and its I/O has ended: everything that it held comes back.
@@ -106,40 +99,33 @@ impl Service {
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         self.now_ns = now_ns;
         self.outputs.arrived(now_ns);
-        // Also when it is being closed from our side, which is when `session` no longer finds it.
-        let Some(entry) = self.sessions.get_mut(peer.index as usize) else { return };
-        let Some(mut session) = entry.take_if(|session| session.generation == peer.generation) else { return };
-        self.greeting.cancel(peer.index);
-        self.forget_ticket(peer.index, &session.pass);
-        match session.pending.take() {
+        let Some(mut departed) = self.sessions.leave(peer) else { return };
+        self.forget_ticket(peer.index, &departed.session.pass);
+        match departed.session.pending.take() {
             Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.outputs),
             Some(Pending::WriteMany { segments, .. }) => self.release_many(segments),
             Some(Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. }) | None => {}
         }
-        while let Some((index, generation)) = self.ticket_holders.take_first(&mut session.tickets) {
-            self.end_ticket(TicketId { index, generation }, None);
+        for ticket in departed.tickets {
+            self.end_ticket(ticket, None);
         }
         let Some(store) = &mut self.store else { return };
-        while let Some((index, generation)) = self.pins.take_first(&mut session.pins) {
-            store.unpin(PinId { index, generation }).expect("a session's pin is held");
+        for pin in departed.pins {
+            store.unpin(pin).expect("a session's pin is held");
         }
-        while let Some((index, generation)) = self.reservations.take_first(&mut session.reservations) {
-            self.put_deadlines.cancel(index);
-            store.abort(ReservationId { index, generation }).expect("a session's reservation is held");
+        for reservation in departed.reservations {
+            store.abort(reservation).expect("a session's reservation is held");
         }
     }
 
     pub(super) fn session(&mut self, peer: PeerKey) -> Option<&mut Session> {
-        find(&mut self.sessions, peer)
+        self.sessions.get_mut(peer)
     }
 
     pub(super) fn close(&mut self, peer: PeerKey, reason: CloseReason) {
-        // Still in the table, so that what it holds comes back only when its I/O has ended.
-        if let Some(session) = self.session(peer) {
-            session.closing = true;
+        if let Some(session) = self.sessions.close(peer) {
             let pass = session.pass;
             self.forget_ticket(peer.index, &pass);
-            self.greeting.cancel(peer.index);
             self.counters.closed += 1;
             self.outputs.push_back(Output::Close { peer, reason });
         }
@@ -158,9 +144,7 @@ impl Service {
         if self.challenge(peer, header, &hello)? {
             return Ok(PayloadTo::Discard);
         }
-        let session = self.session(peer).expect("a session that was just looked up");
-        session.greet(hello.client, hello.connection, hello.fetches);
-        self.greeting.cancel(peer.index);
+        self.sessions.greet(peer, hello.client, hello.connection, hello.fetches);
         self.counters.greeted += 1;
         let welcome = self.welcome_body();
         let start = self.bytes.len();
@@ -196,12 +180,9 @@ impl Service {
         if named.binary_search(&own).is_ok() {
             return Err(CloseReason::Malformed("a fence of its own connection"));
         }
-        let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
-            let session = session.as_ref()?;
-            let over = session.greeted && session.client == client && named.binary_search(&session.connection).is_ok();
-            over.then_some(PeerKey { index: index as u32, generation: session.generation })
+        let over = self.sessions.select(|session| {
+            session.greeted && session.client == client && named.binary_search(&session.connection).is_ok()
         });
-        let over: Vec<PeerKey> = over.collect();
         for peer in over {
             self.close(peer, CloseReason::Fenced);
         }
@@ -220,58 +201,16 @@ impl Service {
         (other_node || other_life || other_shard).then_some(Status::WrongOwner)
     }
 
-    /// Remembers a pin that a peer holds over shared memory.
-    pub(super) fn lend_pin(&mut self, peer: PeerKey, pin: PinId) {
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        self.pins.lend(&mut session.pins, peer.index, pin.index, pin.generation);
-    }
-
-    /// Takes a lent pin back; false when this peer does not hold it.
-    pub(super) fn take_pin(&mut self, peer: PeerKey, pin: PinId) -> bool {
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        self.pins.take(&mut session.pins, peer.index, pin.index, pin.generation)
-    }
-
-    /// Remembers a reservation that a peer holds, and starts its time.
-    pub(super) fn lend_reservation(&mut self, peer: PeerKey, reservation: ReservationId) {
-        let ReservationId { index, generation } = reservation;
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        self.reservations.lend(&mut session.reservations, peer.index, index, generation);
-        self.put_deadlines.set(index, self.now_ns.saturating_add(Limits::RESERVATION_NS));
-    }
-
-    /// Takes a reservation back from a peer; false when it does not hold it.
-    pub(super) fn take_reservation(&mut self, peer: PeerKey, reservation: ReservationId) -> bool {
-        let ReservationId { index, generation } = reservation;
-        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
-        let held = self.reservations.take(&mut session.reservations, peer.index, index, generation);
-        if held {
-            self.put_deadlines.cancel(index);
-        }
-        held
-    }
-
-    /// The deadline of the reservation at this index passed.
-    pub(super) fn expire(&mut self, index: u32) {
-        let (at, generation) = self.reservations.holder(index).expect("only what is held has a deadline");
-        let session = self.sessions[at as usize].as_ref().expect("a reservation's holder is there");
+    /// A put has not completed in time.
+    pub(super) fn expire(&mut self, reservation: ReservationId, peer: PeerKey, path: Path) {
         self.counters.expired += 1;
-        match session.path {
+        match path {
             // Only our own receive writes there, so ending the connection frees it.
-            Path::Stream => {
-                let peer = PeerKey { index: at, generation: session.generation };
-                self.close(peer, CloseReason::PutDeadline);
-            }
+            Path::Stream => self.close(peer, CloseReason::PutDeadline),
             Path::Shared => {
                 let store = self.store.as_mut().expect("a reservation is of a store");
-                store.expire(ReservationId { index, generation });
+                store.expire(reservation);
             }
         }
-    }
-
-    /// No hello came in time.
-    pub(super) fn expire_greeting(&mut self, index: u32) {
-        let session = self.sessions[index as usize].as_ref().expect("only a connection that is there is awaited");
-        self.close(PeerKey { index, generation: session.generation }, CloseReason::NotGreeted);
     }
 }

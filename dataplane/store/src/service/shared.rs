@@ -81,7 +81,7 @@ impl Service {
         self.asked_for(digest);
         self.counters.get_bytes += object.extent.bytes;
         self.note_get(digest, object.extent.bytes);
-        self.lend_pin(context.peer, pin);
+        self.sessions.lend_pin(context.peer, pin);
         self.about(&object);
         Ok(LookupReply {
             status: Status::Ok,
@@ -97,13 +97,13 @@ impl Service {
         for item in Self::items::<IdItem>(header, body)? {
             let pin = PinId::from_bits(item.id);
             if let Some(ticket) = TicketId::of(pin.index, pin.generation) {
-                if !self.take_ticket(peer, ticket) {
+                if !self.sessions.take_ticket(peer, ticket) {
                     return Err(CloseReason::Malformed("a release of a range that it does not hold"));
                 }
                 self.end_ticket(ticket, None);
                 continue;
             }
-            if !self.take_pin(peer, pin) {
+            if !self.sessions.take_pin(peer, pin) {
                 return Err(CloseReason::Malformed("a release of a pin that it does not hold"));
             }
             if let Some(store) = &mut self.store {
@@ -140,8 +140,10 @@ impl Service {
         for CommitItem { reservation, checksum } in items {
             let refused = |status| CommitReply { status, version: Version(0) };
             outcomes.push(match TicketId::of(reservation.index, reservation.generation) {
-                Some(ticket) if self.take_ticket(peer, ticket) => Err(refused(self.end_ticket(ticket, Some(checksum)))),
-                None if self.take_reservation(peer, reservation) => {
+                Some(ticket) if self.sessions.take_ticket(peer, ticket) => {
+                    Err(refused(self.end_ticket(ticket, Some(checksum))))
+                }
+                None if self.sessions.take_reservation(peer, reservation) => {
                     self.commit_one(reservation, checksum).map_err(refused)
                 }
                 _ => {
@@ -194,13 +196,13 @@ impl Service {
         for item in Self::items::<IdItem>(header, body)? {
             let reservation = ReservationId::from_bits(item.id);
             if let Some(ticket) = TicketId::of(reservation.index, reservation.generation) {
-                if !self.take_ticket(peer, ticket) {
+                if !self.sessions.take_ticket(peer, ticket) {
                     return Err(CloseReason::Malformed("an abort of a range that it does not hold"));
                 }
                 self.end_ticket(ticket, None);
                 continue;
             }
-            if !self.take_reservation(peer, reservation) {
+            if !self.sessions.take_reservation(peer, reservation) {
                 return Err(CloseReason::Malformed("an abort of a reservation that it does not hold"));
             }
             self.abort_one(reservation);

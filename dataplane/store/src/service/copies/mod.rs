@@ -35,8 +35,8 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 
+use super::Service;
 use super::types::CloseReason;
-use super::{PeerKey, Service};
 use crate::store::{Fate, Side};
 pub use first::copy_of;
 use first::{Owed, Push, Second};
@@ -244,11 +244,7 @@ impl Service {
 
     /// Ends the connections over which copies come: what is on its way there belongs to owners of before.
     fn close_copiers(&mut self) {
-        let sessions = self.sessions.iter().enumerate().filter_map(|(index, session)| {
-            let session = session.as_ref().filter(|session| session.copies)?;
-            Some(PeerKey { index: index as u32, generation: session.generation })
-        });
-        for peer in sessions.collect::<Vec<_>>() {
+        for peer in self.sessions.select(|session| session.copies) {
             self.close(peer, CloseReason::Refused(Status::WrongOwner));
         }
     }

@@ -290,7 +290,7 @@ impl Service {
                 self.settle_lookup(slot, no_lookup(Status::Striped));
             }
             (Waiter::Shared { slot, .. }, Ok((pin, object))) => {
-                self.lend_pin(here.expect("held for a peer that is there"), pin);
+                self.sessions.lend_pin(here.expect("held for a peer that is there"), pin);
                 self.about(&object);
                 self.settle_lookup(
                     slot,
