@@ -249,7 +249,7 @@ impl Service {
             let Kind::Request(operation) = header.kind else { continue };
             let Some(session) = self.session(peer) else { continue };
             let context = RequestContext::new(peer, session, operation, &header);
-            self.outputs.arrived(arrived_ns);
+            self.answers.outputs.arrived(arrived_ns);
             if self.may_change(peer, operation, &header) {
                 let done = match self.claim(&context, (&header, &body), round + 1, arrived_ns) {
                     Ok(Some((header, body))) => self.carry_out(&context, &header, &body).err(),
@@ -260,7 +260,7 @@ impl Service {
                     self.close(peer, reason);
                 }
             }
-            self.outputs.arrived(self.now_ns);
+            self.answers.outputs.arrived(self.now_ns);
         }
     }
 

@@ -4,12 +4,11 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Status;
-use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
-use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation, SizeReply};
+use kvplane_proto::message::{Bitmap, CommitReply, LookupReply, Operation, SizeReply};
 
 use super::timing::About;
-use super::types::{Output, PeerKey};
+use super::types::PeerKey;
 use super::{Service, Timing, Whose};
 
 /// One item of a deferred answer.
@@ -92,8 +91,8 @@ impl Service {
         replies: Replies,
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
-        let (timing, since_ns, whose) = (self.outputs.timing(), self.now_ns, self.outputs.whose.take());
-        let about = self.outputs.about;
+        let (timing, since_ns, whose) = (self.answers.outputs.timing(), self.now_ns, self.answers.outputs.whose.take());
+        let about = self.answers.outputs.about;
         self.deferrals.next += 1;
         let answer = self.deferrals.next;
         self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns, whose, about });
@@ -102,7 +101,7 @@ impl Service {
 
     /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
     pub(super) fn settle(&mut self, slot: Slot, change: impl FnOnce(&mut Replies, usize)) {
-        let (whose, about) = (self.outputs.whose.take(), self.outputs.about);
+        let (whose, about) = (self.answers.outputs.whose.take(), self.answers.outputs.about);
         let Some(deferred) = self.deferrals.open.get_mut(&slot.answer) else { return };
         deferred.whose = deferred.whose.or(whose);
         deferred.about = deferred.about.and(about);
@@ -125,44 +124,30 @@ impl Service {
         if self.session(peer).is_none() {
             return;
         }
-        self.outputs.waited(timing, about, since_ns, self.now_ns);
-        self.outputs.whose = whose;
-        let (operation, start) = (replies.operation(), self.bytes.len());
-        let items = match replies {
+        self.answers.outputs.waited(timing, about, since_ns, self.now_ns);
+        self.answers.outputs.whose = whose;
+        let operation = replies.operation();
+        let answers = &mut self.answers;
+        match replies {
             Replies::Put(status, version) => {
                 let argument = if status == Status::Ok { version.0 } else { 0 };
-                self.answer_id(peer, operation, request, status, argument);
-                return;
+                answers.status(peer, operation, request, status, argument);
             }
-            Replies::Commits(_, replies) => {
-                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-                replies.len()
-            }
-            Replies::Lookups(replies) => {
-                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-                replies.len()
-            }
+            Replies::Commits(_, replies) => answers.records(peer, operation, request, &replies),
+            Replies::Lookups(replies) => answers.records(peer, operation, request, &replies),
+            Replies::Sizes(replies) => answers.records(peer, operation, request, &replies),
             Replies::Bits(_, status) | Replies::Copies(_, status) if status != Status::Ok => {
-                self.answer_id(peer, operation, request, status, 0);
-                return;
-            }
-            Replies::Sizes(replies) => {
-                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-                replies.len()
+                answers.status(peer, operation, request, status, 0);
             }
             Replies::Copies(bits, _) => {
-                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
-                bits.len()
+                answers.items(peer, operation, request, bits.len(), |body| Bitmap::encode(bits, body));
             }
             Replies::Found(bits, heads) | Replies::Bits((bits, heads), _) => {
-                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
-                Bitmap::encode(heads, &mut self.bytes);
-                bits.len()
+                answers.items(peer, operation, request, bits.len(), |body| {
+                    Bitmap::encode(bits, body);
+                    Bitmap::encode(heads, body);
+                });
             }
-        };
-        let body = start..self.bytes.len();
-        let header =
-            Header::reply(Kind::Reply(operation), request, Status::Ok).with_body(&self.bytes[body.clone()], items);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        }
     }
 }

@@ -7,15 +7,15 @@
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{PinId, RequestId, ReservationId, Version};
 use kvplane_proto::message::{
-    Bitmap, CommitReply, FillItem, IdItem, Item, Kind, LookupReply, Operation, RangeItem, ReserveReply,
+    Bitmap, CommitReply, FillItem, IdItem, Kind, LookupReply, Operation, RangeItem, ReserveReply,
 };
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::Service;
 use super::context::RequestContext;
 use super::deferred::no_lookup;
-use super::objects::Wanted;
 use super::session::Pending;
+use super::stream_read::Wanted;
 use super::types::{CloseReason, Hold, Memory, Output, Path, PayloadTo, PeerKey, Place, Places};
 use crate::drafts::{Complete, DraftId, FillError, Numbers, SealError};
 
@@ -137,14 +137,8 @@ impl Service {
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
-        self.answer_records(context.peer, Operation::Begin, header, &replies);
+        self.answers.records(context.peer, Operation::Begin, header.request, &replies);
         Ok(PayloadTo::Discard)
-    }
-
-    fn answer_records<T: Item>(&mut self, peer: PeerKey, operation: Operation, header: &Header, records: &[T]) {
-        let start = self.bytes.len();
-        records.iter().for_each(|record| record.encode(&mut self.bytes));
-        self.answer_items(peer, operation, header, start, records.len());
     }
 
     /// A range that is to be filled: where it is, and the ticket for that, lent to the peer.
@@ -226,7 +220,7 @@ impl Service {
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
-        self.answer_records(context.peer, Operation::Fill, header, &replies);
+        self.answers.records(context.peer, Operation::Fill, header.request, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -318,9 +312,7 @@ impl Service {
                 self.end_draft(draft, reservation);
             }
         }
-        let start = self.bytes.len();
-        Bitmap::encode(there, &mut self.bytes);
-        self.answer_items(peer, Operation::Discard, header, start, count);
+        self.answers.items(peer, Operation::Discard, header.request, count, |body| Bitmap::encode(there, body));
         Ok(PayloadTo::Discard)
     }
 
@@ -385,7 +377,7 @@ impl Service {
         let header = Header::reply(Kind::Reply(Operation::GetRange), item.request, Status::Ok)
             .with_payload(place.bytes, Some(0));
         let payload = Some((Places::One(place), Hold::Ticket(ticket)));
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+        self.answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(())
     }
 
@@ -417,7 +409,7 @@ impl Service {
             };
             replies.push(reply.unwrap_or_else(no_lookup));
         }
-        self.answer_records(context.peer, Operation::Peek, header, &replies);
+        self.answers.records(context.peer, Operation::Peek, header.request, &replies);
         Ok(PayloadTo::Discard)
     }
 

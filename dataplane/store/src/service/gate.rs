@@ -16,7 +16,7 @@ use kvplane_ticket::{
 
 use super::Service;
 use super::session::Pending;
-use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
+use super::types::{CloseReason, Path, PayloadTo, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -117,12 +117,8 @@ impl Service {
         }
         let challenge = gate.challenges.draw();
         session.asked = Some(Box::new(Greeted { hello: hello.clone(), challenge }));
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&challenge);
-        let body = start..self.bytes.len();
-        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove)
-            .with_body(&self.bytes[body.clone()], 1);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
+        self.answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
         Ok(true)
     }
 
@@ -163,13 +159,10 @@ impl Service {
         let answer = checked.answer(&proof.own, &said, &welcome);
         let greeting = (asked.hello.client, asked.hello.connection, asked.hello.fetches);
         self.admit(peer, greeting, &checked);
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&welcome);
-        self.bytes.extend_from_slice(&answer);
-        let body = start..self.bytes.len();
-        let header = Header::reply(Kind::Reply(Operation::Prove), header.request, Status::Ok)
-            .with_body(&self.bytes[body.clone()], 1);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        self.answers.items(peer, Operation::Prove, header.request, 1, |body| {
+            body.extend_from_slice(&welcome);
+            body.extend_from_slice(&answer);
+        });
         Ok(PayloadTo::Discard)
     }
 

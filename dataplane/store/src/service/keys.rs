@@ -360,23 +360,23 @@ impl Service {
     /// Answers what changed in the slots that left, from a place on.
     fn answer_changes(&mut self, peer: PeerKey, header: &Header, from: u64) {
         let (items, next) = self.changes_page(from);
-        let start = self.bytes.len();
-        ListReply { walk: self.changes_tag(), next, items: items.len() as u64 }.encode(&mut self.bytes);
-        items.iter().for_each(|item| item.encode(&mut self.bytes));
-        self.answer_items(peer, Operation::List, header, start, 1);
+        let reply = ListReply { walk: self.changes_tag(), next, items: items.len() as u64 };
+        self.answers.items(peer, Operation::List, header.request, 1, |body| {
+            reply.encode(body);
+            items.iter().for_each(|item| item.encode(body));
+        });
     }
 
     fn answer_list(&mut self, list: List) {
-        let start = self.bytes.len();
         let next = if list.at == END { 0 } else { list.at };
         let here: Vec<Listed> = list.page.into_iter().filter(|listed| !listed.is_gone).collect();
-        ListReply { walk: self.walk_tag(), next, items: here.len() as u64 }.encode(&mut self.bytes);
-        here.iter().for_each(|listed| listed.item.encode(&mut self.bytes));
-        for listed in &here {
-            self.bytes.extend_from_slice(listed.tail.get(TAIL_HEAD_BYTES..).unwrap_or_default());
-        }
-        let header = Header::request(kvplane_proto::message::Kind::Request(Operation::List), list.request);
-        self.answer_items(list.peer, Operation::List, &header, start, 1);
+        let reply = ListReply { walk: self.walk_tag(), next, items: here.len() as u64 };
+        self.answers.items(list.peer, Operation::List, list.request, 1, |body| {
+            reply.encode(body);
+            here.iter().for_each(|listed| listed.item.encode(body));
+            let names = here.iter().map(|listed| listed.tail.get(TAIL_HEAD_BYTES..).unwrap_or_default());
+            names.for_each(|name| body.extend_from_slice(name));
+        });
     }
 }
 

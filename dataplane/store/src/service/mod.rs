@@ -32,6 +32,7 @@ mod segments;
 mod session;
 mod sessions;
 mod shared;
+mod stream_read;
 mod tail;
 mod tenants;
 mod tiered;
@@ -44,6 +45,7 @@ mod tests;
 pub use copies::{CopyCounters, Wished, copy_of};
 use std::collections::BTreeMap;
 
+use answers::Answers;
 use context::RequestContext;
 use deferred::Deferrals;
 pub use drafts::TicketId;
@@ -66,7 +68,6 @@ pub use timing::{
     HOT_KEPT, HotObject, HotObjects, Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation,
     TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
 };
-use timing::{Outputs, Timed};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters, Standing, TailWrite,
@@ -103,14 +104,7 @@ pub struct Service {
     /// Lists under way.
     lists: keys::Lists,
     sessions: Sessions,
-    outputs: Outputs,
-    timed: Timed,
-    /// Of the frame that was polled last: when its request came, and whether it waited for the SSD.
-    taken: (u64, bool),
-    bytes: Vec<u8>,
-    tails: tail::TailWrites,
-    /// Places of payloads that lie in several.
-    places: Vec<Place>,
+    answers: Answers,
     /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
     drafts: Drafts,
     tickets: Tickets,
@@ -149,12 +143,7 @@ impl Service {
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
             sessions: Sessions::new(pins, reservations),
-            outputs: Outputs::default(),
-            timed: Timed::new(),
-            taken: (0, false),
-            bytes: Vec::new(),
-            tails: tail::TailWrites::default(),
-            places: Vec::new(),
+            answers: Answers::new(),
             drafts: Drafts::default(),
             tickets: Tickets::default(),
             counters: ServiceCounters::default(),
@@ -240,26 +229,21 @@ impl Service {
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.tails.assert_written();
+        self.answers.assert_tails_written();
         self.carry_out_claimed();
-        let output = self.take_output();
-        if output.is_none() {
-            self.bytes.clear();
-            self.places.clear();
-        }
-        output
+        self.answers.poll(self.now_ns)
     }
 
     /// The body of an [`Output::Frame`]; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
-        &self.bytes[range]
+        self.answers.bytes(range)
     }
 
     /// Where a payload lies, or goes, that is in several places; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn places(&self, range: core::ops::Range<usize>) -> &[Place] {
-        &self.places[range]
+        self.answers.places(range)
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
@@ -285,14 +269,14 @@ impl Service {
     /// A request arrived. Says where its payload goes; write what [`Self::poll_tail`] has to the pool, then call
     /// [`Self::payload_done`] when the payload is there, also for `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
-        self.tails.assert_written();
+        self.answers.assert_tails_written();
         self.tick(now_ns);
-        self.outputs.arrived(now_ns);
+        self.answers.outputs.arrived(now_ns);
         let Some(session) = self.session(peer) else { return PayloadTo::Discard };
         (session.arrived_ns, session.payload_bytes) = (now_ns, header.payload_bytes);
         self.counters.requests += 1;
         if let Kind::Request(operation) = header.kind {
-            self.timed.asked(operation, header.items);
+            self.answers.timed.asked(operation, header.items);
         }
         match self.dispatch(peer, header, body) {
             Ok(to) => to,
@@ -376,12 +360,12 @@ impl Service {
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
     /// computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
-        self.tails.assert_written();
+        self.answers.assert_tails_written();
         self.tick(now_ns);
         let Some(session) = self.session(peer) else { return };
         let (arrived_ns, bytes) = (session.arrived_ns, session.payload_bytes);
         let Some(pending) = session.pending.take() else { return };
-        self.outputs.received(arrived_ns, bytes, now_ns);
+        self.answers.outputs.received(arrived_ns, bytes, now_ns);
         match pending {
             Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
                 self.refuse(peer, operation, request, Status::WrongOwner);
@@ -396,7 +380,7 @@ impl Service {
                 self.finish_fill(peer, request, ticket, expected, checksum);
             }
             Pending::Write { request, segment, expected } => {
-                self.segments.release(segment, &mut self.outputs);
+                self.segments.release(segment, &mut self.answers.outputs);
                 self.finish_write(peer, Operation::Write, request, expected.is_none() || expected == checksum);
             }
             Pending::WriteMany { request, segments, expected } => {
@@ -419,7 +403,7 @@ impl Service {
                 let released = self.store.as_mut().map(|store| store.unpin(pin));
                 assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
             }
-            Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.outputs),
+            Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.answers.outputs),
             Hold::Segments { read } => self.finish_read_many(read),
             Hold::Ticket(ticket) => drop(self.end_ticket(ticket, None)),
         }
@@ -428,7 +412,7 @@ impl Service {
     /// Deadlines of greetings and reservations.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        self.outputs.arrived(now_ns);
+        self.answers.outputs.arrived(now_ns);
         while let Some(peer) = self.sessions.take_silent(now_ns) {
             self.close(peer, CloseReason::NotGreeted);
         }

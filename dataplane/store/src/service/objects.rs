@@ -2,77 +2,17 @@
 
 use kvplane_proto::frame::{FLAG_ALL, Header, KNOWS_HEADS};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, Operation, PutAck, Puts, RangeItem, SizeReply, decode_puts,
-};
+use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Operation, PutAck, Puts, RangeItem, SizeReply, decode_puts};
 use kvplane_proto::{Digest, Status};
 
 use super::context::RequestContext;
 use super::deferred::Replies;
 use super::session::Pending;
+use super::stream_read::{StreamRead, Wanted};
 use super::tiered::Waiter;
 use super::types::{CloseReason, Hold, PayloadTo, PeerKey};
 use super::{Service, owns};
 use crate::{CommitError, GetError, ReserveError};
-
-/// What is asked for of an object.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted {
-    /// All of it, if it is not more.
-    Whole { capacity_bytes: u64 },
-    /// A part of it.
-    Range { offset: u64, bytes: u64 },
-}
-
-impl Wanted {
-    /// Whether an object of this length can be given.
-    pub(super) const fn check(self, object_bytes: u64) -> Result<(), Status> {
-        match self {
-            Self::Whole { capacity_bytes } if object_bytes > capacity_bytes => Err(Status::BufferTooSmall),
-            Self::Range { bytes: 0, .. } => Err(Status::Empty),
-            Self::Range { offset, bytes } => match offset.checked_add(bytes) {
-                Some(end) if end <= object_bytes => Ok(()),
-                _ => Err(Status::OutOfRange),
-            },
-            Self::Whole { .. } => Ok(()),
-        }
-    }
-
-    /// How much of an object of this length is given.
-    pub(super) const fn bytes_of(self, object_bytes: u64) -> u64 {
-        match self {
-            Self::Whole { .. } => object_bytes,
-            Self::Range { bytes, .. } => bytes,
-        }
-    }
-
-    pub(super) const fn operation(self) -> Operation {
-        match self {
-            Self::Whole { .. } => Operation::Get,
-            Self::Range { .. } => Operation::GetRange,
-        }
-    }
-}
-
-/// A get over a stream: its peer, and what of an object it reads.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamRead {
-    pub(super) peer: PeerKey,
-    pub(super) request: RequestId,
-    pub(super) wanted: Wanted,
-    /// Whether what names the stripes of a larger object is wanted as such.
-    pub(super) all: bool,
-}
-
-impl StreamRead {
-    /// Whether an object of this length can be given.
-    pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
-        match (is_head, self.all, self.wanted) {
-            (false, ..) | (true, true, Wanted::Whole { .. }) => self.wanted.check(object_bytes),
-            (true, ..) => Err(Status::Striped),
-        }
-    }
-}
 
 /// An object that was just made visible.
 #[derive(Clone, Copy, Debug)]
@@ -161,10 +101,10 @@ impl Service {
             self.ask_former(context.peer, header.request, Replies::Found(bits, heads), elsewhere);
             return Ok(PayloadTo::Discard);
         }
-        let start = self.bytes.len();
-        Bitmap::encode(bits, &mut self.bytes);
-        Bitmap::encode(heads, &mut self.bytes);
-        self.answer_items(context.peer, Operation::Exists, header, start, count);
+        self.answers.items(context.peer, Operation::Exists, header.request, count, |body| {
+            Bitmap::encode(bits, body);
+            Bitmap::encode(heads, body);
+        });
         Ok(PayloadTo::Discard)
     }
 
@@ -229,10 +169,10 @@ impl Service {
             owed.into_iter().for_each(|at| self.wait_for_drop(rest[at], slot_of(at)));
             return Ok(PayloadTo::Discard);
         }
-        let start = self.bytes.len();
-        Bitmap::encode(bits, &mut self.bytes);
-        Bitmap::encode(heads, &mut self.bytes);
-        self.answer_items(context.peer, Operation::Remove, header, start, digests.len());
+        self.answers.items(context.peer, Operation::Remove, header.request, digests.len(), |body| {
+            Bitmap::encode(bits, body);
+            Bitmap::encode(heads, body);
+        });
         Ok(PayloadTo::Discard)
     }
 
@@ -265,9 +205,7 @@ impl Service {
             self.ask_former(context.peer, header.request, Replies::Sizes(replies), elsewhere);
             return Ok(PayloadTo::Discard);
         }
-        let start = self.bytes.len();
-        replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-        self.answer_items(context.peer, Operation::Size, header, start, replies.len());
+        self.answers.records(context.peer, Operation::Size, header.request, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -457,7 +395,7 @@ impl Service {
     pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
-        self.outputs.concerns(digest, bytes);
+        self.answers.outputs.concerns(digest, bytes);
         if store.reserves_copy(reservation) {
             return self.commit_copy(reservation, (digest, bytes), checksum);
         }

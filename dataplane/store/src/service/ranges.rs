@@ -66,45 +66,38 @@ impl ManyReads {
     }
 }
 
-/// What a frame's ranges come to.
-struct Ranges {
-    bytes: u64,
-    /// Ranges that were good, before the first bad one.
+/// A range of a frame that cannot be used.
+struct Refusal {
+    status: Status,
+    /// Ranges that were good, before this one.
     good: u64,
-    refusal: Option<Status>,
 }
 
 impl SegmentTable {
-    /// Checks the ranges of a frame: their places and the segments to count as used. Nothing is counted yet.
+    /// Checks the ranges of a frame: their places, the segments to count as used, and how many bytes they are. Nothing
+    /// is counted yet.
     fn check_many(
         &self,
         runs: Items<'_, RunItem>,
         write: bool,
         places: &mut Vec<Place>,
         used: &mut Vec<SegmentId>,
-    ) -> Ranges {
-        let (start, mut found) = (places.len(), Ranges { bytes: 0, good: 0, refusal: None });
+    ) -> Result<u64, Refusal> {
+        let start = places.len();
+        let (mut bytes, mut good) = (0, 0);
         for run in runs {
-            let segment_bytes = match self.usable_bytes(run.segment, write) {
-                Ok(bytes) => bytes,
-                Err(status) => {
-                    found.refusal = Some(status);
-                    return found;
-                }
-            };
+            let segment_bytes = self.usable_bytes(run.segment, write).map_err(|status| Refusal { status, good })?;
             if let Some(outside) = run.first_outside(segment_bytes) {
-                found.good += u64::from(outside);
-                found.refusal = Some(Status::OutOfRange);
-                return found;
+                return Err(Refusal { status: Status::OutOfRange, good: good + u64::from(outside) });
             }
-            found.good += u64::from(run.ranges);
-            found.bytes += u64::from(run.ranges) * u64::from(run.bytes);
+            good += u64::from(run.ranges);
+            bytes += u64::from(run.ranges) * u64::from(run.bytes);
             if used.last() != Some(&run.segment) {
                 used.push(run.segment);
             }
             push_places(places, start, &run);
         }
-        found
+        Ok(bytes)
     }
 }
 
@@ -144,21 +137,23 @@ fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, RunItem>, Cl
 impl Service {
     pub(super) fn read_many(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let runs = runs_of(header, body)?;
-        let (start, mut used) = (self.places.len(), self.segments.many.list());
-        let found = self.segments.check_many(runs, false, &mut self.places, &mut used);
-        if let Some(status) = found.refusal {
-            self.places.truncate(start);
-            self.segments.many.recycle(used);
-            self.answer_id(peer, Operation::ReadMany, header.request, status, found.good);
-            return Ok(PayloadTo::Discard);
-        }
+        let mut used = self.segments.many.list();
+        let listed = self.answers.list_places(|places| self.segments.check_many(runs, false, places, &mut used));
+        let (bytes, places) = match listed {
+            Ok(listed) => listed,
+            Err(refusal) => {
+                self.segments.many.recycle(used);
+                self.answer_id(peer, Operation::ReadMany, header.request, refusal.status, refusal.good);
+                return Ok(PayloadTo::Discard);
+            }
+        };
         self.segments.count_users(&used);
-        self.counters.read_bytes += found.bytes;
+        self.counters.read_bytes += bytes;
         let checksum = (header.flags & FLAG_CHECKSUM != 0).then_some(0);
-        let header = Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok)
-            .with_payload(found.bytes, checksum);
-        let payload = Some((Places::Many(start..self.places.len()), self.segments.many.start(peer, used)));
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+        let header =
+            Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
+        let payload = Some((Places::Many(places), self.segments.many.start(peer, used)));
+        self.answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(PayloadTo::Discard)
     }
 
@@ -169,21 +164,23 @@ impl Service {
             return Err(CloseReason::Malformed("a payload of another length than its ranges"));
         }
         let request = header.request;
-        let (start, mut used) = (self.places.len(), self.segments.many.list());
-        let found = self.segments.check_many(runs, true, &mut self.places, &mut used);
-        let session = self.session(peer).expect("a session that was just looked up");
-        if let Some(status) = found.refusal {
-            let argument = found.good;
-            session.pending = Some(Pending::Refused { request, operation: Operation::WriteMany, status, argument });
-            self.places.truncate(start);
-            self.segments.many.recycle(used);
-            return Ok(PayloadTo::Discard);
+        let mut used = self.segments.many.list();
+        let listed = self.answers.list_places(|places| self.segments.check_many(runs, true, places, &mut used));
+        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
+        match listed {
+            Ok((bytes, places)) => {
+                self.segments.count_users(&used);
+                self.counters.write_bytes += bytes;
+                session.pending = Some(Pending::WriteMany { request, segments: used, expected: header.checksum() });
+                Ok(PayloadTo::Places(places))
+            }
+            Err(Refusal { status, good }) => {
+                let operation = Operation::WriteMany;
+                session.pending = Some(Pending::Refused { request, operation, status, argument: good });
+                self.segments.many.recycle(used);
+                Ok(PayloadTo::Discard)
+            }
         }
-        self.segments.count_users(&used);
-        self.counters.write_bytes += found.bytes;
-        let session = self.session(peer).expect("a session that was just looked up");
-        session.pending = Some(Pending::WriteMany { request, segments: used, expected: header.checksum() });
-        Ok(PayloadTo::Places(start..self.places.len()))
     }
 
     /// The answer to a gathered read has left, or never will.
@@ -195,7 +192,7 @@ impl Service {
     /// Nothing uses these segments for a frame any more.
     pub(super) fn release_many(&mut self, segments: Vec<SegmentId>) {
         for &segment in &segments {
-            self.segments.release(segment, &mut self.outputs);
+            self.segments.release(segment, &mut self.answers.outputs);
         }
         self.segments.many.recycle(segments);
     }

@@ -227,7 +227,7 @@ impl Service {
     /// # Panics
     /// When the segment is not in use.
     pub fn release_by_address(&mut self, segment: SegmentId) {
-        self.segments.release(segment, &mut self.outputs);
+        self.segments.release(segment, &mut self.answers.outputs);
     }
 
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
@@ -237,9 +237,9 @@ impl Service {
             Some(entry) if entry.users > 0 => entry.leaving = true,
             Some(_) => {
                 self.segments.forget(segment.index);
-                self.outputs.push_back(Output::Unregistered { segment });
+                self.answers.outputs.push_back(Output::Unregistered { segment });
             }
-            None => self.outputs.push_back(Output::Unregistered { segment }),
+            None => self.answers.outputs.push_back(Output::Unregistered { segment }),
         }
     }
 
@@ -288,10 +288,8 @@ impl Service {
             self.answer(peer, Operation::OpenSegment, header, Status::NotFound);
             return Ok(PayloadTo::Discard);
         }
-        let start = self.bytes.len();
         let descriptor = self.segment_descriptor().encode();
-        self.bytes.extend_from_slice(&descriptor);
-        self.answer_items(peer, Operation::OpenSegment, header, start, 1);
+        self.answers.items(peer, Operation::OpenSegment, header.request, 1, |body| body.extend_from_slice(&descriptor));
         Ok(PayloadTo::Discard)
     }
 
@@ -304,7 +302,7 @@ impl Service {
                     let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
                         .with_payload(place.bytes, checksum);
                     let payload = Some((Places::One(place), self.segments.start_read(peer, item.segment)));
-                    self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+                    self.answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
                 }
                 Err(status) => self.answer_id(peer, Operation::Read, item.request, status, 0),
             }
@@ -340,7 +338,7 @@ impl Service {
         let (status, argument) = (Status::OutOfRange, 0);
         let pending = match pending {
             Pending::Write { request, segment, .. } => {
-                self.segments.release(segment, &mut self.outputs);
+                self.segments.release(segment, &mut self.answers.outputs);
                 Pending::Refused { request, operation: Operation::Write, status, argument }
             }
             Pending::WriteMany { request, segments, .. } => {

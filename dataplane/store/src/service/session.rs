@@ -3,7 +3,7 @@
 use kvplane_proto::Status;
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ReservationId, SegmentId};
-use kvplane_proto::message::{Hello, IdItem, Kind, Operation, Welcome};
+use kvplane_proto::message::{Hello, IdItem, Operation, Welcome};
 
 use super::Service;
 use super::drafts::TicketId;
@@ -98,11 +98,11 @@ impl Service {
     /// because the kernel closes it after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         self.now_ns = now_ns;
-        self.outputs.arrived(now_ns);
+        self.answers.outputs.arrived(now_ns);
         let Some(mut departed) = self.sessions.leave(peer) else { return };
         self.forget_ticket(peer.index, &departed.session.pass);
         match departed.session.pending.take() {
-            Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.outputs),
+            Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.answers.outputs),
             Some(Pending::WriteMany { segments, .. }) => self.release_many(segments),
             Some(Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. }) | None => {}
         }
@@ -127,7 +127,7 @@ impl Service {
             let pass = session.pass;
             self.forget_ticket(peer.index, &pass);
             self.counters.closed += 1;
-            self.outputs.push_back(Output::Close { peer, reason });
+            self.answers.outputs.push_back(Output::Close { peer, reason });
         }
     }
 
@@ -147,12 +147,7 @@ impl Service {
         self.sessions.greet(peer, hello.client, hello.connection, hello.fetches);
         self.counters.greeted += 1;
         let welcome = self.welcome_body();
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&welcome);
-        let body = start..self.bytes.len();
-        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Ok)
-            .with_body(&self.bytes[body.clone()], 1);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        self.answers.items(peer, Operation::Hello, header.request, 1, |body| body.extend_from_slice(&welcome));
         Ok(PayloadTo::Discard)
     }
 

@@ -2,7 +2,7 @@
 
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{PinId, ReservationId, Version};
-use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveReply};
+use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, LookupReply, Operation, ReserveReply};
 
 use kvplane_proto::{Digest, Status};
 
@@ -37,9 +37,7 @@ impl Service {
             replies.push(reply);
         }
         if elsewhere.is_empty() {
-            let (start, count) = (self.bytes.len(), replies.len());
-            replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-            self.answer_items(context.peer, Operation::Lookup, header, start, count);
+            self.answers.records(context.peer, Operation::Lookup, header.request, &replies);
             return Ok(PayloadTo::Discard);
         }
         // All that the SSD or a former owner has is read at the same time; the answer waits for the last.
@@ -128,9 +126,7 @@ impl Service {
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
-        let (start, count) = (self.bytes.len(), replies.len());
-        replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-        self.answer_items(context.peer, Operation::Reserve, header, start, count);
+        self.answers.records(context.peer, Operation::Reserve, header.request, &replies);
         Ok(PayloadTo::Discard)
     }
 
@@ -180,9 +176,7 @@ impl Service {
             });
         }
         if left == 0 {
-            let (start, count) = (self.bytes.len(), replies.len());
-            replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-            self.answer_items(peer, operation, header, start, count);
+            self.answers.records(peer, operation, header.request, &replies);
             all.into_iter().for_each(|(made, waits, _)| self.make_last(&made, waits, None));
         } else {
             let slot_of = self.defer(peer, header.request, Replies::Commits(operation, replies), left);

@@ -4,9 +4,6 @@
 //! of the key u16, bytes of the tenant's name u8, data type u8, flags u8, three zeros. Little-endian, like everything.
 //! It has no checksum: the name is held against the object's digest, and on an SSD the record's covers it.
 
-use core::ops::Range;
-use std::collections::VecDeque;
-
 use kvplane_proto::Limits;
 use kvplane_proto::ids::ReservationId;
 use kvplane_proto::message::{ObjectName, PutFlags, PutItem, PutOptions};
@@ -101,25 +98,10 @@ impl TailHead {
     }
 }
 
-/// Tails that the host has not written yet, each with the reservation that holds its room.
-#[derive(Default)]
-pub(super) struct TailWrites {
-    due: VecDeque<(ReservationId, Range<usize>)>,
-}
-
-impl TailWrites {
-    /// Panics while a tail is due: its room could be freed, and given to another object, before the tail is written.
-    pub(super) fn assert_written(&self) {
-        assert!(self.due.is_empty(), "{} tails are due that the host has not written", self.due.len());
-    }
-}
-
 impl Service {
     /// Has the host write the tail of the object that this reservation is for.
     pub(super) fn write_tail(&mut self, reservation: ReservationId, tail: &TailHead, name: &ObjectName<'_>) {
-        let start = self.bytes.len();
-        tail.encode(name, &mut self.bytes);
-        self.tails.due.push_back((reservation, start..self.bytes.len()));
+        self.answers.write_tail(reservation, |bytes| tail.encode(name, bytes));
     }
 
     /// The next tail to be written to the pool. Only tails of reservations that still hold their room are returned: a
@@ -128,7 +110,7 @@ impl Service {
     /// The host writes all tails that are due at once: before the payload of the request that it has just passed on,
     /// before the next request, and before it asks for the next output. The service panics where a host does not.
     pub fn poll_tail(&mut self) -> Option<TailWrite> {
-        while let Some((reservation, bytes)) = self.tails.due.pop_front() {
+        while let Some((reservation, bytes)) = self.answers.next_tail() {
             if let Some(offset) = self.store.as_ref().and_then(|store| store.reserved_tail(reservation)) {
                 return Some(TailWrite { offset, bytes });
             }

@@ -63,14 +63,14 @@ impl Service {
         }
         // Until its tail was read, what came from an SSD is charged to the default tenant.
         let unknown = object.tenant == 0 && !object.has_tail && self.tiered.is_some();
-        self.outputs.whose = Some(if unknown { Whose::Unknown } else { Whose::Tenant(object.tenant) });
+        self.answers.outputs.whose = Some(if unknown { Whose::Unknown } else { Whose::Tenant(object.tenant) });
     }
 
     /// The next answer is about an object that was just made.
     pub(super) fn about_made(&mut self, digest: Digest) {
         let made = self.store.as_ref().filter(|store| store.has_tenants()).and_then(|store| store.peek(digest));
         if let Some(made) = made {
-            self.outputs.whose = Some(Whose::Tenant(made.tenant));
+            self.answers.outputs.whose = Some(Whose::Tenant(made.tenant));
         }
     }
 
@@ -93,7 +93,7 @@ impl Service {
         let options = item.options();
         let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
         if tenant != 0 && item.key_bytes > 0 {
-            self.timed.tenants.named(tenant, name.tenant);
+            self.answers.timed.tenants.named(tenant, name.tenant);
         }
         if context.tenant.is_some_and(|own| own != tenant) {
             self.counters.unauthorized += 1;

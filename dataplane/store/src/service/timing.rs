@@ -342,6 +342,8 @@ pub(super) struct Outputs {
     /// What that is about.
     pub(super) about: About,
     arrived_ns: u64,
+    /// Of the frame that was taken last: when its request came, and whether it waited for the SSD.
+    taken: (u64, bool),
 }
 
 impl Outputs {
@@ -401,48 +403,48 @@ impl Outputs {
         }
         Timing { arrived_ns: self.arrived_ns, receive_ns: 0, ssd_ns: 0, ssd: false }
     }
-}
 
-impl Service {
     /// Takes the next output, and counts it. It is counted where it lies, as it is long.
     #[inline]
-    pub(super) fn take_output(&mut self) -> Option<Output> {
-        let number = self.outputs.polled;
-        self.outputs.polled += 1;
-        let header = match self.outputs.queue.front() {
+    pub(super) fn take(&mut self, timed: &mut Timed, now_ns: u64) -> Option<Output> {
+        let number = self.polled;
+        self.polled += 1;
+        let header = match self.queue.front() {
             Some(Output::Frame { header, .. }) => header,
-            Some(_) => return self.outputs.queue.pop_front(),
+            Some(_) => return self.queue.pop_front(),
             None => {
-                self.outputs.polled = number;
+                self.polled = number;
                 return None;
             }
         };
-        let whose = match self.outputs.owned.front() {
+        let whose = match self.owned.front() {
             Some(&(owned, whose)) if owned == number => {
-                self.outputs.owned.pop_front();
+                self.owned.pop_front();
                 Some(whose)
             }
             _ => None,
         };
-        match self.outputs.late.front() {
+        match self.late.front() {
             Some(late) if late.0 == number => {
                 self.taken = (late.1.arrived_ns, late.1.ssd);
-                self.timed.answered(header, late, whose, self.now_ns);
-                self.outputs.late.pop_front();
+                timed.answered(header, late, whose, now_ns);
+                self.late.pop_front();
             }
             _ => {
-                self.taken = (self.now_ns, false);
-                self.timed.answered_at_once(header, whose, self.now_ns);
+                self.taken = (now_ns, false);
+                timed.answered_at_once(header, whose, now_ns);
             }
         }
-        self.outputs.queue.pop_front()
+        self.queue.pop_front()
     }
+}
 
+impl Service {
     /// A round of the host is over and what it answered has left; `clock` is read now and then.
     #[inline]
     pub fn round_over(&mut self, clock: impl FnOnce() -> u64) {
-        if self.timed.round != 0 {
-            self.timed.round_over(clock);
+        if self.answers.timed.round != 0 {
+            self.answers.timed.round_over(clock);
         }
     }
 
@@ -453,14 +455,14 @@ impl Service {
         let operation = match header.kind {
             Kind::Request(operation) | Kind::Reply(operation) => operation,
         };
-        let (arrived_ns, ssd) = self.taken;
+        let (arrived_ns, ssd) = self.answers.outputs.taken;
         Leaving { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
     }
 
     /// A payload has left; what holds its memory is let go after this.
     #[inline]
     pub fn left(&mut self, leaving: &Leaving, hold: Hold, now_ns: u64) {
-        if now_ns.saturating_sub(leaving.since_ns) >= self.timed.slow_after_ns {
+        if now_ns.saturating_sub(leaving.since_ns) >= self.answers.timed.slow_after_ns {
             self.left_slowly(leaving, hold, now_ns);
         }
     }
@@ -472,7 +474,7 @@ impl Service {
             _ => None,
         };
         let before_ns = leaving.since_ns.saturating_sub(leaving.arrived_ns);
-        self.timed.remember(SlowOperation {
+        self.answers.timed.remember(SlowOperation {
             operation: leaving.operation,
             status: Status::Ok,
             digest,
@@ -487,12 +489,12 @@ impl Service {
 
     /// From when on a request is slow; above 0.
     pub fn set_slow_after(&mut self, slow_after_ns: u64) {
-        self.timed.slow_after_ns = slow_after_ns.max(1);
+        self.answers.timed.slow_after_ns = slow_after_ns.max(1);
     }
 
     /// How long requests took until now.
     #[must_use]
     pub fn times(&self, now_ns: u64) -> ServiceTimes {
-        self.timed.snapshot(now_ns)
+        self.answers.timed.snapshot(now_ns)
     }
 }

@@ -108,9 +108,7 @@ impl Service {
                 store.drop_copy(digest);
             }
         }
-        let start = self.bytes.len();
-        Bitmap::encode(bits, &mut self.bytes);
-        self.answer_items(context.peer, Operation::Remove, header, start, count);
+        self.answers.items(context.peer, Operation::Remove, header.request, count, |body| Bitmap::encode(bits, body));
         Ok(PayloadTo::Discard)
     }
 

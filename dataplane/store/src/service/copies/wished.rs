@@ -113,9 +113,7 @@ impl Service {
             }
         }
         if waits.is_empty() {
-            let start = self.bytes.len();
-            Bitmap::encode(bits, &mut self.bytes);
-            self.answer_items(context.peer, operation, header, start, digests.len());
+            self.answers.items(context.peer, operation, header.request, bits.len(), |body| Bitmap::encode(bits, body));
             return Ok(PayloadTo::Discard);
         }
         let slot_of = self.defer(context.peer, header.request, Replies::Copies(bits, Status::Ok), waits.len());

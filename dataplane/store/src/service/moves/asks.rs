@@ -57,7 +57,7 @@ impl Service {
 
     /// Fetches an object for somebody, or joins those who wait for it. It may be elsewhere.
     pub(in crate::service) fn fetch_for(&mut self, digest: Digest, waiter: Waiter) -> Result<(), Status> {
-        let timing = self.outputs.timing();
+        let timing = self.answers.outputs.timing();
         let imports = &mut self.moves.imports;
         if let Some(object) = imports.objects.get_mut(&digest) {
             if object.waiters.len() == WAITERS_MOST {

@@ -377,7 +377,7 @@ impl Service {
             }
         }
         for (waiter, timing) in waiters {
-            self.outputs.late(timing, digest);
+            self.answers.outputs.late(timing, digest);
             let here = self.store.as_ref().is_some_and(|store| store.exists(digest));
             if end == End::Busy && !here {
                 self.turn_away(waiter, Status::Busy);

@@ -7,7 +7,8 @@ use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
-use super::super::objects::{StreamRead, Wanted, reserve_status};
+use super::super::objects::reserve_status;
+use super::super::stream_read::{StreamRead, Wanted};
 use super::super::timing::About;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
@@ -53,7 +54,7 @@ impl Service {
         tiered.frequency.see(digest);
         // Whoever came first goes first, but for those who need no place of their own.
         let may_begin = tiered.queued.is_empty() || tiered.reading.contains_key(&digest);
-        let timing = self.outputs.timing();
+        let timing = self.answers.outputs.timing();
         let begun = if may_begin { self.join_or_begin(view, waiter, timing) } else { Err(NotBegun::Full) };
         match (begun, &mut self.tiered) {
             (Ok(()), _) => Ok(()),
@@ -203,7 +204,7 @@ impl Service {
         }
         for (waiter, timing) in waiters {
             let about = About { digest: Some(digest), bytes: 0 };
-            self.outputs.waited(timing, about, timing.arrived_ns, self.now_ns);
+            self.answers.outputs.waited(timing, about, timing.arrived_ns, self.now_ns);
             self.serve(digest, waiter);
         }
         self.promote_or_drop(digest, restored);
@@ -267,7 +268,7 @@ impl Service {
             let bytes = object.extent.bytes;
             self.counters.get_bytes += bytes;
             self.note_get(digest, bytes);
-            self.outputs.concerns(digest, bytes);
+            self.answers.outputs.concerns(digest, bytes);
         }
         match (waiter, held) {
             (Waiter::Stream(read), Ok((pin, object))) => {
@@ -331,6 +332,6 @@ impl Service {
             .with_argument(object.version.0);
         let payload = Some((Places::One(place), hold));
         self.about(object);
-        self.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
+        self.answers.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
     }
 }

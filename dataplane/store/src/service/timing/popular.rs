@@ -132,7 +132,7 @@ impl Service {
     /// A get asked for so many bytes of an object.
     #[inline]
     pub(in crate::service) fn note_get(&mut self, digest: Digest, bytes: u64) {
-        self.timed.popular.asked(digest, bytes, self.now_ns);
+        self.answers.timed.popular.asked(digest, bytes, self.now_ns);
     }
 }
 

@@ -1,0 +1,66 @@
+//! A get over a stream: whether an object answers it, and with which bytes.
+
+use kvplane_proto::Status;
+use kvplane_proto::ids::RequestId;
+use kvplane_proto::message::Operation;
+
+use super::types::PeerKey;
+
+/// How much of an object a get reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// All of it, if it is not longer.
+    Whole { capacity_bytes: u64 },
+    /// A part of it.
+    Range { offset: u64, bytes: u64 },
+}
+
+impl Wanted {
+    /// Whether an object of this length can be given.
+    pub(super) const fn check(self, object_bytes: u64) -> Result<(), Status> {
+        match self {
+            Self::Whole { capacity_bytes } if object_bytes > capacity_bytes => Err(Status::BufferTooSmall),
+            Self::Range { bytes: 0, .. } => Err(Status::Empty),
+            Self::Range { offset, bytes } => match offset.checked_add(bytes) {
+                Some(end) if end <= object_bytes => Ok(()),
+                _ => Err(Status::OutOfRange),
+            },
+            Self::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// How much of an object of this length is given.
+    pub(super) const fn bytes_of(self, object_bytes: u64) -> u64 {
+        match self {
+            Self::Whole { .. } => object_bytes,
+            Self::Range { bytes, .. } => bytes,
+        }
+    }
+
+    pub(super) const fn operation(self) -> Operation {
+        match self {
+            Self::Whole { .. } => Operation::Get,
+            Self::Range { .. } => Operation::GetRange,
+        }
+    }
+}
+
+/// A get over a stream: its peer, and what of an object it reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamRead {
+    pub(super) peer: PeerKey,
+    pub(super) request: RequestId,
+    pub(super) wanted: Wanted,
+    /// Whether what names the stripes of a larger object is wanted as such.
+    pub(super) all: bool,
+}
+
+impl StreamRead {
+    /// Whether an object of this length can be given.
+    pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
+        match (is_head, self.all, self.wanted) {
+            (false, ..) | (true, true, Wanted::Whole { .. }) => self.wanted.check(object_bytes),
+            (true, ..) => Err(Status::Striped),
+        }
+    }
+}
