@@ -207,12 +207,10 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "reservation-of-a-gone-peer-stays",
         invariant: "what a peer held comes back when it is gone",
         file: "dataplane/store/src/service/session.rs",
-        find: "            self.put_deadlines.cancel(index);
-            store.abort(ReservationId { index, generation }).expect(\"a session's reservation is held\");
+        find: "            store.abort(reservation).expect(\"a session's reservation is held\");
         }
     }",
-        replace: "            self.put_deadlines.cancel(index);
-            let _ = (index, generation, &store);
+        replace: "            let _ = (reservation, &store);
         }
     }",
         host: Host::World,
@@ -221,12 +219,12 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "pins-of-a-gone-peer-stay",
         invariant: "what a peer held comes back when it is gone, pins too",
         file: "dataplane/store/src/service/session.rs",
-        find: "            store.unpin(PinId { index, generation }).expect(\"a session's pin is held\");
+        find: "            store.unpin(pin).expect(\"a session's pin is held\");
         }
-        while",
-        replace: "            let _ = PinId { index, generation };
+        for reservation",
+        replace: "            let _ = pin;
         }
-        while",
+        for reservation",
         host: Host::World,
     },
     Mutation {
@@ -243,8 +241,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "second-owner-reads-without-being-asked",
         invariant: "a copy is given to whom falls over to it only",
         file: "dataplane/store/src/service/copies/second.rs",
-        find: "        let second = self.asker_copies && !self.asker_fetches",
-        replace: "        let second = !self.asker_fetches",
+        find: "        let second = context.copies && !context.fetches",
+        replace: "        let second = !context.fetches",
         host: Host::HotObjects,
     },
     Mutation {
@@ -292,9 +290,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "tenants-see-memory-only",
         invariant: "what a tenant was acknowledged it can read and remove from every tier",
         file: "dataplane/store/src/service/claims.rs",
-        find: "        let claimed = self.asker_tenant.is_some()
+        find: "        let claimed = context.tenant.is_some()
 ",
-        replace: "        let claimed = self.asker_tenant == Some(u32::MAX)
+        replace: "        let claimed = context.tenant == Some(u32::MAX)
 ",
         host: Host::Tiers,
     },
