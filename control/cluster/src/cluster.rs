@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) shared: bool,
     /// The map as of which it has all that moved to it; nothing from a life that does not say so.
     pub(crate) settled: Option<Epoch>,
-    /// What it has on devices, if anything, is of no slot that it is to get: its share waits for absent nodes.
+    /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
     pub(crate) newcomer: bool,
     /// Evidence about it that others than itself gave.
     pub(crate) seen: Seen,

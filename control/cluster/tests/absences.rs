@@ -265,7 +265,7 @@ fn three_without_3() -> Driver {
     driver
 }
 
-/// What node 3 has on its devices would be compared with what others changed in the slots only that it gets back.
+/// Objects on node 3's devices are compared with changes by others only in the slots that node 3 gets back.
 #[test]
 fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
     let mut driver = three_without_3();

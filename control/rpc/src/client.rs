@@ -190,9 +190,8 @@ impl Client {
         loop {
             let (connection, _) = self.connection(until).await?;
             let outcome = self.exchange::<R>(&connection, &frame, until).await;
-            match &outcome {
-                Err(CallError::Lost { .. }) if R::IDEMPOTENT && Instant::now() < until => continue,
-                _ => {}
+            if R::IDEMPOTENT && matches!(outcome, Err(CallError::Lost { .. })) && Instant::now() < until {
+                continue;
             }
             // Nothing has come of a call that was refused so.
             match outcome.as_ref().err().and_then(CallError::not_ready) {

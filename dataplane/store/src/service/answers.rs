@@ -15,7 +15,7 @@ use super::Service;
 use super::timing::{Outputs, Timed};
 use super::types::{CloseReason, Output, PeerKey, Place};
 
-/// What a shard says to its peers, until its host has polled it.
+/// Answers of a shard to its peers, until its host has polled them.
 pub(super) struct Answers {
     pub(super) outputs: Outputs,
     pub(super) timed: Timed,

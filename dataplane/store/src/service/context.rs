@@ -7,7 +7,7 @@ use kvplane_proto::message::Operation;
 use super::session::Session;
 use super::types::PeerKey;
 
-/// What a request says about its peer and its map. It travels as an argument, to whatever carries the request out.
+/// Facts of one request about its peer and its map. They travel as an argument to all code that carries it out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestContext {
     pub(super) peer: PeerKey,

@@ -11,14 +11,14 @@ use super::types::{CloseReason, Identity};
 use super::{Service, owns};
 
 impl Service {
-    /// Whether an object may be asked for here, and is not another tenant's than the peer's.
+    /// A check that this shard answers for an object, and that it is not another tenant's than the peer's.
     pub(super) fn may_ask(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
         self.answers_for(context, digest)?;
         if self.is_foreign(context, digest) { Err(Status::Unauthorized) } else { Ok(()) }
     }
 
-    /// Whether an object may be asked for here. A peer with a newer map knows more than we do. The new owner of what
-    /// we had may ask for that, and nobody else any more.
+    /// A check that this shard answers for an object. A peer with a newer map knows more than we do. The new owner of
+    /// what we had may ask for that, and nobody else any more.
     pub(super) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
         let knows = self.store.is_some() && context.epoch <= self.epoch;
         let status = match context.fetches {

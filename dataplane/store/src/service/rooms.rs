@@ -71,7 +71,7 @@ impl Service {
         Ok(room)
     }
 
-    /// Whether a put takes the place of what is there. A peer whose ticket is for one tenant owns the digests that
+    /// True where a put replaces the object that is there. A peer whose ticket is for one tenant owns the digests that
     /// names of its tenant have: what another one has put there gives way. Under other digests it puts what is new
     /// only, as whose the object there is may not be known, or not yet.
     fn may_replace(&mut self, context: &RequestContext, item: &PutItem, name: &ObjectName<'_>) -> Result<bool, Status> {

@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Who it is of is known, and may ask.
+    /// Notes the client of a connection, which may send requests from now on.
     pub(super) const fn greet(&mut self, client: u64, connection: u64, fetches: bool) {
         self.greeted = true;
         (self.client, self.connection, self.fetches) = (client, connection, fetches);

@@ -23,7 +23,7 @@ pub(super) struct Sessions {
     tickets: Handles,
 }
 
-/// What a connection held when it ended.
+/// A session that has ended, and all that it held.
 pub(super) struct Departed {
     /// The session, with nothing lent to it any more.
     pub(super) session: Session,
@@ -106,7 +106,7 @@ impl Sessions {
         picked.collect()
     }
 
-    /// Who a connection is of is known, and may ask.
+    /// Notes the client of a connection, which may send requests from now on.
     pub(super) fn greet(&mut self, peer: PeerKey, client: u64, connection: u64, fetches: bool) {
         if let Some(session) = self.get_mut(peer) {
             session.greet(client, connection, fetches);

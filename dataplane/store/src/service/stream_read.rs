@@ -16,7 +16,7 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// Whether an object of this length can be given.
+    /// A check that an object of this length can be given.
     pub(super) const fn check(self, object_bytes: u64) -> Result<(), Status> {
         match self {
             Self::Whole { capacity_bytes } if object_bytes > capacity_bytes => Err(Status::BufferTooSmall),
@@ -51,12 +51,12 @@ pub(super) struct StreamRead {
     pub(super) peer: PeerKey,
     pub(super) request: RequestId,
     pub(super) wanted: Wanted,
-    /// Whether what names the stripes of a larger object is wanted as such.
+    /// True where the head of a striped object is wanted as such.
     pub(super) all: bool,
 }
 
 impl StreamRead {
-    /// Whether an object of this length can be given.
+    /// A check that an object of this length can be given.
     pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
         match (is_head, self.all, self.wanted) {
             (false, ..) | (true, true, Wanted::Whole { .. }) => self.wanted.check(object_bytes),

@@ -36,7 +36,7 @@ impl Service {
         self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
     }
 
-    /// Whether an object is another tenant's than the peer's, whose ticket is for one only. It is none for the peer,
+    /// True for an object of another tenant than the peer's, whose ticket is for one only. It is none for the peer,
     /// who learns nothing of it; and what others have put under a digest stands in nobody's way.
     pub(super) fn is_foreign(&mut self, context: &RequestContext, digest: Digest) -> bool {
         let Some(own) = context.tenant else { return false };
@@ -45,13 +45,13 @@ impl Service {
         foreign
     }
 
-    /// Whether an object is none for the peer: its ticket is for one tenant, and whose the object is is not known
+    /// True for an object that is hidden from the peer: its ticket is for one tenant, and the object's is not known
     /// here.
     pub(super) fn is_hidden(&self, context: &RequestContext, digest: Digest) -> bool {
         context.tenant.is_some() && self.whose(digest).is_none()
     }
 
-    /// Whether an object is none for the peer, for whichever reason.
+    /// True for an object that is hidden from the peer, or another tenant's.
     pub(super) fn is_anothers(&mut self, context: &RequestContext, digest: Digest) -> bool {
         self.is_hidden(context, digest) || self.is_foreign(context, digest)
     }

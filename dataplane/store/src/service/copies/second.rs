@@ -16,8 +16,8 @@ use crate::store::{Fate, Side};
 use crate::{Replica, Reserve};
 
 impl Service {
-    /// Whether the peer, who owns the slot first, may bring a copy or have it dropped: this shard is the second owner
-    /// for it, and was when the peer's map was made.
+    /// True where the peer, who owns the slot first, may bring a copy or have it dropped: this shard is the second
+    /// owner for it, and was when the peer's map was made.
     fn may_copy(&self, context: &RequestContext, digest: Digest) -> bool {
         let relation = self.copies.relations.get(&digest.slot());
         relation.is_some_and(|relation| relation.since <= context.epoch)

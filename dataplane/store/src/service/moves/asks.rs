@@ -21,7 +21,7 @@ const ASKS_MOST: usize = 4096;
 const TOGETHER: usize = 1024;
 
 impl Service {
-    /// Whether a former owner may have what is not here, and can be asked. For a peer whose ticket is for one tenant,
+    /// True where a former owner may have the object, and can be asked. For a peer whose ticket is for one tenant,
     /// objects are fetched before anything is said of them.
     pub(in crate::service) fn may_be_elsewhere(&self, context: &RequestContext, digest: Digest) -> bool {
         !context.fetches && context.tenant.is_none() && self.is_fetchable(digest)

@@ -1,4 +1,4 @@
-//! What a peer whose ticket is for one tenant sees of what is on the SSD: all that is that tenant's, and nothing
+//! Objects on the SSD, as a peer sees them whose ticket is for one tenant: all that is that tenant's, and nothing
 //! else.
 
 use kvplane_proto::digest::tenant_number;
