@@ -49,6 +49,14 @@ fn returns() {
     assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
 }
 
+/// Nodes join shortly after each other, while some of them cannot reach others: nothing is lost by that.
+#[test]
+fn joins() {
+    let (count, total) = run_all(Scenario::of_joins);
+    assert!(count < 10 || total.audited > 0, "nothing was put to the test: {total}");
+    caught_among(Scenario::of_joins_with, Mischief::SettleEarly, &[Rule::Durable], &[]);
+}
+
 /// The control plane loses its state while nodes are away with their disks.
 #[test]
 fn a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object() {
@@ -60,7 +68,9 @@ fn a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object() {
 #[test]
 fn copies_are_made_again_when_all_nodes_died() {
     let (count, total) = run_all(Scenario::of_copies_again);
-    assert!(count < 10 || total.kept.0 > 0 && total.audited > 0, "nothing was put to the test: {total}");
+    // Where they are expelled together, nothing needs comparing: only a few seeds do that otherwise.
+    let compares = count < 50 || total.kept.0 > 0;
+    assert!(count < 10 || compares && total.audited > 0, "nothing was put to the test: {total}");
 }
 
 /// Disks that lose writes of records: a removal that is lost is noticed where it can be, and nothing comes back.

@@ -25,6 +25,7 @@ use crate::devices::Devices;
 use crate::message::{Change, Counters, Input, Load, MemberView, Output, Reply};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
+use crate::settle::LivenessProbe;
 use crate::state::{MemberEvent, MemberState};
 use crate::tenants::Tenants;
 
@@ -110,8 +111,10 @@ pub struct Cluster {
     pub(crate) due_ns: Option<u64>,
     /// Somebody waits for its share, or to lose it; until when owners that have not settled count.
     pub(crate) share_waits: bool,
-    /// Time at which the change of shares that waits became due.
-    pub(crate) share_since_ns: u64,
+    /// The probe whose answers the change of shares waits for.
+    pub(crate) probe: Option<LivenessProbe>,
+    /// The call in progress publishes a map whatever its members, as a probe begins.
+    pub(crate) begins_probe: bool,
     pub(crate) settle_until_ns: u64,
     /// Durable changes of the call in progress.
     pub(crate) changes: Vec<Change>,
@@ -296,6 +299,7 @@ impl Cluster {
         if self.share_waits {
             self.arm(Some(self.settle_until_ns).filter(|&at_ns| at_ns > self.now_ns));
             self.arm(self.absent_until_ns());
+            self.arm(self.probe_until_ns().filter(|&at_ns| at_ns > self.now_ns));
         }
     }
 
@@ -402,7 +406,8 @@ impl Cluster {
         }
         let members = if map_changed { self.map_members() } else { Vec::new() };
         // What was changed may have been changed back.
-        map_changed &= members != self.map.members || self.map.replicas != self.config.replicas;
+        let begins_probe = core::mem::take(&mut self.begins_probe);
+        map_changed &= begins_probe || members != self.map.members || self.map.replicas != self.config.replicas;
         if map_changed {
             self.map.epoch.0 += 1;
             self.map.replicas = self.config.replicas;

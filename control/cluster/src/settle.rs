@@ -7,9 +7,12 @@
 //! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
 //! had.
 //!
-//! It also waits until every node that is to own slots was heard after the change was due: slots that are given to a
-//! node that is dead, or restarts, are lost with it, as their former owner drops what it fetched from nobody. One
-//! heartbeat tells; a node that is silent instead is expelled at its deadline, and is not waited for any more.
+//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that is
+//! dead, or restarts, are lost with it, as the exports of their former owner end with that life. A heartbeat proves
+//! nothing: it may have waited in a queue since before the death. So the control plane begins a liveness probe: it
+//! publishes a map with the same members, and each taker must say that it follows that map or a later one. A node that
+//! is silent instead is expelled at its deadline, and is not waited for any more. A life that never reports
+//! ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a heartbeat.
 //!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
@@ -30,8 +33,24 @@ use crate::record::Layout;
 use crate::rejection::Rejection;
 use crate::state::MemberState;
 
-/// A member that was heard this part of a heartbeat interval before a change was due need not be heard again.
+/// A member that does not report, and was heard this part of a heartbeat interval before the probe, need not be
+/// heard again.
 const HEARD_SLACK: u64 = 4;
+
+/// Answers to a probe are proof for this many heartbeat intervals: who was the first to answer may have died before
+/// the last one did.
+const FRESH_INTERVALS: u64 = 2;
+
+/// A request to all nodes that are to own slots to prove that they live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LivenessProbe {
+    /// The map that they have to follow.
+    epoch: Epoch,
+    /// Time at which it was published.
+    since_ns: u64,
+    /// When a heartbeat is proof enough, as maps do not come through where heartbeats do.
+    until_ns: u64,
+}
 
 impl Row {
     /// Whether it is to own slots.
@@ -67,10 +86,8 @@ impl Cluster {
     }
 
     /// Shares are to change, as soon as they may.
-    fn want_shares(&mut self) {
-        if !self.share_waits {
-            (self.share_waits, self.share_since_ns) = (true, self.now_ns);
-        }
+    const fn want_shares(&mut self) {
+        self.share_waits = true;
     }
 
     /// A member was heard: shares may have waited for that.
@@ -108,17 +125,19 @@ impl Cluster {
         let is_held = |row: &Row| absent_until_ns.is_some() && row.newcomer && !row.shared;
         if !self.rows.values().any(|row| row.shared != row.wants_share() && !is_held(row)) {
             // Nothing is due before they may get their shares.
-            self.share_since_ns = self.now_ns;
+            self.end_probe();
             self.arm(absent_until_ns);
             return;
         }
         if self.is_moving() {
+            self.end_probe();
             self.arm(Some(self.settle_until_ns));
             return;
         }
         if !self.takers_live() {
             return;
         }
+        self.end_probe();
         self.share_waits = false;
         for row in self.rows.values_mut() {
             if is_held(row) {
@@ -146,15 +165,56 @@ impl Cluster {
         (until_ns > self.now_ns).then_some(until_ns)
     }
 
-    /// True when each node that is to own slots was heard when the change was due, or since. While no node owns slots,
-    /// none can be lost, and no heartbeat is awaited.
-    fn takers_live(&self) -> bool {
+    /// True when each node that is to own slots has answered the probe, which begins where there is none. While no
+    /// node owns slots, none can be lost, and nobody needs to answer.
+    fn takers_live(&mut self) -> bool {
         if !self.rows.values().any(|row| row.shared) {
             return true;
         }
+        let until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
+        let LivenessProbe { epoch, since_ns, until_ns } = self.probe.unwrap_or_else(|| self.begin_probe(until_ns));
+        let is_over = self.now_ns >= until_ns;
         let slack_ns = self.config.heartbeat_interval_ns / HEARD_SLACK;
-        let lives = |row: &Row| row.heard && row.heard_ns.saturating_add(slack_ns) >= self.share_since_ns;
-        self.rows.values().filter(|row| row.wants_share()).all(lives)
+        let moved = self.moved_at();
+        let lives = |row: &Row| {
+            let reports = row.settled.is_some_and(|settled| !is_over && (!row.shared || settled >= moved));
+            let answers = row.settled >= Some(epoch);
+            let is_heard = !reports && row.heard_ns.saturating_add(slack_ns) >= since_ns;
+            row.heard && (answers || is_heard)
+        };
+        if !self.rows.values().filter(|row| row.wants_share()).all(lives) {
+            return false;
+        }
+        let fresh_ns = self.config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
+        let is_fresh = self.now_ns.saturating_sub(since_ns) <= fresh_ns;
+        if !is_fresh && !is_over {
+            self.begin_probe(until_ns);
+        }
+        is_fresh || is_over
+    }
+
+    /// Begins a probe: the map that this call of the core publishes, which is new whatever else changes.
+    fn begin_probe(&mut self, until_ns: u64) -> LivenessProbe {
+        (self.map_changed, self.begins_probe) = (true, true);
+        let probe = LivenessProbe { epoch: self.newest_epoch(), since_ns: self.now_ns, until_ns };
+        self.probe = Some(probe);
+        self.arm(Some(until_ns));
+        probe
+    }
+
+    /// Nobody needs to answer any more. Where it began in the same call of the core, no map was published for it.
+    const fn end_probe(&mut self) {
+        (self.probe, self.begins_probe) = (None, false);
+    }
+
+    pub(crate) fn probe_until_ns(&self) -> Option<u64> {
+        Some(self.probe?.until_ns)
+    }
+
+    /// The map by which slots moved last.
+    fn moved_at(&self) -> Epoch {
+        let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
+        restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since)
     }
 
     /// Whether an owner may not have all yet that moved to it.
@@ -165,8 +225,7 @@ impl Cluster {
 
     /// Owners that may not have all yet that moved to them.
     pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
-        let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
-        let moved = restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since);
+        let moved = self.moved_at();
         let lags = move |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
         let waits = self.now_ns < self.settle_until_ns;
         self.rows.iter().filter(move |(_, row)| waits && lags(row)).map(|(node, _)| *node)

@@ -46,15 +46,11 @@ impl World {
     }
 
     fn speak(&mut self, index: usize) {
+        // As a real node does beside its heartbeats.
+        self.report_settled(index);
         let node = &self.nodes[index];
         let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
         let input = if node.joined {
-            // As a real node does beside its heartbeats, once what its shards heard of last has come.
-            let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
-            if self.scenario.has(Mischief::SettleEarly) || node.shards.iter().all(settled) {
-                let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
-                self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
-            }
             Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
         } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
             Input::AttachDevices { node: id, incarnation: life, devices }
@@ -62,6 +58,19 @@ impl World {
             let member = node.member(index, self.scenario.shards);
             Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
         };
+        self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+    }
+
+    /// Says that a member has all that moved to it by the map that its shards follow, once that is so.
+    fn report_settled(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
+        let is_settled = self.scenario.has(Mischief::SettleEarly) || node.shards.iter().all(settled);
+        if !(node.joined && is_settled) {
+            return;
+        }
+        let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
+        let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
         self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
     }
 
@@ -179,6 +188,8 @@ impl World {
             self.shard_sees_owners(life, &owners, since, missed);
         }
         self.note_moves(index);
+        // A real node looks every few milliseconds.
+        self.report_settled(index);
     }
 
     fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {

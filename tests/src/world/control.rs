@@ -16,7 +16,7 @@ use super::check::epochs::Epochs;
 use super::check::{Rule, broken};
 use super::faults::Party;
 use super::queue::{Event, Message};
-use super::scenario::{MS, Mischief};
+use super::scenario::{MS, Mischief, Scenario};
 use super::tickets::Tickets;
 
 /// The control plane.
@@ -37,14 +37,14 @@ pub(crate) struct Control {
 const ADOPTION_NS: u64 = 1000 * MS;
 
 impl Control {
-    pub(crate) fn new(replicas: u8) -> Self {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
         let mut config = ClusterConfig::new("world");
-        config.replicas = replicas;
+        config.replicas = scenario.replicas;
         config.heartbeat_interval_ns = 100 * MS;
         config.suspect_after_ns = 300 * MS;
         config.heartbeat_deadline_ns = 600 * MS;
         config.restart_grace_ns = 1000 * MS;
-        config.settle_most_ns = 1000 * MS;
+        config.settle_most_ns = scenario.settle_most_ns;
         Self {
             config,
             cluster: None,

@@ -21,6 +21,7 @@ mod disturbances;
 mod faults;
 mod fetch;
 mod finish;
+mod joins;
 mod network;
 mod node;
 mod observe;
@@ -125,7 +126,7 @@ impl World {
             lives: Vec::new(),
             disks: BTreeMap::new(),
             clients: Vec::new(),
-            control: Control::new(scenario.replicas),
+            control: Control::new(&scenario),
             connections: BTreeMap::new(),
             next_connection: 0,
             trouble: Trouble::default(),
@@ -155,7 +156,12 @@ impl World {
         for node in 0..self.scenario.nodes {
             let node = Node::new(node, &self.scenario, &mut self.streams.faults);
             self.nodes.push(node);
-            self.start_node(self.nodes.len() - 1);
+            let joins_ns = self.scenario.joins_ns(self.nodes.len() - 1);
+            if joins_ns > 0 {
+                self.after(joins_ns, Event::StartNode(self.nodes.len() - 1));
+            } else {
+                self.start_node(self.nodes.len() - 1);
+            }
         }
         self.schedule_fault();
     }

@@ -118,6 +118,10 @@ pub struct Scenario {
     pub(crate) tickets: bool,
     /// Whose all objects are; the default tenant's where it is empty.
     pub(crate) tenant: &'static [u8],
+    /// When nodes beyond the first two join, one soon after the other; 0 is at once.
+    pub(crate) joins_from_ns: u64,
+    /// How long a change of owners waits for the one before, at most.
+    pub(crate) settle_most_ns: u64,
     /// No node is ever halted or silent, and never do all start again: as when its seed failed once.
     pub(crate) undisturbed: bool,
 }
@@ -189,6 +193,8 @@ impl Scenario {
             wishes: false,
             tickets: false,
             tenant: b"",
+            joins_from_ns: 0,
+            settle_most_ns: 1000 * MS,
             undisturbed: false,
         }
     }

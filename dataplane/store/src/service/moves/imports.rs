@@ -368,3 +368,26 @@ impl Service {
         new
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    /// A source that did not answer for a second is not left alone for five because sixteen objects were on their way.
+    #[test]
+    fn requests_that_fail_together_put_off_the_next_attempt_once() {
+        let mut imports = Imports::new();
+        let key = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
+        let number = imports.add_source(key);
+        let source = imports.sources.get_mut(&number).expect("it was just added");
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            let now_ns = source.retry_ns;
+            (0..20).for_each(|later| source.failed(now_ns + later));
+            waits.push((source.retry_ns - now_ns) / 100_000_000);
+        }
+        assert_eq!(waits, [2, 4, 8, 16], "tenths of a second: twice as long each time");
+    }
+}

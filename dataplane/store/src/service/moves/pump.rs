@@ -34,7 +34,12 @@ pub(super) enum End {
 }
 
 impl Source {
+    /// It did not answer, or not as it should: the next attempt is later. Many requests that fail by one outage are one
+    /// failure.
     pub(super) fn failed(&mut self, now_ns: u64) {
+        if now_ns < self.retry_ns {
+            return;
+        }
         self.failures += 1;
         self.retry_ns = now_ns.saturating_add((RETRY_NS << self.failures.min(10)).min(RETRY_MOST_NS));
     }
@@ -172,7 +177,8 @@ impl Service {
             self.changes_not_told(source, true);
             return;
         };
-        (entry.asking, entry.failures) = (false, 0);
+        // It is there, whatever failed before.
+        (entry.asking, entry.failures, entry.retry_ns) = (false, 0, 0);
         changes::take_items(told, page.keys().map(|key| key.item));
         let reply = page.reply();
         *at = ListFrom { walk: reply.walk, from: reply.next, ..*at };
