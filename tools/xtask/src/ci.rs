@@ -11,26 +11,22 @@ use crate::peers;
 use crate::process::{self, Failure};
 use crate::python;
 use crate::rig;
-use crate::seeds;
 use crate::setup::{self, packages::Group};
 use crate::testing;
 use crate::tidy;
 use crate::workspace::Workspace;
 
-// What follows is as much as fits beside all else; `cargo x seeds --nightly`, `cargo x kills` and `cargo x fuzz` take
-// more of it.
-/// Times that a node over an SSD is killed.
-const KILLS: &str = "60";
-/// Times that the SSD loses its power under a node that is killed.
-const POWER_FAILURES: &str = "18";
-/// Times that a node is killed whose SSD is full.
-const FULL_KILLS: &str = "10";
-/// How long broken frames are sent.
-const FUZZ_SECONDS: &str = "60";
-/// How many seeds of each kind the simulation runs through here; a plain test run takes fewer.
-pub const SEEDS: &str = "100";
-/// And of those whose shards have faulty disks.
-pub const TIER_SEEDS: &str = "150";
+/// Sizes of the tests that take theirs from the environment: seeds of each kind of the simulation, kills of nodes over
+/// SSDs, seconds of broken frames. As much as fits; `cargo x seeds --nightly`, `cargo x kills` and `cargo x fuzz` take
+/// more of it, and a plain `cargo x test` less.
+const SIZES: [(&str, &str); 6] = [
+    ("KVPLANE_SEEDS", "100"),
+    ("KVPLANE_TIER_SEEDS", "150"),
+    ("KVPLANE_KILLS", "60"),
+    ("KVPLANE_POWER_FAILURES", "18"),
+    ("KVPLANE_FULL_KILLS", "10"),
+    ("KVPLANE_FUZZ_SECONDS", "60"),
+];
 
 /// The profile of the binary whose linkage is checked: what ships, without its optimisations.
 const LINKAGE: &str = "linkage";
@@ -47,14 +43,8 @@ pub enum Step {
     Tidy,
     /// clippy without a warning.
     Clippy,
-    /// Every test.
+    /// Every test, in the sizes of [`SIZES`].
     Test,
-    /// The simulation, over many seeds.
-    Seeds,
-    /// A node over an SSD, killed again and again.
-    Kills,
-    /// Broken frames for every port of real processes.
-    Fuzz,
     /// The release build of the binary that ships.
     Release,
     /// The binary that ships starts without any optional library.
@@ -69,14 +59,11 @@ pub enum Step {
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Tidy,
         Self::Clippy,
         Self::Test,
-        Self::Seeds,
-        Self::Kills,
-        Self::Fuzz,
         Self::Release,
         Self::Linkage,
         Self::Interop,
@@ -92,9 +79,6 @@ impl Step {
             Self::Tidy => "tidy",
             Self::Clippy => "clippy",
             Self::Test => "test",
-            Self::Seeds => "seeds",
-            Self::Kills => "kills",
-            Self::Fuzz => "fuzz",
             Self::Release => "release",
             Self::Linkage => "linkage",
             Self::Interop => "interop",
@@ -115,14 +99,7 @@ impl Step {
             Self::Fmt => cargo(&["fmt", "--all", "--", "--check"]),
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            Self::Test => testing::run(workspace, &[]),
-            Self::Seeds => seeds::counted(workspace, &[("KVPLANE_SEEDS", SEEDS), ("KVPLANE_TIER_SEEDS", TIER_SEEDS)]),
-            Self::Kills => {
-                seeds::kills(workspace, &[KILLS.to_string()])?;
-                seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])?;
-                seeds::kills(workspace, &["--full".to_string(), FULL_KILLS.to_string()])
-            }
-            Self::Fuzz => seeds::fuzz(workspace, &[FUZZ_SECONDS.to_string()]),
+            Self::Test => testing::run_sized(workspace, &[], &SIZES),
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools"]),
             Self::Linkage => {
                 cargo(&["build", "--profile", LINKAGE, "--package", "kvplane-tools"])?;

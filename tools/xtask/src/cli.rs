@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(parsed("setup bench"), Ok(Task::Setup(vec![Group::Bench])));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy { write_map: false }));
         assert_eq!(parsed("tidy --write-map"), Ok(Task::Tidy { write_map: true }));
-        assert_eq!(parsed("ci fmt seeds"), Ok(Task::Ci(vec![Step::Fmt, Step::Seeds])));
+        assert_eq!(parsed("ci fmt test"), Ok(Task::Ci(vec![Step::Fmt, Step::Test])));
         let passed_on = vec!["--trace".to_string(), "x.jsonl".to_string()];
         assert_eq!(parsed("demo --trace x.jsonl"), Ok(Task::Demo(passed_on)));
         assert_eq!(parsed("test --help"), Ok(Task::Test(vec!["--help".to_string()])));

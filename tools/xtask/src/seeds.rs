@@ -4,7 +4,6 @@
 use std::time::Instant;
 
 use crate::process::{self, Failure};
-use crate::testing;
 use crate::workspace::Workspace;
 
 /// Seeds that are run when no number is given.
@@ -62,15 +61,6 @@ const KINDS: [Kind; 16] = [
     Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 70),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
 ];
-
-/// Runs as many seeds of each kind that takes its number from one of these variables; all other tests of the simulation
-/// are the same in every run.
-pub fn counted(workspace: &Workspace, counts: &[(&str, &str)]) -> Result<(), Failure> {
-    let named = |kind: &&Kind| counts.iter().any(|(variable, _)| *variable == kind.variable);
-    let terms = KINDS.iter().filter(named).map(|kind| format!("binary({}) & test(={})", kind.test, kind.name));
-    let terms = terms.collect::<Vec<_>>().join(" | ");
-    process::run(testing::chosen(workspace, "kvplane-tests", &terms).envs(counts.iter().copied()))
-}
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]

@@ -24,6 +24,11 @@ use skips::{Filter, Runner};
 ///
 /// With `--rig` among them, runs those that need hardware in virtual machines instead: [`suite::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    run_sized(workspace, arguments, &[])
+}
+
+/// Runs the tests with these variables, which say how much some of them do.
+pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &str)]) -> Result<(), Failure> {
     setup::run(&[Group::Build, Group::Test])?;
     if let Some(request) = suite::Request::of(arguments)? {
         return suite::run(workspace, &request);
@@ -42,6 +47,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let mut filter = Filter::new(runner);
     let again = if load.times > 1 { vec!["--stress-count".to_owned(), load.times.to_string()] } else { Vec::new() };
     let mut command = tests(workspace, runner, &[again, arguments.clone()].concat());
+    command.envs(sizes.iter().copied());
     let result = run_filtered(&mut command, &mut filter);
     let mut skipped = filter.skipped;
     if arguments.is_empty() {
@@ -53,17 +59,6 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     }
     print_skipped(&skipped);
     Ok(())
-}
-
-/// Tests of one package of ours that an expression of nextest chooses, without a second build: the whole workspace is
-/// selected, so that features unify as they do for all tests. All tests of the package where nextest is not installed.
-#[must_use]
-pub fn chosen(workspace: &Workspace, package: &str, terms: &str) -> Command {
-    if Runner::find() == Runner::Nextest {
-        let expression = format!("package({package}) & ({terms})");
-        return workspace.cargo(&["nextest", "run", "--workspace", "-E", &expression]);
-    }
-    workspace.cargo(&["test", "--package", package])
 }
 
 /// Tests that run at a time for each core: those of processes and deadlines wait for most of their time.
