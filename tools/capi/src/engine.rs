@@ -37,13 +37,18 @@ impl Drop for Engine {
 }
 
 /// Settings from what C says. Without an address that is not a loopback one, only this host can reach the engine.
-fn config(metadata: &str, server_name: &str, host: Option<&str>, port: u64) -> Result<TransferEngineConfig, String> {
+fn config(
+    metadata: &str,
+    server_name: &str,
+    host: Option<&str>,
+    port: u64,
+    environment: Environment,
+) -> Result<TransferEngineConfig, String> {
     let port = u16::try_from(port).map_err(|_| format!("port {port} is above 65535"))?;
-    let environment = Environment::of_process().map_err(|error| error.to_string())?;
     let p2p = metadata == "P2PHANDSHAKE";
     // With handshakes the name is an address too, `host:port`, whose port does not count.
     let wanted = host.filter(|host| !host.is_empty()).unwrap_or(if p2p { server_name } else { "" });
-    let OwnAddress { listen, announce, .. } = OwnAddress::resolve(wanted, None);
+    let OwnAddress { listen, announce, .. } = OwnAddress::resolve(wanted, environment.bind);
     Ok(TransferEngineConfig {
         listen: SocketAddr::new(listen, if p2p { 0 } else { port }),
         open_to_network: !listen.is_loopback(),
@@ -88,7 +93,9 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         let texts = unsafe { (text(metadata_conn_string), text(local_server_name), text(ip_or_host_name)) };
         let (Some(metadata), Some(name), host) = texts else { return ptr::null_mut() };
         // One that others reach says so on standard error.
-        let started = config(metadata, name, host, rpc_port)
+        let environment = Environment::of_process().map_err(|error| error.to_string());
+        let started = environment
+            .and_then(|environment| config(metadata, name, host, rpc_port, environment))
             .and_then(|config| TransferEngine::start(config).map_err(|error| error.to_string()));
         match started {
             Ok(engine) => {
@@ -239,7 +246,8 @@ mod tests {
             ("127.0.0.1", "127.0.0.1", None),
         ] {
             // In the place of the host, and as the name where there is no host.
-            for made in [config("P2PHANDSHAKE", "name", Some(host), 0), config("P2PHANDSHAKE", host, None, 0)] {
+            let made = |name, host| config("P2PHANDSHAKE", name, host, 0, Environment::default());
+            for made in [made("name", Some(host)), made(host, None)] {
                 let made = made.expect(host);
                 assert_eq!(made.announce.map(|ip| ip.to_string()).as_deref(), announced, "{host}");
                 // A machine without IPv6 has no interface with ::1 either.
@@ -250,6 +258,16 @@ mod tests {
                     assert_ne!(engine.local_address().port(), 0, "{host}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_environment_says_where_to_listen_whatever_the_name() {
+        for (bind, announced) in [("127.0.0.2", None), ("0.0.0.0", Some("203.0.113.7"))] {
+            let environment = Environment { bind: Some(bind.parse().expect(bind)), ..Environment::default() };
+            let made = config("P2PHANDSHAKE", "203.0.113.7:5", None, 0, environment).expect(bind);
+            assert_eq!(made.listen.ip().to_string(), bind);
+            assert_eq!(made.announce.map(|ip| ip.to_string()).as_deref(), announced, "{bind}");
         }
     }
 }
