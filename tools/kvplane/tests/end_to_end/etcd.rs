@@ -2,7 +2,8 @@
 //! killed, stopped, full and wiped. Data operations go on through all of it.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use kvplane_etcd::Operation;
 
@@ -241,11 +242,24 @@ fn who_was_taken_over_from_changes_nothing_any_more() {
     let (gateway, base) = (cluster.etcd.gateway(), format!("/kvplane/{}/", cluster.place.cluster));
     let key = |name: &str| format!("{base}{name}").into_bytes();
     let leader = cluster.leader();
-    // As another would that found it silent; this one goes away at once, and is found silent itself.
+    // As another would that found it silent. It leads until the call has ended, which would find the next leader
+    // otherwise, and is found silent then.
     let (leads, fence) = (key("leader"), key("fence"));
     let taken = [Operation::Put(&leads, b"1 192.0.2.1:7"), Operation::Put(&fence, b"1 0")];
     gateway.transact(&[], &taken, &[], soon()).unwrap();
-    let refused = ctl(&cluster.place, &cluster.addresses[leader], "people", &["tenants", "set", "a", "--memory", "1M"]);
+    let ended = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                gateway.transact(&[], &taken[..1], &[], soon()).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let set = ["tenants", "set", "a", "--memory", "1M"];
+        let outcome = ctl(&cluster.place, &cluster.addresses[leader], "people", &set);
+        ended.store(true, Ordering::Relaxed);
+        outcome
+    });
     assert!(!refused.status.success(), "{refused:?}");
     // Nobody's records were touched meanwhile, and one of the two leads again.
     let again = cluster.leader();
