@@ -40,6 +40,8 @@ pub(crate) struct Row {
     pub(crate) heard_ns: u64,
     /// Whether there was a sign of life since this control plane started.
     pub(crate) heard: bool,
+    /// When this life joined, or the control plane started.
+    pub(crate) joined_ns: u64,
     /// The newest epoch when this life ended; orders the ended lives.
     pub(crate) ended: Epoch,
     /// Whether the map gives it a share of the slots.
@@ -256,6 +258,8 @@ impl Cluster {
             row.heard_ns = row.heard_ns.saturating_add(by_ns);
         }
         self.catalog.postpone(by_ns);
+        // Nor were answers heard, and those before it are old.
+        self.end_probe();
     }
 
     /// Moves a member by the table; `false` if the event came too late to matter.

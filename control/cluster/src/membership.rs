@@ -105,7 +105,8 @@ impl Cluster {
         let former = self.rows.get(&node);
         let state = former.map_or(MemberState::Joining, |row| row.state);
         let shared = former.is_some_and(|row| row.shared);
-        let settled = former.and_then(|row| row.settled).map(|_| Epoch(0));
+        // A life in place of another in the map may not have reported yet that it reports.
+        let settled = former.filter(|row| row.state.in_map()).and_then(|row| row.settled).map(|_| Epoch(0));
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
         let (load, seen) = (None, Seen::default());
@@ -124,6 +125,7 @@ impl Cluster {
             load,
             heard_ns,
             heard,
+            joined_ns: heard_ns,
             ended,
             shared,
             settled,

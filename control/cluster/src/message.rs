@@ -59,9 +59,9 @@ pub enum Input {
         /// What it holds.
         load: Load,
     },
-    /// A member has heard of this map, and has all that moved to it by this one or earlier ones. The first comes before
-    /// the first heartbeat, with epoch 0, and says that more will come: then owners change again only when it has, as
-    /// long as that can wait.
+    /// A member follows this map, and has all that moved to it by this one or earlier ones. It says so of every map,
+    /// also of one that moved nothing to it: liveness probes wait for that. The first comes before the first heartbeat,
+    /// with epoch 0, and says that more will come: then owners change again only when it has, as long as that can wait.
     Settled {
         /// Who.
         node: NodeId,

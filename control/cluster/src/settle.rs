@@ -7,12 +7,13 @@
 //! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
 //! had.
 //!
-//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that is
-//! dead, or restarts, are lost with it, as the exports of their former owner end with that life. A heartbeat proves
+//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that
+//! is dead, or restarts, are lost with it, as the exports of their former owner end with that life. A heartbeat proves
 //! nothing: it may have waited in a queue since before the death. So the control plane begins a liveness probe: it
 //! publishes a map with the same members, and each taker must say that it follows that map or a later one. A node that
 //! is silent instead is expelled at its deadline, and is not waited for any more. A life that never reports
-//! ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a heartbeat.
+//! ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a heartbeat;
+//! so does everybody where answers have not come for as long as that.
 //!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
@@ -38,7 +39,7 @@ use crate::state::MemberState;
 const HEARD_SLACK: u64 = 4;
 
 /// Answers to a probe are proof for this many heartbeat intervals: who was the first to answer may have died before
-/// the last one did.
+/// the last one did. Where the last answer comes later, another probe begins, which waits for twice as long as that.
 const FRESH_INTERVALS: u64 = 2;
 
 /// A request to all nodes that are to own slots to prove that they live.
@@ -48,6 +49,8 @@ pub(crate) struct LivenessProbe {
     epoch: Epoch,
     /// Time at which it was published.
     since_ns: u64,
+    /// How long after that the last answer may come.
+    fresh_ns: u64,
     /// When a heartbeat is proof enough, as maps do not come through where heartbeats do.
     until_ns: u64,
 }
@@ -119,6 +122,7 @@ impl Cluster {
     pub(crate) fn share_out(&mut self) {
         // The last owner keeps its slots until there is another.
         if !self.share_waits || !self.rows.values().any(Row::wants_share) {
+            self.end_probe();
             return;
         }
         let absent_until_ns = self.absent_until_ns();
@@ -171,42 +175,53 @@ impl Cluster {
         if !self.rows.values().any(|row| row.shared) {
             return true;
         }
+        let least_ns = self.config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
         let until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
-        let LivenessProbe { epoch, since_ns, until_ns } = self.probe.unwrap_or_else(|| self.begin_probe(until_ns));
-        let is_over = self.now_ns >= until_ns;
+        let probe = self.probe.unwrap_or_else(|| self.begin_probe(least_ns, until_ns));
+        let passed_ns = self.now_ns.saturating_sub(probe.since_ns);
+        let heard_for = |row: &Row, ns: u64| row.heard_ns.saturating_add(ns);
+        if self.now_ns >= probe.until_ns {
+            let lives = |row: &Row| heard_for(row, least_ns) >= self.now_ns;
+            return self.takers().all(|row| row.heard && !row.seen.dead && lives(row));
+        }
         let slack_ns = self.config.heartbeat_interval_ns / HEARD_SLACK;
-        let moved = self.moved_at();
+        let (moved, moved_until_ns) = (self.moved_at(), self.settle_until_ns);
         let lives = |row: &Row| {
-            let reports = row.settled.is_some_and(|settled| !is_over && (!row.shared || settled >= moved));
-            let answers = row.settled >= Some(epoch);
-            let is_heard = !reports && row.heard_ns.saturating_add(slack_ns) >= since_ns;
-            row.heard && (answers || is_heard)
+            // It will not report before its moves are done, which are not waited for any more.
+            let moves = row.shared && row.settled < Some(moved) && row.joined_ns < moved_until_ns;
+            let reports = row.settled.is_some() && !moves;
+            row.settled >= Some(probe.epoch) || !reports && heard_for(row, slack_ns) >= probe.since_ns
         };
-        if !self.rows.values().filter(|row| row.wants_share()).all(lives) {
+        if !self.takers().all(|row| row.heard && !row.seen.dead && lives(row)) {
             return false;
         }
-        let fresh_ns = self.config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
-        let is_fresh = self.now_ns.saturating_sub(since_ns) <= fresh_ns;
-        if !is_fresh && !is_over {
-            self.begin_probe(until_ns);
+        let is_fresh = passed_ns <= probe.fresh_ns;
+        if !is_fresh {
+            self.begin_probe(passed_ns.saturating_mul(2), probe.until_ns);
         }
-        is_fresh || is_over
+        is_fresh
+    }
+
+    /// Members that are to own slots.
+    fn takers(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values().filter(|row| row.wants_share())
     }
 
     /// Begins a probe: the map that this call of the core publishes, which is new whatever else changes.
-    fn begin_probe(&mut self, until_ns: u64) -> LivenessProbe {
+    fn begin_probe(&mut self, fresh_ns: u64, until_ns: u64) -> LivenessProbe {
         (self.map_changed, self.begins_probe) = (true, true);
-        let probe = LivenessProbe { epoch: self.newest_epoch(), since_ns: self.now_ns, until_ns };
+        let probe = LivenessProbe { epoch: self.newest_epoch(), since_ns: self.now_ns, fresh_ns, until_ns };
         self.probe = Some(probe);
         self.arm(Some(until_ns));
         probe
     }
 
     /// Nobody needs to answer any more. Where it began in the same call of the core, no map was published for it.
-    const fn end_probe(&mut self) {
+    pub(crate) const fn end_probe(&mut self) {
         (self.probe, self.begins_probe) = (None, false);
     }
 
+    /// When the probe needs to be looked at without any input.
     pub(crate) fn probe_until_ns(&self) -> Option<u64> {
         Some(self.probe?.until_ns)
     }

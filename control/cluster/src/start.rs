@@ -196,6 +196,7 @@ impl Cluster {
             load: None,
             heard_ns: graced_ns,
             heard: false,
+            joined_ns: self.now_ns,
             ended,
             shared: false,
             settled: None,

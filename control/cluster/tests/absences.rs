@@ -274,12 +274,17 @@ fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
     assert_eq!(owners(&driver), [1, 2], "node 3 may come back");
     driver.sleep(100 * MS);
     attach(&mut driver, 3, 6);
-    driver.admit(3, 6);
+    let report = |driver: &mut Driver, epoch| {
+        let input = Input::Settled { node: NodeId(3), incarnation: Incarnation(6), epoch };
+        driver.handle(input).expect("it is a member")
+    };
+    driver.join(support::member(3, 6, 7000)).expect("it may come back");
+    report(&mut driver, Epoch(0));
+    driver.beat(3, 6).expect("it is a member");
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2], "it may be dead again");
     let epoch = driver.published.epoch;
-    let answer = Input::Settled { node: NodeId(3), incarnation: Incarnation(6), epoch };
-    driver.handle(answer).expect("it is a member");
+    report(&mut driver, epoch);
     assert_eq!(owners(&driver), [1, 2, 3], "it does not have all yet that moved");
     settle(&mut driver, &[(1, 5), (2, 5), (3, 6), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2, 3, 4]);

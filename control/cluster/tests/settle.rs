@@ -328,3 +328,108 @@ fn a_drain_that_is_taken_back_outlives_the_control_plane() {
     let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
     assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
 }
+
+/// All these nodes send a heartbeat each 100 ms, and report nothing.
+fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
+    for _ in 0..times {
+        driver.sleep(100 * MS);
+        nodes.iter().for_each(|node| drop(driver.beat(*node, 1).unwrap()));
+    }
+}
+
+#[test]
+fn a_life_that_has_only_joined_has_not_proven_that_it_lives() {
+    let mut driver = three();
+    for _ in 0..60 {
+        beats(&mut driver, &[1, 2, 3], 1);
+        all_settled(&mut driver);
+    }
+    // Nothing moves any more, and no move is waited for.
+    driver.join(member(3, 2, 7000)).unwrap();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 2]);
+    assert_eq!(owners(&driver), [1, 2, 3], "its process may have ended again");
+    let epoch = driver.published.epoch;
+    driver.handle(Input::Settled { node: NodeId(3), incarnation: Incarnation(2), epoch }).unwrap();
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_probe_ends_when_nobody_is_left_to_own_slots() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    for _ in 0..60 {
+        beats(&mut driver, &[1], 1);
+        follow(&mut driver, &[1]);
+    }
+    assert_eq!(owners(&driver), [1], "node 2 is dead");
+    admit(&mut driver, 3);
+    assert_eq!(owners(&driver), [1], "a probe of its own");
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [3]);
+}
+
+#[test]
+fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 3]);
+    beats(&mut driver, &[1, 2, 3], 46);
+    beats(&mut driver, &[1, 2], 4);
+    driver.sleep(MS);
+    driver.handle(Input::Tick).unwrap();
+    assert_eq!(owners(&driver), [1, 2, 3], "node 3 is silent");
+    beats(&mut driver, &[1, 2], 3);
+    assert_eq!(owners(&driver), [2], "it was dead");
+}
+
+#[test]
+fn a_control_plane_that_stood_still_begins_the_probe_again() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 2]);
+    // Heartbeats wait unread, for longer than answers are waited for.
+    driver.now_ns += 6000 * MS;
+    driver.handle(Input::Tick).unwrap();
+    assert_eq!(owners(&driver), [1, 2, 3], "who died meanwhile is not known");
+    follow(&mut driver, &[1, 2]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_member_whose_ports_said_that_it_is_dead_gets_nothing() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..patient() });
+    for node in 1..=3 {
+        let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: 7 };
+        driver.handle(devices).unwrap();
+        admit(&mut driver, node);
+        (0..3).for_each(|_| all_settled(&mut driver));
+    }
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    drain(&mut driver, 1);
+    follow(&mut driver, &[3]);
+    driver.sleep(100 * MS);
+    driver.beat(1, 1).unwrap();
+    driver.sleep(60 * MS);
+    driver.handle(Input::Refused { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
+    assert_eq!(driver.in_map().len(), 3, "node 2 may have died with it");
+    follow(&mut driver, &[2]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    (1..=2).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    assert_eq!(driver.in_map().len(), 2);
+}
+
+#[test]
+fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    for round in 0..2 {
+        assert_eq!(owners(&driver), [1, 2, 3], "round {round}");
+        beats(&mut driver, &[1, 2, 3], 5);
+        all_settled(&mut driver);
+    }
+    assert_eq!(owners(&driver), [2, 3]);
+}

@@ -75,8 +75,8 @@ pub struct DevicesKept {
     pub since: u64,
 }
 
-/// Says that a member has heard of a map, and has all that moved to it by this one or earlier ones. The first comes
-/// before the first heartbeat, with epoch 0: more will come.
+/// Says that a member follows a map, and has all that moved to it by this one or earlier ones; of every map, as
+/// liveness probes wait for that. The first comes before the first heartbeat, with epoch 0: more will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Settled {
     /// Which member.

@@ -82,6 +82,7 @@ impl KeyInfo {
 /// Where a list goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListCursor {
+    /// Since when the owners are those that were asked so far.
     epoch: Epoch,
     /// Which of the shards in the map's order.
     shard: usize,
@@ -112,6 +113,11 @@ fn one_slot_each(map: &ClusterMap) -> Vec<Slot> {
     slots
 }
 
+/// The epoch in which slots got the owners that they have in a map.
+fn owners_since(map: &ClusterMap) -> Epoch {
+    map.former.as_ref().map_or(map.epoch, |former| former.since)
+}
+
 impl Client {
     /// The next page of all objects of this client's tenant; `None` begins.
     ///
@@ -137,8 +143,8 @@ impl Client {
         self.follow_map();
         let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let slots = one_slot_each(&map);
-        let begin = ListCursor { epoch: map.epoch, shard: 0, from: 0, walk: 0 };
-        let at = cursor.filter(|cursor| cursor.epoch == map.epoch).unwrap_or(begin);
+        let begin = ListCursor { epoch: owners_since(&map), shard: 0, from: 0, walk: 0 };
+        let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
         let digest = Digest(u128::from(slot.0) << 114);
         let from = ListFrom { walk: at.walk, from: at.from, names: true, removes, ..ListFrom::default() };
@@ -156,8 +162,8 @@ impl Client {
         let reply = page.reply();
         self.follow_map();
         let next = match reply.next {
-            // The map changed while the shard was asked: those asked before may own now what another one had.
-            _ if self.link.map().is_some_and(|now| now.epoch != at.epoch) => Some(at),
+            // Owners changed while the shard was asked: those asked before may own now what another one had.
+            _ if self.link.map().is_some_and(|now| owners_since(&now) != at.epoch) => Some(at),
             0 if at.shard + 1 < slots.len() => Some(ListCursor { shard: at.shard + 1, from: 0, walk: 0, ..at }),
             0 => None,
             from => Some(ListCursor { from, walk: reply.walk, ..at }),

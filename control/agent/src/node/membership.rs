@@ -166,8 +166,8 @@ impl Membership {
         let start = std::time::Instant::now();
         loop {
             self.follow_map();
-            // Shares wait for the word of all who are to own slots, this node too.
-            self.settle()?;
+            // Shares wait for the report of all who are to own slots, this node too. What fails is tried again.
+            let _ = self.settle();
             let weight = self.link.map().and_then(|map| {
                 let member = map.member(self.member.node)?;
                 (member.incarnation == self.member.incarnation).then_some(member.weight)

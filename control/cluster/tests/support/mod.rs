@@ -84,7 +84,8 @@ impl Driver {
                     epochs += 1;
                     assert_eq!(map.epoch.0, self.published.epoch.0 + 1, "each epoch is one after the last");
                     let waits = |view: MemberView<'_>| {
-                        view.state.in_map() && view.shared == (view.state == MemberState::Draining)
+                        let wants = view.state != MemberState::Draining && view.member.weight > 0;
+                        view.state.in_map() && view.shared != wants
                     };
                     let probes = self.cluster.members().any(waits);
                     assert!(probes || map.members != self.published.members, "an epoch needs a change");
