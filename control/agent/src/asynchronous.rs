@@ -224,9 +224,13 @@ impl AsyncClient {
                 status => Err(refused("put", status)),
             };
         }
-        // What is longer than a shard takes goes in stripes too.
+        // What is longer than a shard takes goes in stripes too; what met the remains of an object is put over them.
+        let refused = (0..items.len()).filter(|at| matches!(outcomes[*at], Ok(Put::Exists))).collect::<Vec<usize>>();
+        let keys: Vec<&[u8]> = refused.iter().map(|at| items[*at].0.as_ref()).collect();
+        let there = if keys.is_empty() { Vec::new() } else { self.batch_exists(&keys).await.unwrap_or_default() };
+        let over: Vec<usize> = refused.into_iter().zip(there).filter(|(_, there)| !there).map(|(at, _)| at).collect();
         let long = |put: &Result<Put, Error>| matches!(put, Err(error) if error.status() == Some(Status::TooLarge));
-        let striped = items.iter().enumerate().filter(|(at, _)| long(&outcomes[*at]));
+        let striped = items.iter().enumerate().filter(|(at, _)| long(&outcomes[*at]) || over.contains(at));
         let striped: Vec<_> = striped.map(|(at, (key, slice))| (at, key.as_ref().to_vec(), *slice)).collect();
         if !striped.is_empty() {
             self.put_in_stripes(striped, options, &mut outcomes).await?;

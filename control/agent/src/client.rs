@@ -17,6 +17,7 @@ mod parts;
 mod puts;
 mod questions;
 mod ranges;
+mod remains;
 mod replicas;
 mod run;
 mod sessions;
@@ -37,7 +38,7 @@ use kvplane_sys::interrupt;
 use kvplane_tls::DataTls;
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed};
+use crate::link::{CONNECT_AGAIN, ControlLink, seed};
 use crate::transfer::{RdmaConfig, RdmaUse};
 use crate::which::Control;
 pub use ahead::PrefetchTo;
@@ -52,8 +53,6 @@ pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
 const BOUNCE_BYTES: usize = 1 << 20;
 /// How often a waiting client looks whether there is a newer map.
 const MAP_LOOK: Duration = Duration::from_millis(5);
-/// The pause before a control plane that does not answer is tried again.
-const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Roles that may ask nodes for objects, the usual one first: an operator may, too.
 const OBJECT_ROLES: [Role; 2] = [Role::Client, Role::Admin];
@@ -104,7 +103,7 @@ impl ClientConfig {
     pub const HEDGE: Duration = Duration::from_millis(100);
 
     /// [`Self::connect`] where nothing else is said.
-    pub const CONNECT: Duration = Duration::from_secs(3);
+    pub const CONNECT: Duration = ControlLink::RESTART;
 
     /// A client of the local control plane of this cluster.
     #[must_use]

@@ -89,13 +89,37 @@ impl Drop for Thread {
     }
 }
 
+/// Between two attempts to reach a control plane that is away.
+pub(crate) const CONNECT_AGAIN: Duration = Duration::from_millis(50);
+
 impl ControlLink {
+    /// How long a restart of the control plane is waited for where nothing else is said.
+    pub const RESTART: Duration = Duration::from_secs(3);
+
     /// The line to this control plane, in this role.
     ///
     /// # Errors
     /// When it is not found, or cannot be reached, or refuses us.
     pub fn to(control: &Control, role: Role) -> Result<Self, Error> {
         Self::start(Line::to(control, role)?)
+    }
+
+    /// As [`Self::to`], and a control plane that is away is waited for as long as `within` says: it may restart.
+    ///
+    /// # Errors
+    /// As [`Self::to`]; also when the process is interrupted meanwhile.
+    pub fn to_within(control: &Control, role: Role, within: Duration) -> Result<Self, Error> {
+        let until = Instant::now() + within;
+        loop {
+            match Self::to(control, role) {
+                Err(error) if error.may_restart() && Instant::now() + CONNECT_AGAIN < until => {
+                    if !interrupt::sleep(CONNECT_AGAIN) {
+                        return Err(Error::interrupted());
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Connects, says hello, and waits for the first map.

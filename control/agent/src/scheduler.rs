@@ -98,12 +98,12 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A line to the Conductor of this control plane. A call that the Conductor does not answer within `budget` is
-    /// decided here.
+    /// decided here. A control plane that is away is waited for as long as clients do ([`ControlLink::RESTART`]).
     ///
     /// # Errors
     /// When the control plane is not found, cannot be reached, or refuses us.
     pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
-        let link = ControlLink::to(control, Role::Scheduler)?;
+        let link = ControlLink::to_within(control, Role::Scheduler, ControlLink::RESTART)?;
         let scheduler = Self { link, client: seed()?, shared: Arc::default(), budget };
         scheduler.follow()?;
         Ok(scheduler)

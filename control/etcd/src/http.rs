@@ -1,6 +1,7 @@
 //! HTTP as a client, with a deadline and limits.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,20 +76,26 @@ impl std::error::Error for CertificatesError {}
 #[derive(Clone, Debug)]
 pub struct Certificates(TlsConfig);
 
+/// The private key, which nobody else may read.
+const KEY: &str = "client.key";
+
 impl Certificates {
     /// From a directory with `ca.pem`, and `client.pem` with `client.key` where the server wants to know its clients.
     ///
     /// # Errors
-    /// When a file is missing or holds something else.
+    /// When a file is missing or holds something else, or others than its owner may read the private key.
     pub fn read(directory: &Path) -> Result<Self, CertificatesError> {
         let failed = |name: &str, reason: String| CertificatesError { path: directory.join(name), reason };
+        let mode = std::fs::metadata(directory.join(KEY)).map_or(0, |found| found.mode() & 0o777);
+        if mode & 0o077 != 0 {
+            return Err(failed(KEY, format!("its mode is {mode:03o}; run chmod 600 on it")));
+        }
         let read = |name: &str| std::fs::read(directory.join(name)).map_err(|error| failed(name, error.to_string()));
         let certificate =
             |name: &str| Certificate::from_pem(&read(name)?).map_err(|error| failed(name, error.to_string()));
         let roots = RootCerts::new_with_certs(&[certificate("ca.pem")?]);
         let client = if directory.join("client.pem").exists() {
-            let key =
-                PrivateKey::from_pem(&read("client.key")?).map_err(|error| failed("client.key", error.to_string()))?;
+            let key = PrivateKey::from_pem(&read(KEY)?).map_err(|error| failed(KEY, error.to_string()))?;
             Some(ClientCert::new_with_certs(&[certificate("client.pem")?], key))
         } else {
             None
@@ -179,5 +186,26 @@ fn in_words(error: &ureq::Error, waited: Duration) -> HttpError {
     match error {
         ureq::Error::Timeout(_) => HttpError::Deadline { waited },
         error => HttpError::Failed(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_private_key_that_others_may_read_is_refused() {
+        let directory = std::env::temp_dir().join(format!("kvplane-etcd-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let key = directory.join(KEY);
+        std::fs::write(&key, "").expect("a file");
+        for (mode, refused) in [(0o644, true), (0o640, true), (0o600, false)] {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).expect("our own file");
+            let error = Certificates::read(&directory).expect_err("there is no certificate").to_string();
+            assert_eq!(error.contains(&format!("its mode is {mode:03o}; run chmod 600 on it")), refused, "{error}");
+        }
+        std::fs::remove_dir_all(&directory).expect("our own directory");
     }
 }

@@ -35,7 +35,8 @@ pub(super) struct Started {
     /// Of gets, to follow up with what is kept in stripes.
     digests: Vec<Digest>,
     slices: Vec<Slice>,
-    is_put: bool,
+    /// Of puts, to make those again that meet what is left of an object.
+    puts: Option<(Vec<Request>, PutBook)>,
 }
 
 impl Client {
@@ -49,7 +50,15 @@ impl Client {
         for (key, slice) in items {
             requests.push(self.get_request(key.as_ref(), *slice)?);
         }
-        self.start(&requests, &PutBook::new(), items.iter().map(|(_, slice)| *slice).collect(), false)
+        let batch = self.start(&requests, &PutBook::new())?;
+        let digest = |request: &Request| match *request {
+            Request::Get(digest, _) => Some(digest),
+            _ => None,
+        };
+        let digests = requests.iter().filter_map(digest).collect();
+        let slices = items.iter().map(|(_, slice)| *slice).collect();
+        self.open.push(Started { batch, digests, slices, puts: None });
+        Ok(Open(batch))
     }
 
     /// Starts storing many, as [`Self::start_gets`] starts bringing them. Each in one piece: what is too long for that
@@ -64,7 +73,10 @@ impl Client {
             let name = (&self.tenant[..], key.as_ref());
             requests.push(put_request(&mut puts, name, self.keep_keys, slice.local, options)?);
         }
-        self.start(&requests, &puts, items.iter().map(|(_, slice)| *slice).collect(), true)
+        let batch = self.start(&requests, &puts)?;
+        let slices = items.iter().map(|(_, slice)| *slice).collect();
+        self.open.push(Started { batch, digests: Vec::new(), slices, puts: Some((requests, puts)) });
+        Ok(Open(batch))
     }
 
     /// Waits until a batch that was started is finished; `None` when none is open. Each ends by the client's deadline.
@@ -78,7 +90,7 @@ impl Client {
         loop {
             if let Some(at) = self.open.iter().position(|open| self.initiator.is_complete(open.batch)) {
                 let started = self.open.remove(at);
-                return Ok(Some((Open(started.batch), self.finish(&started))));
+                return Ok(Some((Open(started.batch), self.finish(started)?)));
             }
             let longest = self.look_for_map(LONGEST);
             self.initiator.round(longest, || false)?;
@@ -92,34 +104,31 @@ impl Client {
         self.open.len()
     }
 
-    fn start(&mut self, requests: &[Request], puts: &PutBook, slices: Vec<Slice>, is_put: bool) -> Result<Open, Error> {
+    fn start(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         if self.open.len() >= OPEN_BATCHES {
             let what =
                 format!("{OPEN_BATCHES} batches are open, the most there may be: fetch the outcome of one first");
             return Err(Error::Status { what, status: Status::Busy, cause: None });
         }
-        let digest = |request: &Request| match *request {
-            Request::Get(digest, _) => Some(digest),
-            _ => None,
-        };
-        let digests = requests.iter().filter_map(digest).collect();
-        let batch = self.submit(requests, puts)?;
-        self.open.push(Started { batch, digests, slices, is_put });
-        Ok(Open(batch))
+        self.submit(requests, puts)
     }
 
-    fn finish(&mut self, started: &Started) -> Finished {
-        let results: Vec<TaskResult> = self.initiator.results(started.batch).to_vec();
+    fn finish(&mut self, started: Started) -> Result<Finished, Error> {
+        let mut results: Vec<TaskResult> = self.initiator.results(started.batch).to_vec();
         self.initiator.release(started.batch);
         while self.initiator.poll_done().is_some() {}
-        let pairs = results.into_iter().zip(&started.slices);
-        if started.is_put {
-            return Finished::Puts(pairs.map(|(result, slice)| self.stored(result, *slice)).collect());
+        let slices = started.slices;
+        if let Some((requests, puts)) = started.puts {
+            self.puts = puts;
+            self.put_over_remains(&requests, &mut results)?;
+            let pairs = results.into_iter().zip(slices);
+            return Ok(Finished::Puts(pairs.map(|(result, slice)| self.stored(result, slice)).collect()));
         }
+        let pairs = results.into_iter().zip(&slices);
         let got = |((result, slice), digest): ((TaskResult, &Slice), &Digest)| match result.status {
             Status::Striped => self.get_striped(*digest, *slice),
             _ => self.got(result, *slice),
         };
-        Finished::Gets(pairs.zip(&started.digests).map(got).collect())
+        Ok(Finished::Gets(pairs.zip(&started.digests).map(got).collect()))
     }
 }

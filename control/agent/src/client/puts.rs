@@ -90,7 +90,7 @@ impl Client {
             let name = (&self.tenant[..], key.as_ref());
             requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local, options)?);
         }
-        let results = self.run_puts(&requests)?;
+        let results = self.run_new_puts(&requests)?;
         Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
     }
 

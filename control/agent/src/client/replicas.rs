@@ -31,7 +31,7 @@ impl Client {
         self.puts.clear();
         let name = (&self.tenant[..], key);
         let request = put_request(&mut self.puts, name, self.keep_keys, slice.local, &options)?;
-        let results = self.run_puts(&[request])?;
+        let results = self.run_new_puts(&[request])?;
         let replicas = results[0].replicas;
         Ok((self.stored(results[0], slice)?, replicas))
     }

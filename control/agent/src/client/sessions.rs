@@ -126,7 +126,7 @@ impl Client {
             let (digest, number) = self.enter_put(key.as_ref(), *bytes, options)?;
             requests.push(Request::Begin(digest, *bytes, idle_ms, number));
         }
-        let results = self.run_puts(&requests)?;
+        let results = self.run_new_puts(&requests)?;
         let begun = results.into_iter().zip(items).zip(&requests).map(|((result, (_, bytes)), request)| {
             let Request::Begin(digest, ..) = *request else { return Ok(Begun::Exists) };
             match result.status {

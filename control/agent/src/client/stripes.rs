@@ -226,6 +226,21 @@ impl Client {
         Ok(self.heads_of(&[digest])?.pop().flatten().is_none_or(|(_, now)| now == version))
     }
 
+    /// Removes what is left of a striped object that lost stripes, if it is one.
+    pub(super) fn remove_remains(&mut self, digest: Digest) -> Result<(), Error> {
+        let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(()) };
+        let stripes: Vec<Digest> = head.digests(digest).collect();
+        let requests: Vec<Request> = stripes.iter().copied().map(Request::Exists).collect();
+        let results = self.run(&requests)?;
+        let lost = stripes.into_iter().zip(results).find(|(_, result)| result.status == Status::NotFound);
+        if let Some((lost, _)) = lost
+            && self.is_still(digest, version)?
+        {
+            self.drop_broken(digest, &head, version, lost);
+        }
+        Ok(())
+    }
+
     /// Removes what is left of an object of which this stripe is not there, if it is certain that it is gone: a node
     /// that recovers finds its stripes one by one. Only that version of the head is removed, so that nobody loses what
     /// was put meanwhile. Whatever fails, the object is a miss, and the next get tries again.

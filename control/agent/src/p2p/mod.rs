@@ -278,7 +278,7 @@ impl P2pStore {
     /// # Errors
     /// When the engine does not start, or the control plane is not found, cannot be reached, or refuses us.
     pub fn connect(config: P2pConfig) -> Result<Self, Error> {
-        let link = ControlLink::to(&config.control, config.role)?;
+        let link = ControlLink::to_within(&config.control, config.role, ControlLink::RESTART)?;
         let client = seed()?;
         let mut config = P2pConfig { tenant: link.tenant_meant(&config.tenant).to_owned(), ..config };
         let loopback = config.engine.listen;

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain};
+use kvplane::rpc::Role;
+use kvplane::rpc::message::{
+    Drain, GetLife, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain,
+};
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
 
@@ -235,13 +238,14 @@ impl Ctl {
                 Ok(())
             }
             Action::Remove { node } => {
-                let link = self.link()?;
-                link.call(Leave { node: *node, incarnation: None })?;
+                let (link, incarnation) = self.link_about(*node)?;
+                link.call(Leave { node: *node, incarnation })?;
                 println!("node {node} is out of the map");
                 Ok(())
             }
             Action::Drain { node, cancel: true, .. } => {
-                self.link()?.call(Undrain { node: *node, incarnation: None })?;
+                let (link, incarnation) = self.link_about(*node)?;
+                link.call(Undrain { node: *node, incarnation })?;
                 println!("node {node} gets its share of the slots again, when what moves has come");
                 Ok(())
             }
@@ -289,9 +293,22 @@ impl Ctl {
     }
 
     fn link(&self) -> Result<ControlLink, Failure> {
+        Ok(self.link_as()?.0)
+    }
+
+    /// A line to the control plane, and the role in which it was made.
+    fn link_as(&self) -> Result<(ControlLink, Role), Failure> {
         let control = self.control();
         let role = control.role_among(&roles::of(self.action.name()))?;
-        Ok(ControlLink::to(&control, role)?)
+        Ok((ControlLink::to_within(&control, role, ControlLink::RESTART)?, role))
+    }
+
+    /// A line to the control plane for a request about a node, and the incarnation that the request has to name: an
+    /// operator means the present one, a node's own certificate has to say which.
+    fn link_about(&self, node: u64) -> Result<(ControlLink, Option<u64>), Failure> {
+        let (link, role) = self.link_as()?;
+        let incarnation = if role == Role::Node { Some(link.call(GetLife { node })?.incarnation) } else { None };
+        Ok((link, incarnation))
     }
 
     fn client(&self) -> Result<Client, Failure> {
@@ -345,8 +362,8 @@ impl Ctl {
     }
 
     fn drain(&self, node: u64, wait: u64) -> Result<(), Failure> {
-        let link = self.link()?;
-        link.call(Drain { node, incarnation: None })?;
+        let (link, incarnation) = self.link_about(node)?;
+        link.call(Drain { node, incarnation })?;
         drain_wait::wait(&link, node, Duration::from_secs(wait))
     }
 

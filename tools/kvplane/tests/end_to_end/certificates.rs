@@ -101,6 +101,14 @@ fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
     // What becomes of objects may be followed by clients.
     let followed = ctl(&place, &at, "apps", &["events", "--count", "2"]).text();
     assert_eq!(followed.matches(" stored ").count(), 2, "{followed}");
+    // A node may drain itself, though it does not see what it has left.
+    issue(&place, "eight", "node", &["--node-id", "8"]);
+    let heir = node(&place, &at, "eight", "8");
+    heir.wait_for("node 8 with");
+    ctl(&place, &at, "seven", &["drain", "8"]).failed(1, &["may not speak for node 8"]);
+    let drained = ctl(&place, &at, "seven", &["drain", "7"]).text();
+    assert!(drained.contains("gives its slots away"), "{drained}");
+    ctl(&place, &at, "seven", &["drain", "7", "--wait", "5"]).failed(1, &["an admin's; the drain goes on"]);
     // Half of a place is none.
     finish(place.bare(&["ctl", "--control", "127.0.0.1:9", "status"]), &[]).failed(2, &["--identity"]);
 }

@@ -216,9 +216,13 @@ fn a_client_that_connects_while_the_control_plane_restarts_waits_for_it() {
     let config = place.client_config(Way::Tcp);
     std::thread::scope(|scope| {
         let opening = scope.spawn(|| kvplane::Client::connect(&config));
+        let asking = scope.spawn(|| place.run(&["ctl", "status"]));
+        let placing = scope.spawn(|| kvplane::Scheduler::connect(&config.control, Duration::from_secs(5)).map(drop));
         let _plane = control(&place, "127.0.0.1:0");
         let got = opening.join().unwrap().unwrap().get(b"before-1").unwrap();
         assert_eq!(got.as_deref(), Some(&[1; 1001][..]));
+        asking.join().unwrap().well();
+        placing.join().unwrap().unwrap();
     });
 }
 
