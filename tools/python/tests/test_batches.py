@@ -171,8 +171,9 @@ class WithoutNodes(unittest.TestCase):
         self.assertEqual(store.get("k"), b"value")
         begun = time.monotonic()
         store.close()
-        # Four seconds for its objects and one for a farewell; calls of the control plane have ten.
-        self.assertLess(time.monotonic() - begun, 8)
+        # Four seconds for its objects, one for a farewell, and what calls under way take to find out that nobody answers:
+        # five to eight in all. Calls of the control plane have ten, and come after the four.
+        self.assertLess(time.monotonic() - begun, 13)
 
     def test_it_does_not_wait_for_ever_and_says_what_is_missing(self):
         store = self.open(deadline=0.2)
