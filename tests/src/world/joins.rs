@@ -25,7 +25,7 @@ impl Scenario {
         scenario
     }
 
-    /// The same with a host's bug in it.
+    /// A scenario of late joins with a host's bug in it.
     #[must_use]
     pub fn of_joins_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_joins(seed) }
