@@ -115,8 +115,6 @@ pub struct Cluster {
     pub(crate) share_waits: bool,
     /// The probe whose answers the change of shares waits for.
     pub(crate) probe: Option<LivenessProbe>,
-    /// The call in progress publishes a map whatever its members, as a probe begins.
-    pub(crate) begins_probe: bool,
     pub(crate) settle_until_ns: u64,
     /// Durable changes of the call in progress.
     pub(crate) changes: Vec<Change>,
@@ -259,7 +257,7 @@ impl Cluster {
         }
         self.catalog.postpone(by_ns);
         // Nor were answers heard, and those before it are old.
-        self.end_probe();
+        self.probe = None;
     }
 
     /// Moves a member by the table; `false` if the event came too late to matter.
@@ -410,8 +408,7 @@ impl Cluster {
         }
         let members = if map_changed { self.map_members() } else { Vec::new() };
         // What was changed may have been changed back.
-        let begins_probe = core::mem::take(&mut self.begins_probe);
-        map_changed &= begins_probe || members != self.map.members || self.map.replicas != self.config.replicas;
+        map_changed &= self.begins_probe() || members != self.map.members || self.map.replicas != self.config.replicas;
         if map_changed {
             self.map.epoch.0 += 1;
             self.map.replicas = self.config.replicas;

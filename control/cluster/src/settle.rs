@@ -122,26 +122,26 @@ impl Cluster {
     pub(crate) fn share_out(&mut self) {
         // The last owner keeps its slots until there is another.
         if !self.share_waits || !self.rows.values().any(Row::wants_share) {
-            self.end_probe();
+            self.probe = None;
             return;
         }
         let absent_until_ns = self.absent_until_ns();
         let is_held = |row: &Row| absent_until_ns.is_some() && row.newcomer && !row.shared;
         if !self.rows.values().any(|row| row.shared != row.wants_share() && !is_held(row)) {
             // Nothing is due before they may get their shares.
-            self.end_probe();
+            self.probe = None;
             self.arm(absent_until_ns);
             return;
         }
         if self.is_moving() {
-            self.end_probe();
+            self.probe = None;
             self.arm(Some(self.settle_until_ns));
             return;
         }
         if !self.takers_live() {
             return;
         }
-        self.end_probe();
+        self.probe = None;
         self.share_waits = false;
         for row in self.rows.values_mut() {
             if is_held(row) {
@@ -209,16 +209,16 @@ impl Cluster {
 
     /// Begins a probe: the map that this call of the core publishes, which is new whatever else changes.
     fn begin_probe(&mut self, fresh_ns: u64, until_ns: u64) -> LivenessProbe {
-        (self.map_changed, self.begins_probe) = (true, true);
+        self.map_changed = true;
         let probe = LivenessProbe { epoch: self.newest_epoch(), since_ns: self.now_ns, fresh_ns, until_ns };
         self.probe = Some(probe);
         self.arm(Some(until_ns));
         probe
     }
 
-    /// Nobody needs to answer any more. Where it began in the same call of the core, no map was published for it.
-    pub(crate) const fn end_probe(&mut self) {
-        (self.probe, self.begins_probe) = (None, false);
+    /// True for a probe of the call in progress: its map is still to be published, whatever the members.
+    pub(crate) fn begins_probe(&self) -> bool {
+        self.probe.is_some_and(|probe| probe.epoch > self.map.epoch)
     }
 
     /// When the probe needs to be looked at without any input.

@@ -111,7 +111,6 @@ impl Cluster {
             due_ns: None,
             share_waits: false,
             probe: None,
-            begins_probe: false,
             settle_until_ns: now_ns,
             changes: Vec::new(),
             lost: Vec::new(),
