@@ -15,6 +15,7 @@
 use core::fmt;
 
 use crate::checksum::frame_checksum;
+use crate::flags::FrameFlags;
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{Kind, Operation};
@@ -25,33 +26,7 @@ pub const HEADER_BYTES: usize = 64;
 /// First bytes of every frame.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVPF");
 /// Version of the frame layout and of the messages in it.
-pub const VERSION: u8 = 4;
-/// Flag: the payload checksum is valid and must be checked.
-pub const FLAG_CHECKSUM: u32 = 1;
-/// Every flag this version knows.
-/// In an `Exists`: what is on an SSD is wanted in memory next. The same bit, as an `Exists` has no payload to check, so
-/// that a node that does not know this takes it for a plain question.
-pub const FLAG_AHEAD: u32 = FLAG_CHECKSUM;
-/// In a `Get`, `GetRange`, `Lookup` or `Remove`: objects that are not simply there are meant too, which are otherwise
-/// answered `Pending`, `Striped` or `NotFound`. The same bit again, for the same reason.
-pub const FLAG_ALL: u32 = FLAG_CHECKSUM;
-/// In the argument of a `Get`, `GetRange` or `Lookup`, beside the epoch: what the shard holds as the second owner is
-/// meant too. In that of a `Put`, `Reserve` or `Remove` of who owns the slot first: a copy is brought, or is to go. In
-/// the version that a put is answered with, or a get that says [`KNOWS_COPIES`]: the second owner has a copy. A node
-/// that does not know it takes the epoch for one of the far future, and refuses.
-pub const COPY: u64 = 1 << 63;
-/// In the place of the payload's checksum of a `Get`, `GetRange` or `Lookup`, which have no payload: the asker knows
-/// that the version of an object that is given may say [`COPY`], which is then that the second owner has it too. A node
-/// that does not know it does not look there.
-pub const KNOWS_COPIES: u64 = 1;
-/// In the place of the payload's checksum of an `Exists`: the asker wants to know which of the objects that are there
-/// name stripes, as these may be gone. A node that does not know it does not look there, and does not say.
-pub const KNOWS_HEADS: u64 = 1;
-
-/// In the argument of a greeting over a plain connection: whoever greets begins with TLS once it is told that it must.
-/// A node that is older does not look at it.
-pub const OFFERS_TLS: u64 = 1;
-const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
+pub const VERSION: u8 = 5;
 
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,14 +43,14 @@ pub struct Header {
     pub items: u32,
     /// Length of the payload in bytes.
     pub payload_bytes: u64,
-    /// CRC-64/NVME of the payload, valid under [`FLAG_CHECKSUM`].
+    /// CRC-64/NVME of the payload, valid under [`FrameFlags::CHECKSUM`].
     pub payload_checksum: u64,
     /// The map epoch in requests; version, length or count in replies: each message says.
     pub argument: u64,
     /// Time left to do the request in microseconds; 0 means the default of the limits.
     pub deadline_us: u32,
-    /// `FLAG_*`.
-    pub flags: u32,
+    /// Flags.
+    pub flags: FrameFlags,
     /// CRC-32C of the body.
     pub body_checksum: u32,
 }
@@ -159,7 +134,7 @@ impl Header {
             payload_checksum: 0,
             argument: 0,
             deadline_us: 0,
-            flags: 0,
+            flags: FrameFlags::NONE,
             body_checksum: 0,
         }
     }
@@ -189,7 +164,7 @@ impl Header {
         self.payload_bytes = bytes;
         if let Some(checksum) = checksum {
             self.payload_checksum = checksum;
-            self.flags |= FLAG_CHECKSUM;
+            self.flags = self.flags.with(FrameFlags::CHECKSUM, true);
         }
         self
     }
@@ -204,7 +179,7 @@ impl Header {
     /// The payload checksum, where the sender stated one.
     #[must_use]
     pub const fn checksum(&self) -> Option<u64> {
-        if self.flags & FLAG_CHECKSUM != 0 { Some(self.payload_checksum) } else { None }
+        if self.flags.has(FrameFlags::CHECKSUM) { Some(self.payload_checksum) } else { None }
     }
 
     /// How many frames answer a request: usually one, one for each item where each is answered by its own payload.
@@ -244,7 +219,7 @@ impl Header {
         out[32..40].copy_from_slice(&self.payload_checksum.to_le_bytes());
         out[40..48].copy_from_slice(&self.argument.to_le_bytes());
         out[48..52].copy_from_slice(&self.deadline_us.to_le_bytes());
-        out[52..56].copy_from_slice(&self.flags.to_le_bytes());
+        out[52..56].copy_from_slice(&self.flags.bits().to_le_bytes());
         out[56..60].copy_from_slice(&self.body_checksum.to_le_bytes());
         let checksum = frame_checksum(&out[..60]);
         out[60..64].copy_from_slice(&checksum.to_le_bytes());
@@ -269,6 +244,7 @@ impl Header {
             return Err(FrameError::HeaderChecksum { stated, computed });
         }
         let code = u16::from_le_bytes([bytes[6], bytes[7]]);
+        let flags = word32(bytes, 52);
         let header = Self {
             kind: Kind::from_code(bytes[5]).ok_or(FrameError::Kind(bytes[5]))?,
             status: Status::from_code(code).ok_or(FrameError::Status(code))?,
@@ -279,7 +255,7 @@ impl Header {
             payload_checksum: word64(bytes, 32),
             argument: word64(bytes, 40),
             deadline_us: word32(bytes, 48),
-            flags: word32(bytes, 52),
+            flags: FrameFlags::from_bits(flags).ok_or(FrameError::Flags(flags))?,
             body_checksum: word32(bytes, 56),
         };
         header.check_limits()?;
@@ -287,9 +263,6 @@ impl Header {
     }
 
     fn check_limits(&self) -> Result<(), FrameError> {
-        if self.flags & !FLAGS_KNOWN != 0 {
-            return Err(FrameError::Flags(self.flags));
-        }
         for (field, value, limit) in [
             ("body length", u64::from(self.body_bytes), Limits::BODY_BYTES as u64),
             ("item count", u64::from(self.items), self.most_items() as u64),

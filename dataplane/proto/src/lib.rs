@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod client;
 pub mod config;
 pub mod digest;
+pub mod flags;
 pub mod frame;
 pub mod ids;
 pub mod limits;
@@ -20,6 +21,7 @@ pub mod status;
 
 pub use config::ConfigError;
 pub use digest::Digest;
+pub use flags::{FrameFlags, ItemFlags};
 pub use ids::{
     BatchId, Epoch, Incarnation, NodeId, PinId, RequestId, ReservationId, SegmentId, ShardId, Slot, Version,
 };

@@ -3,7 +3,7 @@
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply,
-    Operation, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem,
+    Operation, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
 
@@ -36,6 +36,7 @@ fn every_status_is_described_under_its_number() {
 fn every_record_is_described_with_its_size() {
     let records = [
         ("DigestItem", DigestItem::BYTES),
+        ("VersionItem", VersionItem::BYTES),
         ("GetItem", GetItem::BYTES),
         ("SizeReply", SizeReply::BYTES),
         ("RangeItem", RangeItem::BYTES),

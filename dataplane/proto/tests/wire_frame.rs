@@ -1,16 +1,16 @@
 //! The frame on the wire: its golden bytes, and every way in which a header can be wrong.
 
 use kvplane_proto::checksum::frame_checksum;
-use kvplane_proto::frame::{FLAG_CHECKSUM, FrameError, HEADER_BYTES, Header, MAGIC, VERSION};
+use kvplane_proto::frame::{FrameError, HEADER_BYTES, Header, MAGIC, VERSION};
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::{Limits, RequestId, Status};
+use kvplane_proto::{FrameFlags, Limits, RequestId, Status};
 use proptest::prelude::*;
 
 /// Every field differs from every other, so that none can change places unseen. The last word was computed by another
 /// implementation of CRC-32C.
 const GOLDEN: &str = "\
-    4b5650460485090001020304050607081112000021030000bbaa998800000000\
-    887766554433221100ffeeddccbbaa990403020101000000efbeadde45ce5536";
+    4b5650460585090001020304050607081112000021030000bbaa998800000000\
+    887766554433221100ffeeddccbbaa990403020101020000efbeadde2d4a1978";
 
 fn golden() -> Header {
     Header {
@@ -23,7 +23,7 @@ fn golden() -> Header {
         payload_checksum: 0x1122_3344_5566_7788,
         argument: 0x99aa_bbcc_ddee_ff00,
         deadline_us: 0x0102_0304,
-        flags: FLAG_CHECKSUM,
+        flags: FrameFlags::CHECKSUM | FrameFlags::REPLICATED,
         body_checksum: 0xdead_beef,
     }
 }
@@ -51,7 +51,7 @@ fn a_header_has_these_bytes() {
 #[test]
 fn a_bare_request_has_these_bytes() {
     let header = Header::request(Kind::Request(Operation::Abort), RequestId::default());
-    assert_eq!(hex(&header.encode()), format!("4b5650460413{}5d1283a1", "00".repeat(54)));
+    assert_eq!(hex(&header.encode()), format!("4b5650460513{}a5cfc93f", "00".repeat(54)));
 }
 
 #[test]
@@ -62,9 +62,9 @@ fn builders_state_body_payload_and_argument() {
         .with_argument(5);
     assert_eq!((header.body_bytes, header.items, header.body_checksum), (3, 1, 0x364b_3fb7));
     assert_eq!((header.payload_bytes, header.checksum(), header.argument), (9, Some(7), 5));
-    assert_eq!((header.status, header.flags), (Status::Exists, FLAG_CHECKSUM));
+    assert_eq!((header.status, header.flags), (Status::Exists, FrameFlags::CHECKSUM));
     let unchecked = header.with_payload(9, None);
-    assert_eq!(Header { flags: 0, ..unchecked }.checksum(), None);
+    assert_eq!(Header { flags: FrameFlags::NONE, ..unchecked }.checksum(), None);
     assert_eq!(header.check_body(b"abc"), Ok(()));
     let wrong = header.check_body(b"abd");
     assert!(matches!(wrong, Err(FrameError::BodyChecksum { stated: 0x364b_3fb7, .. })), "{wrong:?}");
@@ -94,7 +94,11 @@ fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0x9d])), Err(FrameError::Kind(0x9d)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
-    assert_eq!(Header::decode(&altered(52, &3u32.to_le_bytes())), Err(FrameError::Flags(3)));
+    for bit in 0..u32::BITS {
+        let known = Header::decode(&altered(52, &(1u32 << bit).to_le_bytes())).is_ok();
+        assert_eq!(known, bit <= 10, "bit {bit}");
+    }
+    assert_eq!(Header::decode(&altered(52, &0x801u32.to_le_bytes())), Err(FrameError::Flags(0x801)));
 }
 
 #[test]
@@ -188,7 +192,7 @@ fn any_header() -> impl Strategy<Value = Header> {
             payload_checksum: rest.0,
             argument: rest.1,
             deadline_us: rest.2,
-            flags: if checked { FLAG_CHECKSUM } else { 0 },
+            flags: FrameFlags::NONE.with(FrameFlags::CHECKSUM, checked),
             body_checksum: rest.3,
         }
     })

@@ -6,7 +6,7 @@ use kvplane_proto::message::{
     PutAck, PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SegmentError,
     SizeReply, Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
-use kvplane_proto::{Digest, Epoch, Limits, RequestId, SegmentId, ShardId, Status, Version};
+use kvplane_proto::{Digest, Epoch, ItemFlags, Limits, RequestId, SegmentId, ShardId, Status, Version};
 
 const DIGEST: Digest = Digest(0xd0d1_d2d3_d4d5_d6d7_d8d9_dadb_dcdd_dedf);
 const DIGEST_HEX: &str = "dfdedddcdbdad9d8d7d6d5d4d3d2d1d0";
@@ -81,14 +81,19 @@ fn reply_items_have_these_bytes() {
             bytes: second,
             version: Version(7),
             checksum: 8,
+            flags: ItemFlags::REPLICATED,
         },
-        &["1300000000000000", "2d2c2b2a24232221", words[0], words[1], words[2], words[3]],
+        &["1300000000000000", "2d2c2b2a24232221", words[0], words[1], words[2], words[3], "0100000000000000"],
     );
     check(
         ReserveReply { status: Status::NoSpace, reservation: RESERVATION, offset: first },
         &["0300000000000000", "3d3c3b3a34333231", words[0]],
     );
-    check(CommitReply { status: Status::Exists, version: Version(7) }, &["0200000000000000", words[2]]);
+    let flags = ItemFlags::NONE;
+    check(
+        CommitReply { status: Status::Exists, version: Version(7), flags },
+        &["0200000000000000", words[2], "0000000000000000"],
+    );
 }
 
 #[test]
@@ -189,11 +194,12 @@ fn a_torn_hello_is_refused() {
     assert_eq!(Hello::decode(&other), Err(HelloError::Cluster), "not UTF-8");
     let mut long = Hello { cluster: "x".repeat(Limits::NAME_BYTES), ..hello() };
     assert_eq!(Hello::decode(&long.encode()), Ok(long.clone()));
-    long.cluster.clear();
+    long.fetches = true;
     let mut bytes = long.encode();
-    bytes[6..8].copy_from_slice(&256u16.to_le_bytes());
-    bytes.extend([b'x'; 256]);
-    assert_eq!(Hello::decode(&bytes), Err(HelloError::Cluster), "too long");
+    assert_eq!((bytes[6], bytes[7]), (255, 1));
+    assert_eq!(Hello::decode(&bytes), Ok(long));
+    bytes[7] = 2;
+    assert_eq!(Hello::decode(&bytes), Err(HelloError::Flags(2)), "a flag of a later version");
 }
 
 fn descriptor() -> SegmentDescriptor {

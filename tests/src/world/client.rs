@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_proto::FrameFlags;
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::client::{Client, Config, LaneId, Output, Path};
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::Rng;
@@ -176,7 +177,7 @@ impl World {
                 Some(Loan::Copy { .. }) => {}
                 loan => self.violate(broken(Rule::Memory, format!("a put is sent from memory that is {loan:?}"))),
             }
-            if header.flags & FLAG_CHECKSUM != 0 {
+            if header.flags.has(FrameFlags::CHECKSUM) {
                 let bytes = self.clients[index].memory.peek(local.offset, local.bytes);
                 header.payload_checksum = payload_checksum(bytes);
             }

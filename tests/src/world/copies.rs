@@ -2,11 +2,11 @@
 //! acknowledged as removed.
 
 use kvplane_proto::client::TaskResult;
-use kvplane_proto::frame::{COPY, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
 use kvplane_proto::message::{Kind, Operation, PutOptions};
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, Status};
 use kvplane_store::service::{FetchDone, Place};
 use kvplane_store::{ObjectView, Replica};
 
@@ -157,7 +157,7 @@ impl World {
 
     /// [`Mischief::KeepCopies`]: the host answers for the service, which hears nothing.
     pub(crate) fn forge_drop(&mut self, index: u32, header: &Header) -> bool {
-        if header.kind != Kind::Request(Operation::Remove) || header.argument & COPY == 0 {
+        if header.kind != Kind::Request(Operation::Remove) || !header.flags.has(FrameFlags::REPLICATE) {
             return false;
         }
         let bitmap = vec![0xff; (header.items as usize).div_ceil(8)];

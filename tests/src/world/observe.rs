@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::frame::{COPY, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, IdItem, Item, Kind, LookupReply, Operation, PutItem, ReserveReply,
     decode_items, decode_puts,
 };
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{Digest, RequestId, Status};
+use kvplane_proto::{Digest, FrameFlags, RequestId, Status};
 use kvplane_store::Replica;
 use kvplane_store::service::Place;
 
@@ -112,7 +112,7 @@ impl World {
         let Kind::Reply(operation) = header.kind else { return };
         if operation == Operation::Get {
             if let Some(place) = payload {
-                self.observe_read(index, header.argument & !COPY, (place.offset, place.bytes), None);
+                self.observe_read(index, header.argument, (place.offset, place.bytes), None);
             }
             return;
         }
@@ -151,11 +151,11 @@ impl World {
         let good = header.status == Status::Ok;
         let promises = self.scenario.tier.as_ref().is_some_and(super::tier::TierScenario::promises);
         match operation {
-            Operation::Put if good => self.observe_acked(index, header.argument & !COPY, promises),
+            Operation::Put if good => self.observe_acked(index, header.argument, promises),
             Operation::Commit if good => {
                 for (at, item) in decode_items::<CommitReply>(body, header.items).into_iter().flatten().enumerate() {
                     if item.status == Status::Ok {
-                        let version = item.version.0 & !COPY;
+                        let version = item.version.0;
                         self.observe_hidden(index, (header.request.to_bits(), at), version);
                         self.observe_acked(index, version, promises);
                     }
@@ -230,7 +230,7 @@ impl World {
                 let fetches = client >= self.scenario.clients;
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
                 let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
-                if header.argument & COPY != 0 {
+                if header.flags.has(FrameFlags::REPLICATE) {
                     // Only copies go.
                     let store = self.lives[life].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
@@ -346,7 +346,7 @@ impl World {
             if item.status != Status::Ok {
                 continue;
             }
-            self.observe_read(index, item.version.0 & !COPY, (item.offset, item.bytes), asked);
+            self.observe_read(index, item.version.0, (item.offset, item.bytes), asked);
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.held.pins.insert(item.pin, item.offset);
                 let Life { service, handles, .. } = &mut self.lives[connection.life];

@@ -1,11 +1,11 @@
 //! A shard's host: connections in, frames to the service, answers out, memory on both ways.
 
-use kvplane_proto::Status;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::client::Path;
 use kvplane_proto::digest::tenant_number;
-use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES, Header};
+use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
+use kvplane_proto::{FrameFlags, Status};
 use kvplane_store::service::{self, CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
 
 use super::World;
@@ -241,7 +241,7 @@ impl World {
             return;
         };
         if let Some((place, _)) = payload
-            && header.flags & FLAG_CHECKSUM != 0
+            && header.flags.has(FrameFlags::CHECKSUM)
             && header.payload_checksum == 0
         {
             header.payload_checksum = payload_checksum(self.lives[life].bytes(place.offset, place.bytes));

@@ -11,7 +11,7 @@
 use super::Client;
 use super::types::{PeerId, Request, SubmitError};
 use crate::digest::{DIGEST_BYTES, Digest};
-use crate::frame::{Header, KNOWS_HEADS};
+use crate::frame::Header;
 use crate::ids::BatchId;
 use crate::limits::Limits;
 use crate::message::{Bitmap, Kind, Operation};
@@ -144,7 +144,6 @@ impl Client {
         let request = self.open_wire(id, Operation::Exists);
         let mut header = Header::request(Kind::Request(Operation::Exists), request);
         header.deadline_us = self.deadline_us(slice);
-        header.payload_checksum = KNOWS_HEADS;
         let batch = self.slices.at(slice).batch;
         let list = &self.batches.at(batch.index).asked.list[from as usize..(from + count) as usize];
         let start = self.bytes.len();

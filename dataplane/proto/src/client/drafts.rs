@@ -9,7 +9,8 @@
 
 use super::Client;
 use super::types::{Local, Request};
-use crate::frame::{FLAG_ALL, Header};
+use crate::flags::FrameFlags;
+use crate::frame::Header;
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{FillItem, IdItem, Item, Kind, Operation, PutItem, RangeItem};
@@ -81,7 +82,7 @@ impl Client {
     /// Asks where ranges of objects are, whether those are complete or not.
     pub(super) fn send_peeks(&mut self, lane: u32) {
         let mut header = Header::request(Kind::Request(Operation::Peek), RequestId::default());
-        header.flags |= FLAG_ALL;
+        header.flags |= FrameFlags::UNCOMMITTED;
         self.send_records(lane, header, |request, out| {
             let Request::PeekRange(digest, offset, local) = *request else { return false };
             RangeItem { digest, request: RequestId::default(), offset, bytes: local.bytes }.encode(out);

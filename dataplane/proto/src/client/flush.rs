@@ -6,12 +6,13 @@ use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{COPY, FLAG_AHEAD, FLAG_ALL, Header, KNOWS_HEADS};
+use crate::flags::FrameFlags;
+use crate::frame::Header;
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
-    CommitItem, DigestItem, GetItem, IdItem, Item, Kind, ListItem, Operation, RangeItem, ReadItem, WriteItem,
-    encode_items,
+    CommitItem, DigestItem, GetItem, IdItem, Item, Kind, ListItem, Operation, RangeItem, ReadItem, VersionItem,
+    WriteItem, encode_items,
 };
 
 impl Client {
@@ -227,19 +228,25 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request_id = self.open_wire(id, operation);
         let mut header = Header::request(Kind::Request(operation), request_id);
-        let (start, mut count, mut flags) = (self.bytes.len(), 0, 0);
-        let most = header.most_items();
+        let (start, mut count, leases) = (self.bytes.len(), 0, self.lease_flags(operation));
+        let mut most = header.most_items();
         while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
-            let says = self.says_beside(operation, &request);
-            let wanted = (flags_of(&request), self.argument_of(next.index), says);
-            if count > 0 && wanted != (flags, header.argument, header.payload_checksum) {
+            let (epoch, routing) = self.routing_of(next.index);
+            let wanted = (epoch.0, routing | flags_of(&request) | leases);
+            if count > 0 && wanted != (header.argument, header.flags) {
                 break;
             }
-            (flags, header.argument, header.payload_checksum) = wanted;
-            DigestItem { digest }.encode(&mut self.bytes);
+            (header.argument, header.flags) = wanted;
+            match request {
+                Request::RemoveHeadOf(_, version) => {
+                    most = most.min(Limits::BODY_BYTES / VersionItem::BYTES);
+                    VersionItem { digest, version }.encode(&mut self.bytes);
+                }
+                _ => DigestItem { digest }.encode(&mut self.bytes),
+            }
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
             }
@@ -247,25 +254,16 @@ impl Client {
             self.join_wire(request_id, next.index);
             count += 1;
         }
-        header.flags |= flags;
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
-    }
-
-    /// The value in the place of the payload's checksum, which requests without payload do not have.
-    fn says_beside(&self, operation: Operation, request: &Request) -> u64 {
-        match (operation, request) {
-            (Operation::Exists, _) => KNOWS_HEADS,
-            (Operation::Remove, Request::RemoveHeadOf(_, version)) => version.0,
-            _ => self.knows_copies(operation),
-        }
     }
 
     /// One frame, one answer for each slice, under its own id, with its payload.
     fn send_each(&mut self, lane: u32, operation: Operation) {
         let id = self.lanes[lane as usize].id(lane);
         let start = self.bytes.len();
-        let (mut count, mut deadline_us, mut flags, mut copies) = (0, 0, 0, 0);
+        let mut header = Header::request(Kind::Request(operation), RequestId::default());
+        let (mut count, leases) = (0, self.lease_flags(operation));
         // A foreign protocol knows one range for each request.
         let foreign = self.lanes[lane as usize].path == Path::Mooncake;
         let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
@@ -278,11 +276,13 @@ impl Client {
                 Request::Read(..) => operation == Operation::Read,
                 _ => false,
             };
-            let wanted = (flags_of(&asked), self.argument_of(next.index));
-            if !fits || !foreign && self.may_gather(next.index) || count > 0 && wanted != (flags, copies) {
+            let (epoch, routing) = self.routing_of(next.index);
+            let wanted = (epoch.0, routing | flags_of(&asked) | leases);
+            let differs = count > 0 && wanted != (header.argument, header.flags);
+            if !fits || !foreign && self.may_gather(next.index) || differs {
                 break;
             }
-            (flags, copies) = wanted;
+            (header.argument, header.flags) = wanted;
             let request = self.open_wire(id, operation);
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
@@ -300,17 +300,12 @@ impl Client {
                 _ => unreachable!("only gets and reads are answered one by one"),
             }
             if count == 0 {
-                deadline_us = self.deadline_us(next.index);
+                header.deadline_us = self.deadline_us(next.index);
             }
             count += 1;
         }
-        let mut header = Header::request(Kind::Request(operation), RequestId::default());
-        header.deadline_us = deadline_us;
-        header.flags |= flags;
-        header.argument = copies;
-        header.payload_checksum = self.knows_copies(operation);
         if operation == Operation::Read && self.sums_segments(lane) {
-            header.flags |= crate::frame::FLAG_CHECKSUM;
+            header.flags |= FrameFlags::SUM_REPLIES;
         }
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
@@ -356,7 +351,8 @@ impl Client {
         let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
-        header.argument = self.argument_of(slice);
+        let (epoch, routing) = self.routing_of(slice);
+        (header.argument, header.flags) = (epoch.0, header.flags | routing);
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
@@ -441,8 +437,8 @@ impl Client {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
         let payload = start..self.locals.len();
-        let epoch = if header.argument & !COPY == 0 { self.epoch().0 } else { 0 };
-        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(header.argument | epoch);
+        let epoch = if header.argument == 0 { self.epoch().0 } else { header.argument };
+        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(epoch);
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 }
@@ -462,10 +458,12 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
 }
 
 /// The flags of a frame that asks this.
-const fn flags_of(request: &Request) -> u32 {
+const fn flags_of(request: &Request) -> FrameFlags {
     match request {
-        Request::Prefetch(_) => FLAG_AHEAD,
-        Request::GetHead(..) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::PeekRange(..) => FLAG_ALL,
-        _ => 0,
+        Request::Prefetch(_) => FrameFlags::PREFETCH,
+        Request::GetHead(..) | Request::RemoveHead(_) => FrameFlags::HEADS,
+        Request::RemoveHeadOf(..) => FrameFlags::HEADS.with(FrameFlags::OF_VERSION, true),
+        Request::PeekRange(..) => FrameFlags::UNCOMMITTED,
+        _ => FrameFlags::NONE,
     }
 }

@@ -11,7 +11,8 @@
 use super::Client;
 use super::table::{SliceEvent, SliceState, slice_id};
 use super::types::{Local, PayloadTo, Request, SegmentTarget, SliceId};
-use crate::frame::{FLAG_CHECKSUM, Header};
+use crate::flags::FrameFlags;
+use crate::frame::Header;
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{Item, Kind, Operation, ReadItem, RunPacker, WriteItem};
@@ -70,7 +71,7 @@ impl Client {
             header = header.with_payload(bytes, self.config.checksum_segments.then_some(0));
         } else {
             pieces.clear();
-            header.flags |= if self.config.checksum_segments { FLAG_CHECKSUM } else { 0 };
+            header.flags = header.flags.with(FrameFlags::SUM_REPLIES, self.config.checksum_segments);
         }
         let body = start..self.bytes.len();
         self.send(id, header, body, items, &pieces);

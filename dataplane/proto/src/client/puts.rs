@@ -114,11 +114,11 @@ impl Client {
         names.clear();
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
-            let copies = self.argument_of(next.index);
-            if count > 0 && copies != header.argument {
+            let (epoch, routing) = self.routing_of(next.index);
+            if count > 0 && (epoch.0, routing) != (header.argument, header.flags) {
                 break;
             }
-            header.argument = copies;
+            (header.argument, header.flags) = (epoch.0, routing);
             let Some((item, _, name)) = self.put_of(next.index) else { break };
             if (count + 1) * PutItem::BYTES + names.len() + name.len() > Limits::BODY_BYTES {
                 break;

@@ -5,6 +5,7 @@ use super::lane::{Cause, Endpoint};
 use super::path::Path;
 use super::table::{Held, NOWHERE, SliceEvent, SliceState, Wire, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
+use crate::flags::FrameFlags;
 use crate::frame::{Header, VERSION};
 use crate::ids::{Incarnation, NodeId, RequestId};
 use crate::message::{
@@ -163,10 +164,12 @@ impl Client {
         if header.checksum().is_none() && !unchecked {
             return Err(Broken);
         }
-        let version = if of_segment { header.argument } else { self.heard_of_copy(index, header.argument) };
+        if !of_segment {
+            self.note_replicated(index, header.flags.has(FrameFlags::REPLICATED));
+        }
         let slice = self.slices.at(index);
         slice.bytes = bytes;
-        slice.version = version;
+        slice.version = header.argument;
         slice.expected_checksum = header.checksum();
         slice.step(SliceEvent::Payload);
         Ok(PayloadTo::Local { local: Local { bytes, ..local }, slice: id })
@@ -203,6 +206,7 @@ impl Client {
         if header.status == Status::Ok {
             slice.bytes = slice.weight_bytes();
             slice.version = header.argument;
+            slice.is_replicated = header.flags.has(FrameFlags::REPLICATED);
         }
         self.settle(index, header.status);
     }
@@ -308,7 +312,8 @@ impl Client {
             Operation::Seal => {
                 for (&slice, item) in slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(Broken)?)
                 {
-                    self.slices.at(slice).version = item.version.0;
+                    let entry = self.slices.at(slice);
+                    (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
                     self.settle(slice, item.status);
                 }
             }
@@ -322,7 +327,7 @@ impl Client {
                     let entry = self.slices.at(slice);
                     entry.held = Held::Nothing;
                     entry.bytes = entry.weight_bytes();
-                    entry.version = item.version.0;
+                    (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
                     self.settle(slice, item.status);
                 }
             }
@@ -342,9 +347,9 @@ impl Client {
         if item.bytes == 0 {
             return Err(Broken);
         }
-        let version = self.heard_of_copy(index, item.version.0);
+        self.note_replicated(index, item.flags.is_replicated());
         let slice = self.slices.at(index);
-        slice.version = version;
+        slice.version = item.version.0;
         let (offset, local, checksum) = match request {
             Request::Get(_, local) | Request::GetHead(_, local) if item.bytes <= local.bytes => {
                 (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))

@@ -21,8 +21,8 @@ use super::path::Path;
 use super::table::{NOWHERE, Slice, SliceState};
 use super::types::{PeerId, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{COPY, KNOWS_COPIES};
-use crate::ids::{Incarnation, NodeId, RequestId, SLOTS, Slot};
+use crate::flags::FrameFlags;
+use crate::ids::{Epoch, Incarnation, NodeId, RequestId, SLOTS, Slot};
 use crate::message::Operation;
 use crate::rng::mix64;
 use crate::status::Status;
@@ -83,15 +83,16 @@ impl Client {
         self.seconds = seconds.iter().any(Option::is_some).then_some(seconds);
     }
 
-    /// What the argument of a slice's frame says, where that is more than the epoch of now. What a shard was to do for
-    /// its slots goes by the map by which it was to: it may be somebody else's by now.
-    pub(super) fn argument_of(&self, slice: u32) -> u64 {
+    /// The epoch by which a slice's request is routed, and what its frame says of replicas. A shard replicates and
+    /// migrates by the map of its batch: another shard may own the slot by the newest one.
+    pub(super) fn routing_of(&self, slice: u32) -> (Epoch, FrameFlags) {
         let slice = self.slices.peek(slice);
+        let of_batch = || self.batches.peek(slice.batch.index).epoch;
         match slice.request {
-            Request::PutCopy(..) | Request::DropCopy(_) => COPY | self.batches.peek(slice.batch.index).epoch.0,
-            Request::Remove(_) if self.sources.is_some() => self.batches.peek(slice.batch.index).epoch.0,
-            _ if matches!(slice.second, Second::Chosen | Second::Asked) => COPY,
-            _ => 0,
+            Request::PutCopy(..) | Request::DropCopy(_) => (of_batch(), FrameFlags::REPLICATE),
+            Request::Remove(_) if self.sources.is_some() => (of_batch(), FrameFlags::NONE),
+            _ if matches!(slice.second, Second::Chosen | Second::Asked) => (self.epoch(), FrameFlags::READ_REPLICA),
+            _ => (self.epoch(), FrameFlags::NONE),
         }
     }
 
@@ -165,23 +166,23 @@ impl Client {
         group.rails.iter().map(predict).reduce(f64::min)
     }
 
-    /// A first owner has given an object, as this version: what that is, and whether there is a copy.
-    pub(super) fn heard_of_copy(&mut self, index: u32, version: u64) -> u64 {
+    /// A shard has given an object, and said whether it is replicated. The owner's word counts, nobody else's.
+    pub(super) fn note_replicated(&mut self, index: u32, is_replicated: bool) {
         let slice = self.slices.at(index);
         let of_first = matches!(slice.second, Second::No | Second::Missed) && self.sources.is_none();
-        slice.copied = of_first && version & COPY != 0;
+        slice.is_replicated = of_first && is_replicated;
         if let (true, true, Some(digest)) = (of_first, self.config.spread, readable(&slice.request)) {
             let sent_ns = slice.sent_ns;
-            self.leases.told(digest, version & COPY != 0, sent_ns, self.now_ns);
+            self.leases.told(digest, is_replicated, sent_ns, self.now_ns);
         }
-        version & !COPY
     }
 
-    /// What a question says in the place of its payload's checksum: whether answers may tell of copies.
-    pub(super) fn knows_copies(&self, operation: Operation) -> u64 {
+    /// The flag of a request by which its client gets leases on replicas, if it spreads its gets.
+    pub(super) fn lease_flags(&self, operation: Operation) -> FrameFlags {
         let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
         let several = self.map.as_ref().is_some_and(|(map, _)| map.replicas > 1);
-        if gets && several && self.config.spread && self.sources.is_none() { KNOWS_COPIES } else { 0 }
+        let wants = gets && several && self.config.spread && self.sources.is_none();
+        FrameFlags::NONE.with(FrameFlags::REPLICA_LEASE, wants)
     }
 
     /// Whether every way to a peer was lost, and it is too early to try again.

@@ -8,7 +8,6 @@ use super::second::Second;
 use super::table::{Batch, Held, NOWHERE, Slice, SliceState, Times, slice_id};
 use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
-use crate::frame::COPY;
 use crate::ids::{BatchId, RequestId, Version};
 use crate::sched::Ticket;
 use crate::status::Status;
@@ -143,7 +142,7 @@ impl Client {
             hedge_ns: 0,
             bytes: 0,
             version: 0,
-            copied: false,
+            is_replicated: false,
             expected_checksum: None,
             held: Held::Nothing,
         }
@@ -206,9 +205,9 @@ impl Client {
             }
             if status == Status::Ok {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
-                result.version = Version(if put { slice.version & !COPY } else { slice.version });
-                let copied = if put { slice.version & COPY != 0 } else { slice.copied };
-                result.replicas = u8::from(put || slice.request.is_get()) + u8::from(copied);
+                result.version = Version(slice.version);
+                let has_replicas = put || slice.request.is_get();
+                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.is_replicated);
                 if matches!(slice.request, Request::Begin(..)) {
                     result.life = self.peers[slice.peer as usize].life;
                 }

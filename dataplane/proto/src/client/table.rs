@@ -328,8 +328,8 @@ pub(super) struct Slice {
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,
-    /// Whether its first owner said, with the object, that the second owner has it too.
-    pub(super) copied: bool,
+    /// True where the owner's answer said that the replica owner has the object too.
+    pub(super) is_replicated: bool,
     pub(super) expected_checksum: Option<u64>,
     /// Held on the peer while we copy over the shared path.
     pub(super) held: Held,

@@ -58,7 +58,9 @@ pub struct Welcome {
 pub enum HelloError {
     /// Shorter or longer than it says.
     Length(usize),
-    /// The cluster's name is too long or not UTF-8.
+    /// A flag this version does not know.
+    Flags(u8),
+    /// The cluster's name is not UTF-8.
     Cluster,
 }
 
@@ -66,16 +68,18 @@ impl fmt::Display for HelloError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Length(bytes) => write!(f, "a handshake of {bytes} bytes is not what it says it is"),
-            Self::Cluster => write!(f, "the cluster's name is not UTF-8 of at most {} bytes", Limits::NAME_BYTES),
+            Self::Flags(found) => write!(f, "unknown flags {found:#x} in a handshake"),
+            Self::Cluster => write!(f, "the cluster's name in a handshake is not UTF-8"),
         }
     }
 }
 
 impl std::error::Error for HelloError {}
 
-const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 2 + 8 + 8 + 8 + 8;
-/// Beside the length of the cluster's name, which is below it.
-const FETCHES: u16 = 1 << 15;
+const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 1 + 1 + 8 + 8 + 8 + 8;
+/// Flag of a hello: the client is the new owner of slots that left the shard.
+const FETCHES: u8 = 1;
+const _: () = assert!(Limits::NAME_BYTES <= u8::MAX as usize, "a cluster's name has its length in one byte");
 const WELCOME_BYTES: usize = 1 + 5 + 2 + 8 + 8 + 8 + 8;
 
 impl Hello {
@@ -86,8 +90,7 @@ impl Hello {
         let mut out = vec![self.version_min, self.version_max];
         out.extend_from_slice(&self.shard.0.to_le_bytes());
         out.extend_from_slice(&self.lane.to_le_bytes());
-        let flags = if self.fetches { FETCHES } else { 0 };
-        out.extend_from_slice(&(self.cluster.len() as u16 | flags).to_le_bytes());
+        out.extend_from_slice(&[self.cluster.len() as u8, if self.fetches { FETCHES } else { 0 }]);
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.node.0.to_le_bytes());
         out.extend_from_slice(&self.incarnation.0.to_le_bytes());
@@ -103,11 +106,11 @@ impl Hello {
     pub fn decode(body: &[u8]) -> Result<Self, HelloError> {
         let (fixed, name) = body.split_at_checked(HELLO_FIXED_BYTES).ok_or(HelloError::Length(body.len()))?;
         let short = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
-        if name.len() != usize::from(short(6) & !FETCHES) {
+        if name.len() != usize::from(fixed[6]) {
             return Err(HelloError::Length(body.len()));
         }
-        if name.len() > Limits::NAME_BYTES {
-            return Err(HelloError::Cluster);
+        if fixed[7] & !FETCHES != 0 {
+            return Err(HelloError::Flags(fixed[7]));
         }
         Ok(Self {
             version_min: fixed[0],
@@ -118,7 +121,7 @@ impl Hello {
             node: NodeId(long(fixed, 16)),
             incarnation: Incarnation(long(fixed, 24)),
             connection: long(fixed, 32),
-            fetches: short(6) & FETCHES != 0,
+            fetches: fixed[7] & FETCHES != 0,
             cluster: core::str::from_utf8(name).map_err(|_| HelloError::Cluster)?.to_owned(),
         })
     }

@@ -2,6 +2,7 @@
 
 use super::put::{PutFlags, Zeros};
 use crate::digest::Digest;
+use crate::flags::ItemFlags;
 use crate::ids::{PinId, RequestId, ReservationId, SegmentId, Version};
 use crate::limits::Limits;
 use crate::status::Status;
@@ -96,6 +97,7 @@ fields! {
     ReservationId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
     Version: 8, |value| value.0, |raw: u64| Some(Self(raw));
     Status: 8, |value| value as u64, |raw: u64| Self::from_code(u16::try_from(raw).ok()?);
+    ItemFlags: 8, |value| value.bits(), |raw: u64| Self::from_bits(raw);
     PutFlags: 1, |value| value.0, |raw: u8| Self::from_bits(raw);
 }
 
@@ -141,6 +143,13 @@ records! {
     DigestItem {
         /// The object.
         digest: Digest,
+    }
+    /// Names one version of an object.
+    VersionItem {
+        /// The object.
+        digest: Digest,
+        /// The version.
+        version: Version,
     }
     /// Asks for one object over a stream.
     GetItem {
@@ -259,6 +268,8 @@ records! {
         version: Version,
         /// CRC-64/NVME of its bytes.
         checksum: u64,
+        /// Flags.
+        flags: ItemFlags,
     }
     /// An object to be kept. Behind all records of a body stand their names, in order: tenant, then key.
     PutItem {
@@ -280,7 +291,7 @@ records! {
         data_type: u8,
         /// What is asked beside.
         flags: PutFlags,
-        /// How many owners are to have it, in the lowest four bits, where 0 is 1. 128: the answer waits for that.
+        /// How many owners are to have it; 0 is 1.
         replicas: u8,
         /// For later versions.
         zeros: Zeros,
@@ -307,6 +318,8 @@ records! {
         status: Status,
         /// The object's version, under `Ok`.
         version: Version,
+        /// Flags.
+        flags: ItemFlags,
     }
     /// Names a range of an object that is being written.
     FillItem {

@@ -13,7 +13,8 @@ mod segment;
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
     Bitmap, CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, Items, KeyItem, ListItem, ListReply,
-    LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
+    LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem, decode_items,
+    encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView};
 pub use put::{ObjectName, Part, PutAck, PutFlags, PutOptions, Puts, Zeros, decode_puts};

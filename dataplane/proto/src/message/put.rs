@@ -20,17 +20,17 @@ impl PutFlags {
     pub const HEAD: Self = Self(4);
     /// The object is a stripe of another.
     pub const STRIPE: Self = Self(8);
-    /// The bits that say what the put's answer waits for: [`PutAck`] by a number, or 0.
+    /// The answer waits until the replica owners have the object, or turn out not to take it.
+    pub const WAIT_REPLICAS: Self = Self(64);
+    /// The field of two bits that says what the put's answer waits for: [`PutAck`] by a number, or 0.
     const ACK: u8 = 0x30;
+    const KNOWN: u8 =
+        Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0 | Self::WAIT_REPLICAS.0 | Self::ACK;
 
     /// The flags with these bits, if all of them are known.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0 | Self::ACK) == 0 {
-            Some(Self(bits))
-        } else {
-            None
-        }
+        if bits & !Self::KNOWN == 0 { Some(Self(bits)) } else { None }
     }
 
     /// Their bits.
@@ -80,9 +80,6 @@ impl PutFlags {
         if set { Self(self.0 | flags.0) } else { self }
     }
 }
-
-/// In [`PutItem::replicas`]: the answer waits for them.
-const WAIT: u8 = 128;
 
 /// Bytes that are 0 until a later version gives them a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -188,7 +185,8 @@ impl PutItem {
         let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
         let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe)).with_ack(ack);
         let most = Limits::REPLICAS;
-        let replicas = if replicas > most { most } else { replicas } | if wait_replicas { WAIT } else { 0 };
+        let flags = flags.with(PutFlags::WAIT_REPLICAS, wait_replicas);
+        let replicas = if replicas > most { most } else { replicas };
         Self { tenant, group, soft_pin_ms, data_type, flags, replicas, ..self }
     }
 
@@ -203,8 +201,8 @@ impl PutItem {
             data_type: self.data_type,
             replace: self.flags.has(PutFlags::REPLACE),
             part: self.flags.part(),
-            replicas: self.replicas & !WAIT,
-            wait_replicas: self.replicas & WAIT != 0,
+            replicas: self.replicas,
+            wait_replicas: self.flags.has(PutFlags::WAIT_REPLICAS),
             ack: self.flags.ack(),
         }
     }

@@ -46,7 +46,11 @@ impl Answers {
         status: Status,
         argument: u64,
     ) {
-        let header = Header::reply(Kind::Reply(operation), request, status).with_argument(argument);
+        self.send(peer, Header::reply(Kind::Reply(operation), request, status).with_argument(argument));
+    }
+
+    /// Answers with this header alone.
+    pub(super) fn send(&mut self, peer: PeerKey, header: Header) {
         self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: None });
     }
 

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::Version;
-use kvplane_proto::message::{DigestItem, GetItem, Item, Kind, Operation, RangeItem};
-use kvplane_proto::{Digest, RequestId, Status};
+use kvplane_proto::message::{DigestItem, GetItem, Item, Kind, Operation, RangeItem, VersionItem};
+use kvplane_proto::{Digest, FrameFlags, RequestId, Status};
 
 use super::Service;
 use super::context::RequestContext;
@@ -140,20 +140,21 @@ impl Service {
         arrived_ns: u64,
     ) -> Result<Option<(Header, Vec<u8>)>, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        let digest_of = |item: DigestItem| item.digest;
         let split = match operation {
             Operation::Exists | Operation::Size | Operation::Remove | Operation::RemoveCopy => {
-                let mut split = self.split(context, Self::items::<DigestItem>(header, body)?, digest_of, round);
+                let mut split = if context.flags.has(FrameFlags::OF_VERSION) && operation == Operation::Remove {
+                    self.split(context, Self::items::<VersionItem>(header, body)?, round)
+                } else {
+                    self.split(context, Self::items::<DigestItem>(header, body)?, round)
+                };
                 if !split.unread.is_empty() {
                     (split.later, split.now) = (body.to_vec(), Vec::new());
                     (split.laters, split.nows) = (header.items, 0);
                 }
                 split
             }
-            Operation::Get => self.split(context, Self::items::<GetItem>(header, body)?, |item| item.digest, round),
-            Operation::GetRange => {
-                self.split(context, Self::items::<RangeItem>(header, body)?, |item| item.digest, round)
-            }
+            Operation::Get => self.split(context, Self::items::<GetItem>(header, body)?, round),
+            Operation::GetRange => self.split(context, Self::items::<RangeItem>(header, body)?, round),
             _ => return Ok(Some((*header, body.to_vec()))),
         };
         let now = Header { items: split.nows, ..*header };
@@ -180,19 +181,18 @@ impl Service {
         &self,
         context: &RequestContext,
         items: impl Iterator<Item = T>,
-        digest: fn(T) -> Digest,
         round: u8,
     ) -> Split {
         let mut split = Split::default();
         for item in items {
-            let unread = match self.tenant_of(digest(item)) {
+            let unread = match self.tenant_of(item.digest()) {
                 Tenant::Unread => true,
                 // Looked for once: after that it is not there.
-                Tenant::NotHere => round == 0 && !context.fetches && self.is_fetchable(digest(item)),
+                Tenant::NotHere => round == 0 && !context.fetches && self.is_fetchable(item.digest()),
                 Tenant::Known(_) => false,
             };
             if unread {
-                split.unread.push((digest(item), item.request()));
+                split.unread.push((item.digest(), item.request()));
                 split.laters += 1;
                 item.encode(&mut split.later);
             } else {
@@ -248,7 +248,7 @@ impl Service {
             let Claim { peer, header, body, round, arrived_ns, .. } = claim;
             let Kind::Request(operation) = header.kind else { continue };
             let Some(session) = self.session(peer) else { continue };
-            let context = RequestContext::new(peer, session, operation, &header);
+            let context = RequestContext::new(peer, session, &header);
             self.answers.outputs.arrived(arrived_ns);
             if self.may_change(peer, operation, &header) {
                 let done = match self.claim(&context, (&header, &body), round + 1, arrived_ns) {
@@ -333,24 +333,42 @@ struct Split {
     unread: Vec<(Digest, Option<RequestId>)>,
 }
 
-/// An item that may be a request by itself.
+/// An item that names an object, and may be a request by itself.
 trait Named {
-    fn request(&self) -> Option<RequestId>;
-}
+    fn digest(&self) -> Digest;
 
-impl Named for DigestItem {
     fn request(&self) -> Option<RequestId> {
         None
     }
 }
 
+impl Named for DigestItem {
+    fn digest(&self) -> Digest {
+        self.digest
+    }
+}
+
+impl Named for VersionItem {
+    fn digest(&self) -> Digest {
+        self.digest
+    }
+}
+
 impl Named for GetItem {
+    fn digest(&self) -> Digest {
+        self.digest
+    }
+
     fn request(&self) -> Option<RequestId> {
         Some(self.request)
     }
 }
 
 impl Named for RangeItem {
+    fn digest(&self) -> Digest {
+        self.digest
+    }
+
     fn request(&self) -> Option<RequestId> {
         Some(self.request)
     }

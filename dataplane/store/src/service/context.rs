@@ -1,8 +1,8 @@
 //! The facts of one request.
 
-use kvplane_proto::frame::{COPY, Header, KNOWS_COPIES};
+use kvplane_proto::FrameFlags;
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::Epoch;
-use kvplane_proto::message::Operation;
 
 use super::session::Session;
 use super::types::PeerKey;
@@ -17,22 +17,18 @@ pub(super) struct RequestContext {
     pub(super) tenant: Option<u32>,
     /// The peer is the new owner of slots that this shard had, and fetches what is in them.
     pub(super) fetches: bool,
-    /// The request is about copies: a first owner's that brings or drops them, or a client's that reads them.
-    pub(super) copies: bool,
-    /// The answer may say that an object has a copy.
-    pub(super) knows_copies: bool,
+    /// Flags of its frame.
+    pub(super) flags: FrameFlags,
 }
 
 impl RequestContext {
-    pub(super) fn new(peer: PeerKey, session: &Session, operation: Operation, header: &Header) -> Self {
-        let reads = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
+    pub(super) fn new(peer: PeerKey, session: &Session, header: &Header) -> Self {
         Self {
             peer,
-            epoch: Epoch(header.argument & !COPY),
+            epoch: Epoch(header.argument),
             tenant: session.pass.tenant,
             fetches: session.fetches,
-            copies: header.argument & COPY != 0,
-            knows_copies: reads && header.payload_checksum & KNOWS_COPIES != 0,
+            flags: header.flags,
         }
     }
 }

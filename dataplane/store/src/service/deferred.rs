@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::Status;
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
-use kvplane_proto::message::{Bitmap, CommitReply, LookupReply, Operation, SizeReply};
+use kvplane_proto::message::{Bitmap, CommitReply, Kind, LookupReply, Operation, SizeReply};
+use kvplane_proto::{FrameFlags, ItemFlags, Status};
 
 use super::timing::About;
 use super::types::PeerKey;
@@ -21,14 +22,15 @@ pub(super) struct Slot {
 /// What is known of a deferred answer so far.
 #[derive(Debug)]
 pub(super) enum Replies {
-    Put(Status, Version),
+    /// Its status, its version, and whether the replica owner has it too.
+    Put(Status, Version, bool),
     Commits(Operation, Vec<CommitReply>),
     Lookups(Vec<LookupReply>),
     /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
     /// Of which objects a second owner had a copy, and whether all of those are gone.
     Copies(Vec<bool>, Status),
-    /// Bits of objects that exist, and of those that are heads; the latter are empty for old clients or without heads.
+    /// Bits of objects that exist, and of those that are stripe heads; the latter are empty where there are no heads.
     Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
 }
@@ -79,6 +81,7 @@ pub(super) const fn no_lookup(status: Status) -> LookupReply {
         bytes: 0,
         version: Version(0),
         checksum: 0,
+        flags: ItemFlags::NONE,
     }
 }
 
@@ -129,9 +132,11 @@ impl Service {
         let operation = replies.operation();
         let answers = &mut self.answers;
         match replies {
-            Replies::Put(status, version) => {
+            Replies::Put(status, version, is_replicated) => {
                 let argument = if status == Status::Ok { version.0 } else { 0 };
-                answers.status(peer, operation, request, status, argument);
+                let mut header = Header::reply(Kind::Reply(operation), request, status).with_argument(argument);
+                header.flags = header.flags.with(FrameFlags::REPLICATED, is_replicated && status == Status::Ok);
+                answers.send(peer, header);
             }
             Replies::Commits(_, replies) => answers.records(peer, operation, request, &replies),
             Replies::Lookups(replies) => answers.records(peer, operation, request, &replies),

@@ -4,12 +4,12 @@
 //! tickets are lent as reservations and pins are, under ids that are told apart by their highest bit. A ticket of a
 //! peer comes back with its connection.
 
-use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, ReservationId, Version};
 use kvplane_proto::message::{
     Bitmap, CommitReply, FillItem, IdItem, Kind, LookupReply, Operation, RangeItem, ReserveReply,
 };
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags, ItemFlags, Limits, Status};
 
 use super::Service;
 use super::context::RequestContext;
@@ -256,10 +256,10 @@ impl Service {
                 Ok(complete) => self.seal_one(draft, &complete),
                 // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
                 Err(SealError::Sealed(..)) if self.owes_any() => {
-                    Err(CommitReply { status: Status::Busy, version: Version(0) })
+                    Err(CommitReply { status: Status::Busy, version: Version(0), flags: ItemFlags::NONE })
                 }
                 Err(SealError::Sealed(digest, version)) => {
-                    Err(CommitReply { status: self.kept(digest, version), version })
+                    Err(CommitReply { status: self.kept(digest, version), version, flags: ItemFlags::NONE })
                 }
                 Err(error) => {
                     let status = match error {
@@ -267,7 +267,7 @@ impl Service {
                         SealError::Incomplete => Status::Pending,
                         SealError::Stale | SealError::Sealed(..) => Status::Stale,
                     };
-                    Err(CommitReply { status, version: Version(0) })
+                    Err(CommitReply { status, version: Version(0), flags: ItemFlags::NONE })
                 }
             });
         }
@@ -278,7 +278,7 @@ impl Service {
     /// A draft becomes an object. Its readers hold that from now on.
     fn seal_one(&mut self, draft: DraftId, complete: &Complete) -> Result<super::objects::Made, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
-        let refused = |status| CommitReply { status, version: Version(0) };
+        let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, _) = store.reserved_for(reservation).expect("an open draft has its room");
         // What is refused loses its room at once: not while somebody reads there.
@@ -391,7 +391,7 @@ impl Service {
         let mut replies = Vec::with_capacity(items.len());
         for RangeItem { digest, offset, bytes, .. } in items {
             let reply = match self.lookup_one(context, digest, false) {
-                Err(Status::NotFound) if header.flags & FLAG_ALL != 0 => {
+                Err(Status::NotFound) if header.flags.has(FrameFlags::UNCOMMITTED) => {
                     let found = self.find_draft(digest, offset, bytes).map_err(|(status, _)| status);
                     found.map(|(ticket, place, object_bytes)| {
                         self.sessions.lend_ticket(context.peer, ticket);
@@ -402,6 +402,7 @@ impl Service {
                             bytes: object_bytes,
                             version: Version(0),
                             checksum: 0,
+                            flags: ItemFlags::NONE,
                         }
                     })
                 }

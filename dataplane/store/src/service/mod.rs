@@ -57,7 +57,7 @@ use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 pub use kvplane_proto::message::PutAck;
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
 use segments::SegmentTable;
 use session::Pending;
@@ -307,7 +307,7 @@ impl Service {
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
-        let context = RequestContext::new(peer, session, operation, header);
+        let context = RequestContext::new(peer, session, header);
         if !self.may_change(peer, operation, header) {
             return Ok(PayloadTo::Discard);
         }
@@ -322,7 +322,9 @@ impl Service {
         match (operation, path) {
             (Operation::Exists, _) => self.exists(context, header, body),
             (Operation::Size, _) => self.size(context, header, body),
-            (Operation::Remove, _) if context.copies => self.drop_copies(context, header, body),
+            (Operation::Remove, _) if context.flags.has(FrameFlags::REPLICATE) => {
+                self.drop_copies(context, header, body)
+            }
             (Operation::Remove, _) => self.remove(context, header, body),
             (Operation::RemoveCopy, _) => self.remove_copies(context, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),

@@ -1,9 +1,11 @@
 //! Objects over streams: Exists, Size, Remove, Get, Put.
 
-use kvplane_proto::frame::{FLAG_ALL, Header, KNOWS_HEADS};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Operation, PutAck, Puts, RangeItem, SizeReply, decode_puts};
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::message::{
+    Bitmap, DigestItem, GetItem, Operation, PutAck, Puts, RangeItem, SizeReply, VersionItem, decode_puts,
+};
+use kvplane_proto::{Digest, FrameFlags, Status};
 
 use super::context::RequestContext;
 use super::deferred::Replies;
@@ -41,15 +43,34 @@ impl Service {
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
+        let answers = self.answers_for_all(context, operation, header, items.clone().map(|item| item.digest));
+        Ok(answers.then_some(items))
+    }
+
+    /// The objects of a removal, and their versions where only those are to be removed.
+    fn removals(header: &Header, body: &[u8]) -> Result<(Vec<Digest>, Vec<Version>), CloseReason> {
+        if header.flags.has(FrameFlags::OF_VERSION) {
+            return Ok(Self::items::<VersionItem>(header, body)?.map(|item| (item.digest, item.version)).unzip());
+        }
+        Ok((Self::items::<DigestItem>(header, body)?.map(|item| item.digest).collect(), Vec::new()))
+    }
+
+    /// True where this shard answers for all objects of a request; else the request has its answer.
+    fn answers_for_all(
+        &mut self,
+        context: &RequestContext,
+        operation: Operation,
+        header: &Header,
+        mut digests: impl Iterator<Item = Digest>,
+    ) -> bool {
         // Some of what a new owner drops, or asks the lengths of, may not be kept for it any more: the rest counts.
         let alone = matches!(operation, Operation::Remove | Operation::Size);
         let counts = |status: &Status| !alone || *status != Status::Stale;
-        if let Some(status) = items.clone().find_map(|item| self.answers_for(context, item.digest).err().filter(counts))
-        {
+        let refused = digests.find_map(|digest| self.answers_for(context, digest).err().filter(counts));
+        if let Some(status) = refused {
             self.refuse(context.peer, operation, header.request, status);
-            return Ok(None);
         }
-        Ok(Some(items))
+        refused.is_none()
     }
 
     pub(super) fn exists(
@@ -94,7 +115,6 @@ impl Service {
                 }
             }
         }
-        heads.truncate(if header.payload_checksum & KNOWS_HEADS == 0 { 0 } else { count });
         let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
         let elsewhere = self.elsewhere(context, missing.map(|(at, (_, item))| (at, item.digest)));
         if !elsewhere.is_empty() {
@@ -114,22 +134,24 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let Some(items) = self.owned_digests(context, Operation::Remove, header, body)? else {
+        let (digests, versions) = Self::removals(header, body)?;
+        if !self.answers_for_all(context, Operation::Remove, header, digests.iter().copied()) {
             return Ok(PayloadTo::Discard);
-        };
-        let digests: Vec<Digest> = items.map(|item| item.digest).collect();
+        }
         if let Some(status) = self.refuses_removal(context, &digests) {
             self.refuse(context.peer, Operation::Remove, header.request, status);
             return Ok(PayloadTo::Discard);
         }
         // What is another's stays, and is said not to be there, and so does another version than the one that is meant;
         // what names stripes stays too, and that is said.
-        let foreign = |digest: &Digest| {
-            self.is_foreign(context, *digest) || !self.is_for_peer(context, *digest) || !self.is_meant(header, *digest)
+        let foreign = |(at, digest): (usize, &Digest)| {
+            self.is_foreign(context, *digest)
+                || !self.is_for_peer(context, *digest)
+                || !self.has_version(*digest, versions.get(at).copied())
         };
-        let foreign: Vec<bool> = digests.iter().map(foreign).collect();
+        let foreign: Vec<bool> = digests.iter().enumerate().map(foreign).collect();
         let is_head = |(digest, foreign): (&Digest, &bool)| {
-            header.flags & FLAG_ALL == 0
+            !header.flags.has(FrameFlags::HEADS)
                 && !foreign
                 && self.in_memory_or_on_ssd(*digest).is_some_and(|(_, is_head)| is_head)
         };
@@ -228,7 +250,7 @@ impl Service {
     ) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<GetItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
-        let all = header.flags & FLAG_ALL != 0;
+        let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
             let wanted = Wanted::Whole { capacity_bytes: item.capacity_bytes };
             let read = StreamRead { peer: context.peer, request: item.request, wanted, all };
@@ -257,7 +279,7 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let all = header.flags & FLAG_ALL != 0;
+        let all = header.flags.has(FrameFlags::UNCOMMITTED);
         for item in Self::items::<RangeItem>(header, body)? {
             let RangeItem { digest, request, offset, bytes } = item;
             let read = StreamRead { peer: context.peer, request, wanted: Wanted::Range { offset, bytes }, all };
@@ -284,7 +306,7 @@ impl Service {
             self.count_copy_served();
         }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
-        let (pin, mut object) = match store.get(digest) {
+        let (pin, object) = match store.get(digest) {
             Ok(found) => found,
             Err(error) => return self.get_elsewhere(context, digest, read, error),
         };
@@ -296,8 +318,8 @@ impl Service {
         let bytes = read.wanted.bytes_of(object.extent.bytes);
         self.counters.get_bytes += bytes;
         self.note_given(context, digest, bytes);
-        object.version = self.version_told(context, digest, &object);
-        self.answer_get(&read, Hold::Pin(pin), &object);
+        let is_replicated = self.grant_replica_lease(context, digest, &object);
+        self.answer_get(&read, Hold::Pin(pin), &object, is_replicated);
         Ok(())
     }
 
@@ -379,7 +401,8 @@ impl Service {
             Ok(made) => {
                 let waits = self.waits_of(&made);
                 if waits.count() > 0 {
-                    let slot_of = self.defer(peer, request, Replies::Put(Status::Ok, made.version), waits.count());
+                    let slot_of =
+                        self.defer(peer, request, Replies::Put(Status::Ok, made.version, false), waits.count());
                     self.make_last(&made, waits, Some(slot_of(0)));
                 } else {
                     self.answer_id(peer, Operation::Put, request, Status::Ok, made.version.0);

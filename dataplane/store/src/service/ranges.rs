@@ -3,10 +3,10 @@
 //! A range costs its peer at most 32 bytes of a frame and us a few operations: a run is checked by its last range that
 //! is inside, neighbours become one place, and a segment counts one user for each stretch of runs that name it.
 
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{Items, Kind, Operation, RunItem};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::Service;
 use super::segments::SegmentTable;
@@ -149,7 +149,7 @@ impl Service {
         };
         self.segments.count_users(&used);
         self.counters.read_bytes += bytes;
-        let checksum = (header.flags & FLAG_CHECKSUM != 0).then_some(0);
+        let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
         let header =
             Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
         let payload = Some((Places::Many(places), self.segments.many.start(peer, used)));

@@ -1,8 +1,7 @@
 //! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have
 //! it now.
 
-use kvplane_proto::frame::{FLAG_ALL, Header};
-use kvplane_proto::ids::{Epoch, Incarnation};
+use kvplane_proto::ids::{Epoch, Incarnation, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
@@ -54,10 +53,10 @@ impl Service {
         !context.fetches || self.moves.exports.has(digest)
     }
 
-    /// True where a removal names no version, or the version of the object.
-    pub(super) fn is_meant(&self, header: &Header, digest: Digest) -> bool {
-        let version = || Some(self.store.as_ref()?.peek(digest)?.version.0);
-        header.flags & FLAG_ALL == 0 || header.payload_checksum == 0 || version() == Some(header.payload_checksum)
+    /// True where a removal names no version, or the version of the object in memory.
+    pub(super) fn has_version(&self, digest: Digest, version: Option<Version>) -> bool {
+        let here = || Some(self.store.as_ref()?.peek(digest)?.version);
+        version.is_none() || here() == version
     }
 
     /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.

@@ -3,7 +3,7 @@
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::ReservationId;
 use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 
 use super::Service;
 use super::context::RequestContext;
@@ -19,7 +19,7 @@ impl Service {
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<(ReservationId, Place), Status> {
-        let (reservation, place) = if context.copies {
+        let (reservation, place) = if context.flags.has(FrameFlags::REPLICATE) {
             named_right(item, name)?;
             let wanted = self.reserve_copy(context, item, name)?;
             self.take_room(item, (name, None), wanted)?

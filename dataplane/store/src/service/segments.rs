@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{Kind, Operation, ReadItem, RegionDescriptor, SegmentDescriptor, WriteItem};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::Service;
 use super::ranges::ManyReads;
@@ -294,7 +294,7 @@ impl Service {
     }
 
     pub(super) fn read(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let checksum = (header.flags & FLAG_CHECKSUM != 0).then_some(0);
+        let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
         for item in Self::items::<ReadItem>(header, body)? {
             match self.segments.acquire(item.segment, item.offset, item.bytes, false) {
                 Ok(place) => {

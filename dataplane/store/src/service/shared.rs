@@ -1,10 +1,10 @@
 //! Objects over shared memory: the peer maps the pool and copies by itself; we say where, and hold it there meanwhile.
 
-use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, LookupReply, Operation, ReserveReply};
 
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
 use super::Service;
 use super::context::RequestContext;
@@ -24,7 +24,7 @@ impl Service {
         let items = Self::items::<DigestItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
-        let all = header.flags & FLAG_ALL != 0;
+        let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
             let reply = self.lookup_one(context, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
@@ -81,13 +81,15 @@ impl Service {
         self.note_get(digest, object.extent.bytes);
         self.sessions.lend_pin(context.peer, pin);
         self.about(&object);
+        let is_replicated = self.grant_replica_lease(context, digest, &object);
         Ok(LookupReply {
             status: Status::Ok,
             pin,
             offset: object.extent.offset,
             bytes: object.extent.bytes,
-            version: self.version_told(context, digest, &object),
+            version: object.version,
             checksum: object.checksum,
+            flags: ItemFlags::replicated(is_replicated),
         })
     }
 
@@ -134,7 +136,7 @@ impl Service {
         let items = Self::items::<CommitItem>(header, body)?;
         let mut outcomes = Vec::with_capacity(items.len());
         for CommitItem { reservation, checksum } in items {
-            let refused = |status| CommitReply { status, version: Version(0) };
+            let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
             outcomes.push(match TicketId::of(reservation.index, reservation.generation) {
                 Some(ticket) if self.sessions.take_ticket(peer, ticket) => {
                     Err(refused(self.end_ticket(ticket, Some(checksum))))
@@ -170,7 +172,7 @@ impl Service {
                     let waits = self.waits_of(&made);
                     left += waits.count();
                     all.push((made, waits, replies.len()));
-                    CommitReply { status: Status::Ok, version: made.version }
+                    CommitReply { status: Status::Ok, version: made.version, flags: ItemFlags::NONE }
                 }
                 Err(reply) => reply,
             });

@@ -3,9 +3,8 @@
 //! A connection's requests of one flush go to the device with one doorbell. What finds no credit, no slot or no room in
 //! the queue stays where it is, in order.
 
-use kvplane_proto::RequestId;
-use kvplane_proto::frame::FLAG_CHECKSUM;
 use kvplane_proto::message::Kind;
+use kvplane_proto::{FrameFlags, RequestId};
 use kvplane_sys::IoBuf;
 use kvplane_sys::verbs::{Operation, Payload, Piece, Remote, Request};
 
@@ -229,7 +228,7 @@ impl Link {
 
     /// Fills in the checksum where it is announced and not there.
     fn state_checksum(&self, frame: &mut Frame, pieces: &[IoBuf]) {
-        if frame.header.flags & FLAG_CHECKSUM != 0 && frame.header.payload_checksum == 0 {
+        if frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0 {
             frame.header.payload_checksum = pieces::sum(pieces);
         }
     }

@@ -15,10 +15,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_proto::Limits;
-use kvplane_proto::frame::{Header, OFFERS_TLS};
+use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::status::Status;
+use kvplane_proto::{FrameFlags, Limits};
 use kvplane_sys::{Gather, Scatter, net};
 use kvplane_tls::{DataTls, FIRST_BYTE, HANDSHAKE_BYTES, Handshake, Keychain, Opened, RECORD_BYTES, Session, Step};
 
@@ -436,7 +436,7 @@ impl Tcp {
                 self.send(id, &reply, b"", None);
             }
             // It comes again with TLS, as whoever is not told to require it does: nobody has to do anything.
-            if matches!(header.kind, Kind::Request(Operation::Hello)) && header.argument & OFFERS_TLS != 0 {
+            if matches!(header.kind, Kind::Request(Operation::Hello)) && header.flags.has(FrameFlags::OFFERS_TLS) {
                 self.close_after_sending(id, Gone::Closed);
                 return true;
             }
@@ -464,7 +464,7 @@ impl Connection {
     pub(super) fn greeting(&self, header: &Header, mode: DataTls) -> Header {
         let greets = matches!(header.kind, Kind::Request(Operation::Hello));
         let offers = greets && mode == DataTls::Offer && matches!(self.wire, Wire::Plain);
-        Header { argument: header.argument | if offers { OFFERS_TLS } else { 0 }, ..*header }
+        Header { flags: header.flags.with(FrameFlags::OFFERS_TLS, offers), ..*header }
     }
 
     /// Whether it is known how bytes are on the wire, and keys are there where they are sealed.

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-use kvplane_proto::Limits;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
-use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES};
+use kvplane_proto::frame::HEADER_BYTES;
+use kvplane_proto::{FrameFlags, Limits};
 use kvplane_sys::{Gather, IoBuf, MAX_PIECES};
 use kvplane_tls::PLAIN_BYTES;
 
@@ -66,7 +66,7 @@ impl Staging {
         self.used = payload_at;
         let mut sum = None;
         if let Some(payload) = &frame.payload {
-            let sums = frame.header.flags & FLAG_CHECKSUM != 0 && frame.header.payload_checksum == 0;
+            let sums = frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0;
             if copied {
                 for buffer in payload.buffers.as_slice() {
                     buffer.copy_out(&mut self.bytes[self.used..self.used + buffer.bytes()]);

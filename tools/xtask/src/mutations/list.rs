@@ -241,8 +241,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "second-owner-reads-without-being-asked",
         invariant: "a copy is given to whom falls over to it only",
         file: "dataplane/store/src/service/copies/second.rs",
-        find: "        let second = context.copies && !context.fetches",
-        replace: "        let second = !context.fetches",
+        find: "        let reads = context.flags.has(FrameFlags::READ_REPLICA);",
+        replace: "        let reads = true;",
         host: Host::HotObjects,
     },
     Mutation {

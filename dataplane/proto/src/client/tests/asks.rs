@@ -44,7 +44,7 @@ fn each_owner_gets_one_request_and_every_answer_finds_its_place() {
                 assert_eq!(asked.len(), frames.len(), "one request to each");
                 let owners = crate::map::OwnerTable::compute(&map(1, members, 1));
                 for sent in frames {
-                    assert_eq!((sent.operation(), sent.header.flags), (Operation::Exists, 0));
+                    assert_eq!((sent.operation(), sent.header.flags), (Operation::Exists, crate::FrameFlags::NONE));
                     for item in sent.items::<DigestItem>() {
                         let owner = owners.owner_of(item.digest).expect("an owner");
                         assert_eq!(NodeId(u64::from(owner.member) + 1), rig.addresses[&sent.lane].node);

@@ -2,6 +2,7 @@
 
 use super::rig::{Reply, Rig, Sent, digest, local, map, push_name, shared_config, stream_config};
 use crate::client::{Config, PeerLife, PutBook, Request, SubmitOptions};
+use crate::flags::ItemFlags;
 use crate::frame::Header;
 use crate::ids::{Incarnation, NodeId, ReservationId};
 use crate::message::{Bitmap, CommitReply, Item, Kind, Operation, ReserveReply};
@@ -74,7 +75,11 @@ fn what_is_said_of_a_draft_goes_to_the_life_that_began_it() {
             let mut body = Vec::new();
             match sent.operation() {
                 Operation::Discard => Bitmap::encode([true], &mut body),
-                _ => CommitReply { status: Status::Ok, version: crate::ids::Version(9) }.encode(&mut body),
+                _ => {
+                    let version = crate::ids::Version(9);
+                    CommitReply { status: Status::Ok, version, flags: ItemFlags::NONE }
+                }
+                .encode(&mut body),
             }
             answer(&mut rig, sent, 1, &body);
             rig.run();

@@ -3,7 +3,8 @@
 use super::answers::bare;
 use super::rig::{Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, Sent, local, stream_config};
 use crate::client::{Config, Local, PayloadTo, Request, SegmentTarget};
-use crate::frame::{FLAG_CHECKSUM, Header};
+use crate::flags::FrameFlags;
+use crate::frame::Header;
 use crate::ids::SegmentId;
 use crate::limits::Limits;
 use crate::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
@@ -56,7 +57,7 @@ fn evenly_spaced_reads_are_one_run_and_one_answer() {
     assert_eq!(operations(&frames), [Operation::ReadMany]);
     let run = RunItem { segment: there.segment, offset: 10, stride_bytes: 8192, bytes: 4096, ranges: 50 };
     assert_eq!(frames[0].items::<RunItem>(), [run]);
-    assert_eq!((frames[0].header.flags, frames[0].payload.as_slice()), (FLAG_CHECKSUM, &[][..]));
+    assert_eq!((frames[0].header.flags, frames[0].payload.as_slice()), (FrameFlags::SUM_REPLIES, &[][..]));
     let reply = rig.answers(&frames[0]).remove(0);
     let (slice, locals) = rig.receive(&reply).expect("a payload is wanted");
     assert_eq!(locals, (0..50).map(|n| local(3, n * 5000, 4096)).collect::<Vec<_>>());
@@ -84,7 +85,7 @@ fn writes_of_any_place_and_length_are_packed_in_order() {
     assert_eq!(frames[0].items::<RunItem>(), [run(500, 0, 10, 1), run(100, 0, 10, 1), run(400, 8, 7, 3)]);
     // What lies side by side in the caller's memory leaves in one piece.
     assert_eq!(frames[0].payload, [local(3, 0, 27), local(3, 100, 14)]);
-    assert_eq!((frames[0].header.payload_bytes, frames[0].header.flags), (41, FLAG_CHECKSUM));
+    assert_eq!((frames[0].header.payload_bytes, frames[0].header.flags), (41, FrameFlags::CHECKSUM));
     serve(&mut rig, frames);
     let wanted: Vec<_> = ranges.iter().map(|range| (Status::Ok, range.2, 0)).collect();
     assert_eq!(rig.finish(batch), wanted);
@@ -201,7 +202,7 @@ fn answers_that_no_honest_peer_gives_end_the_connection() {
     let spoils: [fn(&mut Header); 5] = [
         |header| header.payload_bytes -= 1,
         |header| header.payload_bytes = 0,
-        |header| header.flags = 0,
+        |header| header.flags = FrameFlags::NONE,
         |header| *header = Header { argument: 3, payload_bytes: 0, status: Status::Stale, ..*header },
         |header| header.kind = Kind::Reply(Operation::Read),
     ];

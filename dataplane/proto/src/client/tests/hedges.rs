@@ -2,7 +2,6 @@
 
 use super::rig::{Object, Rig, SECOND_NS, digest, local, map, stream_config};
 use crate::client::{Config, Request};
-use crate::frame::COPY;
 use crate::ids::{BatchId, NodeId};
 use crate::map::ClusterMap;
 use crate::message::Operation;
@@ -16,7 +15,7 @@ fn rig(hedge_ns: u64) -> Rig {
     let mut rig = Rig::new(Config { hedge_ns, lanes: 1, spread: false, ..stream_config() }, 2);
     rig.client.set_map(ClusterMap { replicas: 2, ..map(2, 2, 1) }, 1);
     rig.now_ns = MS;
-    rig.objects.insert(digest(0), Object { bytes: BYTES, version: 7 | COPY });
+    rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
     rig
 }
 
@@ -79,7 +78,7 @@ fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
 #[test]
 fn an_owner_that_answers_others_is_not_left() {
     let mut rig = rig(100 * MS);
-    rig.objects.insert(digest(1), Object { bytes: BYTES, version: 7 });
+    rig.objects.insert(digest(1), Object::new(BYTES, 7));
     let batch = submit(&mut rig);
     let slow = rig.frames();
     let home = rig.addresses[&slow[0].lane].node;

@@ -2,7 +2,8 @@
 
 use super::rig::{Rig, SECOND_NS, Seen, digest, local, shared_config, stream_config};
 use crate::client::{Config, Path, Request, SegmentTarget};
-use crate::frame::{FLAG_AHEAD, FLAG_CHECKSUM, VERSION};
+use crate::flags::FrameFlags;
+use crate::frame::VERSION;
 use crate::ids::SegmentId;
 use crate::limits::Limits;
 use crate::message::{DigestItem, GetItem, Hello, Operation, ReadItem, SegmentDescriptor};
@@ -63,8 +64,8 @@ fn what_is_wanted_next_is_asked_for_in_a_frame_of_its_own() {
     rig.submit(&asked);
     let frames = rig.frames();
     let shapes: Vec<_> = frames.iter().map(|sent| (sent.operation(), sent.header.items, sent.header.flags)).collect();
-    let exists = Operation::Exists;
-    assert_eq!(shapes, [(exists, 1, 0), (exists, 2, FLAG_AHEAD), (exists, 1, 0)]);
+    let (exists, none) = (Operation::Exists, FrameFlags::NONE);
+    assert_eq!(shapes, [(exists, 1, none), (exists, 2, FrameFlags::PREFETCH), (exists, 1, none)]);
 }
 
 #[test]
@@ -216,7 +217,7 @@ fn large_ranges_are_sliced_and_spread_over_the_lanes() {
     assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
     let on_first = reads.iter().filter(|(lane, _)| *lane == reads[0].0).count();
     assert_eq!(on_first, 4, "half on each lane");
-    assert!(frames.iter().all(|sent| sent.header.flags == FLAG_CHECKSUM));
+    assert!(frames.iter().all(|sent| sent.header.flags == FrameFlags::SUM_REPLIES));
     frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, bytes, 0), (Status::Ok, bytes, 0)]);

@@ -74,7 +74,7 @@ impl World {
         let shared = config.shared;
         let mut rig = Rig::new(config, 2);
         for number in 0..LASTING {
-            rig.objects.insert(digest(number), Object { bytes: lasting_bytes(number), version: number + 1 });
+            rig.objects.insert(digest(number), Object::new(lasting_bytes(number), number + 1));
         }
         let peer = rig.segment_peer(shared);
         let segment = SegmentId { index: 1, generation: 1 };

@@ -10,6 +10,7 @@ use crate::client::{
     Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, PutBook, Request, SliceId, Via,
 };
 use crate::digest::Digest;
+use crate::flags::{FrameFlags, ItemFlags};
 use crate::frame::{Header, VERSION};
 use crate::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, ReservationId, ShardId, Version};
 use crate::map::{ClusterMap, Member, ShardAddress};
@@ -83,6 +84,18 @@ pub(super) enum Seen {
 pub(super) struct Object {
     pub(super) bytes: u64,
     pub(super) version: u64,
+    /// True where the owner says that the replica owner has it too.
+    pub(super) is_replicated: bool,
+}
+
+impl Object {
+    pub(super) const fn new(bytes: u64, version: u64) -> Self {
+        Self { bytes, version, is_replicated: false }
+    }
+
+    pub(super) const fn replicated(bytes: u64, version: u64) -> Self {
+        Self { is_replicated: true, ..Self::new(bytes, version) }
+    }
 }
 
 pub(super) struct Rig {
@@ -181,7 +194,7 @@ impl Rig {
 
     pub(super) fn with_objects(mut self, objects: &[(u64, u64)]) -> Self {
         for &(number, bytes) in objects {
-            self.objects.insert(digest(number), Object { bytes, version: number + 1 });
+            self.objects.insert(digest(number), Object::new(bytes, number + 1));
         }
         self
     }
@@ -409,7 +422,7 @@ impl Rig {
             Some(object) if object.bytes > item.capacity_bytes => {
                 reply(Status::BufferTooSmall).with_argument(object.bytes)
             }
-            Some(object) => reply(Status::Ok).with_payload(object.bytes, Some(sum)).with_argument(object.version),
+            Some(object) => found(reply(Status::Ok), object, object.bytes, sum),
         };
         Reply { lane, header, body: Vec::new(), sum }
     }
@@ -422,7 +435,7 @@ impl Rig {
             Some(object) if item.offset + item.bytes > object.bytes => {
                 reply(Status::OutOfRange).with_argument(object.bytes)
             }
-            Some(object) => reply(Status::Ok).with_payload(item.bytes, Some(sum)).with_argument(object.version),
+            Some(object) => found(reply(Status::Ok), object, item.bytes, sum),
         };
         Reply { lane, header, body: Vec::new(), sum }
     }
@@ -432,7 +445,7 @@ impl Rig {
         if self.objects.contains_key(&item.digest) && !item.options().replace {
             return single(sent, Status::Exists, 0);
         }
-        let object = Object { bytes: sent.header.payload_bytes, version: 77 };
+        let object = Object::new(sent.header.payload_bytes, 77);
         self.objects.insert(item.digest, object);
         single(sent, Status::Ok, object.version)
     }
@@ -445,11 +458,13 @@ impl Rig {
             bytes: 0,
             version: Version(0),
             checksum: 0,
+            flags: ItemFlags::NONE,
         };
         if let Some(&object) = self.objects.get(&item.digest) {
             reply.status = Status::Ok;
             reply.pin = PinId { index: self.id(), generation: 1 };
             (reply.bytes, reply.version, reply.checksum) = (object.bytes, Version(object.version), sum_of(item.digest));
+            reply.flags = ItemFlags::replicated(object.is_replicated);
             self.pins.insert((lane, reply.pin.to_bits()));
         }
         reply
@@ -466,8 +481,8 @@ impl Rig {
 
     fn commit(&mut self, lane: LaneId, item: &CommitItem) -> CommitReply {
         let reserved = self.reservations.remove(&(lane, item.reservation.to_bits())).expect("a reservation it holds");
-        self.objects.insert(reserved.digest, Object { bytes: reserved.bytes, version: 78 });
-        CommitReply { status: Status::Ok, version: Version(78) }
+        self.objects.insert(reserved.digest, Object::new(reserved.bytes, 78));
+        CommitReply { status: Status::Ok, version: Version(78), flags: ItemFlags::NONE }
     }
 
     /// The results of a batch that is done; releases it.
@@ -497,4 +512,11 @@ impl Rig {
         assert!(self.reservations.is_empty(), "reservations: {:?}", self.reservations);
         assert!(self.client.descriptions.is_empty());
     }
+}
+
+/// The reply that gives so many bytes of an object.
+fn found(reply: Header, object: &Object, bytes: u64, sum: u64) -> Header {
+    let mut header = reply.with_payload(bytes, Some(sum)).with_argument(object.version);
+    header.flags = header.flags.with(FrameFlags::REPLICATED, object.is_replicated);
+    header
 }

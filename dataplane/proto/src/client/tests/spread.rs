@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::rig::{Object, Rig, SECOND_NS, Seen, digest, local, map, push_name, shared_config, stream_config};
 use crate::client::{Config, PutBook, Request, SubmitOptions};
-use crate::frame::{COPY, KNOWS_COPIES, KNOWS_HEADS};
+use crate::flags::FrameFlags;
 use crate::ids::{Epoch, NodeId};
 use crate::limits::Limits;
 use crate::map::ClusterMap;
@@ -23,7 +23,7 @@ fn rig(config: Config) -> Rig {
     let mut rig = Rig::new(config, 2);
     rig.client.set_map(two_owners(2), 1);
     rig.now_ns = MS;
-    rig.objects.insert(digest(0), Object { bytes: BYTES, version: 7 | COPY });
+    rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
     rig
 }
 
@@ -42,14 +42,14 @@ fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
             }
             for sent in frames {
                 if matches!(sent.operation(), Operation::Get | Operation::Lookup) {
-                    assert_eq!(sent.header.payload_checksum, KNOWS_COPIES);
+                    assert!(sent.header.flags.has(FrameFlags::REPLICA_LEASE));
                     *asked.entry(rig.addresses[&sent.lane].node).or_default() += u64::from(sent.header.items);
                 }
                 rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
             }
         }
         for result in rig.finish(batch) {
-            assert_eq!(result, (Status::Ok, BYTES, 7), "the version is told without what is beside it");
+            assert_eq!(result, (Status::Ok, BYTES, 7), "the version is the owner's");
         }
     }
     asked
@@ -77,10 +77,10 @@ fn what_two_owners_have_is_asked_of_both() {
 #[test]
 fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
     let mut rig = rig(stream_config());
-    rig.objects.insert(digest(0), Object { bytes: BYTES, version: 7 });
+    rig.objects.insert(digest(0), Object::new(BYTES, 7));
     assert_eq!(gets(&mut rig, 50, 2).len(), 1);
     // Of one object in two requests nothing is known to be the same.
-    rig.objects.insert(digest(0), Object { bytes: BYTES, version: 7 | COPY });
+    rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
     gets(&mut rig, 2, 1);
     let chosen = rig.client.counters().second_chosen;
     for _ in 0..20 {
@@ -99,9 +99,9 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
 #[test]
 fn a_get_says_how_many_owners_have_the_object() {
     for config in [stream_config(), shared_config()] {
-        for (version, replicas) in [(7 | COPY, 2), (7, 1)] {
+        for (object, replicas) in [(Object::replicated(BYTES, 7), 2), (Object::new(BYTES, 7), 1)] {
             let mut rig = rig(config.clone());
-            rig.objects.insert(digest(0), Object { bytes: BYTES, version });
+            rig.objects.insert(digest(0), object);
             let whole = Request::Get(digest(0), local(0, 0, BYTES));
             for request in [whole, Request::GetRange(digest(0), 0, local(0, BYTES, 1))] {
                 let batch = rig.submit(&[request]);
@@ -153,7 +153,7 @@ fn a_copy_that_is_gone_costs_one_question() {
             for sent in frames {
                 let second = rig.addresses[&sent.lane].node != home;
                 let object = second.then(|| rig.objects.remove(&digest(0))).flatten();
-                assert_eq!(sent.header.argument & COPY != 0, second, "as its copy");
+                assert_eq!(sent.header.flags.has(FrameFlags::READ_REPLICA), second, "from its replica");
                 missed += u64::from(second);
                 rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
                 if let Some(object) = object {
@@ -187,14 +187,13 @@ fn a_second_owner_that_dies_costs_nothing_but_a_try() {
     assert!(rig.client.counters().second_chosen > 0);
 }
 
-/// Other questions know nothing of copies. What an `Exists` says in that place is that it knows of heads.
 #[test]
-fn only_gets_say_that_they_know_of_copies() {
+fn only_gets_want_leases_on_replicas() {
     let mut rig = rig(stream_config());
     first(&mut rig);
     let batch = rig.submit(&[Request::Exists(digest(0))]);
     for sent in rig.frames() {
-        assert_eq!((sent.header.payload_checksum, sent.header.argument & COPY), (KNOWS_HEADS, 0));
+        assert_eq!(sent.header.flags, FrameFlags::NONE);
         assert_eq!(sent.items::<DigestItem>().len(), 1);
         rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
     }
@@ -231,7 +230,7 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
                 break;
             }
             for sent in frames {
-                arguments.push((sent.operation(), sent.header.argument));
+                arguments.push((sent.operation(), (sent.header.argument, sent.header.flags)));
                 rig.act(Seen::Frame(sent));
             }
         }
@@ -239,8 +238,11 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
         arguments.retain(|(operation, _)| !matches!(operation, Operation::Hello | Operation::Commit));
         let by =
             |operation| arguments.iter().filter(|(one, _)| *one == operation).map(|(_, by)| *by).collect::<Vec<_>>();
-        assert_eq!(puts.map(by).concat(), [COPY | 5]);
-        assert_eq!(by(Operation::Remove), [COPY | 5, 5]);
-        assert_eq!(by(Operation::Size), [6], "a question is as of now");
+        let routing = |epoch, flag| (epoch, flag);
+        let replicates = |(epoch, flags): (u64, FrameFlags)| routing(epoch, flags.has(FrameFlags::REPLICATE));
+        let routed = |operation| by(operation).into_iter().map(replicates).collect::<Vec<_>>();
+        assert_eq!(puts.map(routed).concat(), [routing(5, true)]);
+        assert_eq!(routed(Operation::Remove), [routing(5, true), routing(5, false)]);
+        assert_eq!(routed(Operation::Size), [routing(6, false)], "by the newest map");
     }
 }

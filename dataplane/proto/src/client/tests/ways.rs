@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::rig::{Rig, SECOND_NS, Seen, Sent, local, shared_config, stream_config};
 use crate::client::{Config, LaneId, Path, PeerAddress, PeerId, Request, SegmentTarget, Via};
-use crate::frame::FLAG_CHECKSUM;
+use crate::flags::FrameFlags;
 use crate::ids::{BatchId, NodeId, SegmentId};
 use crate::message::{Operation, ReadItem};
 use crate::status::Status;
@@ -249,7 +249,7 @@ fn a_foreign_peer_gets_one_plain_range_at_a_time() {
         let frames = rig.frames();
         let least = depth.max(1) as usize;
         assert_eq!(frames.len(), 2 * least, "on two lanes");
-        assert!(frames.iter().all(|sent| sent.header.flags & FLAG_CHECKSUM == 0 && sent.header.items == 1));
+        assert!(frames.iter().all(|sent| sent.header.flags == FrameFlags::NONE && sent.header.items == 1));
         // What is small does not wait for what is large: the first frame need not be a read's.
         let read = frames.iter().position(|sent| sent.operation() == Operation::Read).expect("a read is under way");
         let first = &frames[read].items::<ReadItem>()[0];
@@ -381,7 +381,7 @@ impl World {
                     Path::Mooncake => {
                         let depth = self.depth.entry(sent.lane).or_default();
                         *depth += 1;
-                        assert!(*depth <= 2 && sent.header.items == 1 && sent.header.flags & FLAG_CHECKSUM == 0);
+                        assert!(*depth <= 2 && sent.header.items == 1 && sent.header.flags == FrameFlags::NONE);
                     }
                     Path::Stream | Path::Shared => drop(self.depth.insert(sent.lane, u32::MAX / 2)),
                     path => panic!("a frame on {path:?}"),

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{ReservationId, Slot};
 use kvplane_proto::message::{Bitmap, DigestItem, ObjectName, Operation, PutItem};
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 
 use super::super::context::RequestContext;
 use super::super::objects::Made;
@@ -119,7 +119,8 @@ impl Service {
 
     /// Whether a reader who takes copies may ask for an object that is not ours; and whether there is a copy.
     pub(in crate::service) fn may_read_copy(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
-        let second = context.copies && !context.fetches && self.copies.relations.contains_key(&digest.slot());
+        let reads = context.flags.has(FrameFlags::READ_REPLICA);
+        let second = reads && !context.fetches && self.copies.relations.contains_key(&digest.slot());
         let here = || self.store.as_ref().is_some_and(|store| store.is_copy(digest));
         (second && !owns(&self.owned, digest)).then(here)
     }

@@ -1,7 +1,7 @@
 //! Answers that wait for a second owner: to drop a copy, or to take one.
 
 use kvplane_proto::ids::Version;
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
 use super::super::context::RequestContext;
 use super::super::deferred::{Replies, Slot};
@@ -101,7 +101,7 @@ impl Service {
     pub(super) fn refuse_waiter(&mut self, slot: Slot, why: Status) {
         self.copies.counters.refused += 1;
         self.settle(slot, |replies, item| match replies {
-            Replies::Put(status, _) | Replies::Bits(_, status) | Replies::Copies(_, status) => *status = why,
+            Replies::Put(status, ..) | Replies::Bits(_, status) | Replies::Copies(_, status) => *status = why,
             Replies::Commits(_, replies) => replies[item].status = why,
             Replies::Lookups(_) | Replies::Found(..) | Replies::Sizes(_) => {}
         });
@@ -119,8 +119,8 @@ impl Service {
         for (of, slot, _) in told {
             let here = there && of == version;
             self.settle(slot, |replies, item| match replies {
-                Replies::Put(_, version) if here => version.0 |= kvplane_proto::frame::COPY,
-                Replies::Commits(_, replies) if here => replies[item].version.0 |= kvplane_proto::frame::COPY,
+                Replies::Put(_, _, is_replicated) if here => *is_replicated = true,
+                Replies::Commits(_, replies) if here => replies[item].flags = ItemFlags::REPLICATED,
                 _ => {}
             });
         }
@@ -141,23 +141,23 @@ impl Service {
         over
     }
 
-    /// The version that a client is told of an object of ours, and whether the second owner has a copy: if it has for
-    /// sure, and the client knows it by a map in which it was the second owner already.
-    pub(in crate::service) fn version_told(
+    /// Grants a client that wants one a lease on the replica of an object: true where the replica owner has the object
+    /// for sure, and was the replica owner already in the client's map.
+    pub(in crate::service) fn grant_replica_lease(
         &mut self,
         context: &RequestContext,
         digest: Digest,
         object: &ObjectView,
-    ) -> Version {
+    ) -> bool {
         let copies = &self.copies;
-        let known = object.copied && context.knows_copies && context.epoch >= copies.seconds_since;
+        let wants = context.flags.has(FrameFlags::REPLICA_LEASE);
+        let known = object.copied && wants && context.epoch >= copies.seconds_since;
         let second = copies.seconds.get(&digest.slot()).filter(|_| known && owns(&self.owned, digest));
         let there = second.is_some() && !copies.pushes.contains_key(&digest) && !self.owes(digest);
-        if !there {
-            return object.version;
+        if there {
+            self.copies.told_ns = self.now_ns;
         }
-        self.copies.told_ns = self.now_ns;
-        Version(object.version.0 | kvplane_proto::frame::COPY)
+        there
     }
 
     /// Answers do not wait for a second owner for ever.

@@ -1,11 +1,11 @@
 //! Objects over streams.
 
-use kvplane_proto::frame::{FLAG_ALL, Header, KNOWS_HEADS};
-use kvplane_proto::ids::RequestId;
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{RequestId, Version};
 use kvplane_proto::message::{
-    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, SizeReply,
+    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, SizeReply, VersionItem,
 };
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, POOL_BYTES, Rig, Said, body_of, digest, digests, pool_place};
 use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey};
@@ -370,28 +370,28 @@ fn put_part(rig: &mut Rig, peer: PeerKey, key: u8, part: Part) -> u64 {
     answer.header.argument
 }
 
-/// Asks with something in the place of the payload's checksum.
-fn ask_with(rig: &mut Rig, peer: PeerKey, operation: Operation, keys: &[u8], (beside, flags): (u64, u32)) -> Answer {
-    let body = digests(keys.iter().copied());
-    let mut header = Header::request(Kind::Request(operation), RequestId { index: 77, generation: 1 });
-    (header.payload_checksum, header.flags) = (beside, flags);
-    let header = header.with_body(&body, keys.len());
+/// Removes one version of a stripe head.
+fn remove_version(rig: &mut Rig, peer: PeerKey, key: u8, version: u64) -> Answer {
+    let body = body_of([VersionItem { digest: digest(key), version: Version(version) }]);
+    let request = RequestId { index: 77, generation: 1 };
+    let mut header = Header::request(Kind::Request(Operation::Remove), request).with_body(&body, 1);
+    header.flags = FrameFlags::HEADS | FrameFlags::OF_VERSION;
     rig.service.request(peer, &header, &body, rig.now_ns);
     rig.answer()
 }
 
 #[test]
-fn who_knows_of_heads_is_told_which_objects_are_such() {
+fn exists_says_which_objects_are_stripe_heads() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);
     put_part(&mut rig, peer, 2, Part::Head);
-    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 2, 3], (KNOWS_HEADS, 0));
+    rig.ask(peer, Operation::Exists, &digests([1, 2, 3]), 3);
+    let answer = rig.answer();
     assert_eq!(answer.body, [0b011, 0b010]);
-    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 3], (KNOWS_HEADS, 0));
+    rig.ask(peer, Operation::Exists, &digests([1, 3]), 2);
+    let answer = rig.answer();
     assert_eq!(answer.body, [0b01], "there is no head among them");
-    let answer = ask_with(&mut rig, peer, Operation::Exists, &[1, 2, 3], (0, 0));
-    assert_eq!(answer.body, [0b011], "an older client does not know");
 }
 
 #[test]
@@ -401,10 +401,10 @@ fn a_head_is_removed_as_one_version_only() {
     let old = put_part(&mut rig, peer, 2, Part::Head);
     let new = put_part(&mut rig, peer, 2, Part::Head);
     assert_ne!(old, new);
-    let answer = ask_with(&mut rig, peer, Operation::Remove, &[2], (old, FLAG_ALL));
+    let answer = remove_version(&mut rig, peer, 2, old);
     assert_eq!(answer.bits(), [false]);
     assert!(rig.exists(peer, 2), "what was put meanwhile stays");
-    let answer = ask_with(&mut rig, peer, Operation::Remove, &[2], (new, FLAG_ALL));
+    let answer = remove_version(&mut rig, peer, 2, new);
     assert_eq!(answer.bits(), [true]);
     assert!(!rig.exists(peer, 2));
 }

@@ -1,9 +1,9 @@
 //! Many ranges in one frame: all or nothing, in order, and in use until their payload is through.
 
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
 use kvplane_proto::message::{Kind, Operation, RunItem};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 use proptest::prelude::*;
 
 use super::rig::{Answer, CHECKSUM, Rig, Said, body_of, segment_info};
@@ -186,7 +186,7 @@ fn sums_are_filled_in_and_checked_where_wanted() {
     let runs = [run(segment, 0, 20, 10, 2)];
     let body = body_of(runs);
     let mut header = Header::request(Kind::Request(Operation::ReadMany), RequestId::default()).with_body(&body, 1);
-    header.flags |= FLAG_CHECKSUM;
+    header.flags |= FrameFlags::SUM_REPLIES;
     rig.service.request(peer, &header, &body, rig.now_ns);
     let answer = rig.answer();
     assert_eq!(answer.header.checksum(), Some(0), "the host fills it in");

@@ -1,10 +1,10 @@
 //! What a first owner does when a second owner does not answer, with a host that is played by hand.
 
-use kvplane_proto::frame::{COPY, Header, KNOWS_COPIES};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::{GetItem, Kind, Operation, PutItem, PutOptions};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::rig::{CHECKSUM, Rig, body_of, digest, digests, identity};
 use crate::service::{Fetch, FetchDone, Path, PeerKey, Want, Wished};
@@ -106,13 +106,13 @@ fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
     let item = GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX };
     let body = body_of([item]);
     let mut header = Header::request(Kind::Request(Operation::Get), rig.next_request()).with_body(&body, 1);
-    (header.argument, header.payload_checksum) = (epoch, KNOWS_COPIES);
+    (header.argument, header.flags) = (epoch, FrameFlags::REPLICA_LEASE);
     rig.service.request(peer, &header, &body, rig.now_ns);
     let answer = rig.answer();
     assert_eq!(answer.status(), Status::Ok);
     let (_, hold) = answer.payload.expect("the object's bytes");
     rig.service.sent(hold);
-    answer.header.argument & COPY != 0
+    answer.header.flags.has(FrameFlags::REPLICATED)
 }
 
 /// An object of ours whose second owner by the map of 6 is not that of the map of 7, of so many nodes, with a copy.

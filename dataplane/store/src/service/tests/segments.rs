@@ -1,9 +1,9 @@
 //! Segments: who may read and write which range, and when memory goes back.
 
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
 use kvplane_proto::message::{Kind, Operation, ReadItem, SegmentDescriptor, WriteItem};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, Rig, Said, body_of, segment_info};
 use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
@@ -71,7 +71,7 @@ fn a_read_carries_a_sum_for_the_host_to_fill_in_when_asked() {
     let segment = segment(&mut rig);
     let body = body_of([ReadItem { request: RequestId::default(), segment, offset: 0, bytes: 1 }]);
     let mut header = Header::request(Kind::Request(Operation::Read), RequestId::default()).with_body(&body, 1);
-    header.flags |= FLAG_CHECKSUM;
+    header.flags |= FrameFlags::SUM_REPLIES;
     rig.service.request(peer, &header, &body, rig.now_ns);
     assert_eq!(rig.answer().header.checksum(), Some(0));
 }

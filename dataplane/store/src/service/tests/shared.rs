@@ -2,7 +2,7 @@
 
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{CommitItem, CommitReply, IdItem, LookupReply, Operation, PutItem, ReserveReply};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{ItemFlags, Limits, Status};
 
 use super::rig::{CHECKSUM, POOL_BYTES, Rig, body_of, digest, digests};
 use crate::service::Path;
@@ -23,7 +23,7 @@ fn what_was_committed_is_found_where_it_was_written() {
     assert_eq!(reserved.status, Status::Ok);
     assert_eq!(rig.lookup(reader, 1).status, Status::NotFound, "not visible before the commit");
     let commit = rig.commit(writer, reserved.reservation);
-    assert_eq!(commit, CommitReply { status: Status::Ok, version: Version(1) });
+    assert_eq!(commit, CommitReply { status: Status::Ok, version: Version(1), flags: ItemFlags::NONE });
     let found = rig.lookup(reader, 1);
     assert_eq!((found.status, found.offset, found.bytes), (Status::Ok, reserved.offset, 300));
     assert_eq!((found.version, found.checksum), (Version(1), CHECKSUM));
@@ -50,8 +50,8 @@ fn batches_are_answered_item_by_item() {
     let commit = |reply: &ReserveReply| CommitItem { reservation: reply.reservation, checksum: 1 };
     rig.ask(peer, Operation::Commit, &body_of([commit(&replies[5]), commit(&replies[4])]), 2);
     let commits: Vec<CommitReply> = rig.answer().items();
-    assert_eq!(commits[0], CommitReply { status: Status::Ok, version: Version(2) });
-    assert_eq!(commits[1], CommitReply { status: Status::Exists, version: Version(0) });
+    assert_eq!(commits[0], CommitReply { status: Status::Ok, version: Version(2), flags: ItemFlags::NONE });
+    assert_eq!(commits[1], CommitReply { status: Status::Exists, version: Version(0), flags: ItemFlags::NONE });
 
     rig.ask(peer, Operation::Lookup, &digests([5, 9, 1]), 3);
     let found: Vec<LookupReply> = rig.answer().items();
@@ -173,7 +173,10 @@ fn a_late_put_is_quarantined_until_its_writer_has_stopped() {
     let ends: [fn(&mut Rig, crate::service::PeerKey, ReservationId); 3] = [
         |rig, peer, reservation| {
             let late = rig.commit(peer, reservation);
-            assert_eq!(late, CommitReply { status: Status::DeadlineExceeded, version: Version(0) });
+            assert_eq!(
+                late,
+                CommitReply { status: Status::DeadlineExceeded, version: Version(0), flags: ItemFlags::NONE }
+            );
         },
         |rig, peer, reservation| rig.abort(peer, reservation),
         |rig, peer, _| rig.gone(peer),

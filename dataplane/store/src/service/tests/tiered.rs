@@ -12,9 +12,8 @@ mod seals;
 mod whose;
 mod world;
 
-use kvplane_proto::Status;
-use kvplane_proto::frame::FLAG_ALL;
 use kvplane_proto::message::{DigestItem, GetItem, LookupReply, Operation, PutOptions, RangeItem, SizeReply};
+use kvplane_proto::{FrameFlags, Status};
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
 use super::rig::digest;
@@ -72,7 +71,7 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
         world.join(shared, Path::Shared);
         let name = |_| DigestItem { digest: digest(2) };
         // On the SSD alone, then in memory.
-        for all in [0, FLAG_ALL, 0] {
+        for all in [FrameFlags::NONE, FrameFlags::HEADS, FrameFlags::NONE] {
             let size: SizeReply = world.answer((PEER, Operation::Size, all), name).item();
             assert_eq!((size.status, size.bytes), (Status::Striped, 40_000));
             let found: LookupReply = world.answer((shared, Operation::Lookup, all), name).item();
@@ -88,7 +87,7 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
                 bytes: 8,
             });
             assert_eq!(part.status, Status::Striped);
-            if all == 0 {
+            if all == FrameFlags::NONE {
                 assert_eq!((found.status, got.status), (Status::Striped, Status::Striped));
             } else {
                 assert_eq!((found.status, found.bytes, got.status), (Status::Ok, 40_000, Status::Ok));
@@ -96,14 +95,14 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
             }
         }
         world.service.peer_gone(shared, 1);
-        let removed = world.answer((PEER, Operation::Remove, 0), name);
+        let removed = world.answer((PEER, Operation::Remove, FrameFlags::NONE), name);
         let (gone, heads) = removed.body.split_at(removed.body.len() / 2);
         assert_eq!(
             (removed.status, gone[0] & 1, heads[0] & 1),
             (Status::Ok, 0, 1),
             "its client removes the rest first"
         );
-        let removed = world.answer((PEER, Operation::Remove, FLAG_ALL), name);
+        let removed = world.answer((PEER, Operation::Remove, FrameFlags::HEADS), name);
         assert_eq!((removed.status, removed.body[0] & 1), (Status::Ok, 1));
         world.may.insert(2, May::from([None]));
         world.restart();

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::Digest;
-use kvplane_proto::frame::{FLAG_AHEAD, Header};
+use kvplane_proto::frame::Header;
+use kvplane_proto::{Digest, FrameFlags};
 use kvplane_tier::{Priority, RecordView};
 
 use super::tails::tail_bytes_of;
@@ -84,7 +84,7 @@ impl Service {
     /// Until when the objects of an exists are wanted in memory; nothing where they are not.
     pub(in crate::service) fn wants_ahead(&self, header: &Header) -> Option<u64> {
         let policy = &self.tiered.as_ref()?.policy;
-        let said = header.flags & FLAG_AHEAD != 0;
+        let said = header.flags.has(FrameFlags::PREFETCH);
         if policy.prefetch_percent == 0 || !(said || policy.prefetch_on_exists) {
             return None;
         }

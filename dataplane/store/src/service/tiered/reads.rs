@@ -3,7 +3,7 @@
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::Version;
 use kvplane_proto::message::{Kind, LookupReply};
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
@@ -274,7 +274,7 @@ impl Service {
             (Waiter::Stream(read), Ok((pin, object))) => {
                 // It may have been replaced by one of another length while it was read.
                 match read.check(object.extent.bytes, object.is_head) {
-                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object),
+                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, false),
                     Err(status) => {
                         self.sent(Hold::Pin(pin));
                         let operation = read.wanted.operation();
@@ -302,6 +302,7 @@ impl Service {
                         bytes: object.extent.bytes,
                         version: object.version,
                         checksum: object.checksum,
+                        flags: ItemFlags::NONE,
                     },
                 );
             }
@@ -319,7 +320,13 @@ impl Service {
     }
 
     /// Answers a get from the pool; `hold` goes back when the bytes have left.
-    pub(in crate::service) fn answer_get(&mut self, read: &StreamRead, hold: Hold, object: &ObjectView) {
+    pub(in crate::service) fn answer_get(
+        &mut self,
+        read: &StreamRead,
+        hold: Hold,
+        object: &ObjectView,
+        is_replicated: bool,
+    ) {
         let (offset, checksum) = match read.wanted {
             Wanted::Whole { .. } => (0, object.checksum),
             // The host sums up what it sends.
@@ -327,9 +334,10 @@ impl Service {
         };
         let bytes = read.wanted.bytes_of(object.extent.bytes);
         let place = Place { memory: Memory::Pool, offset: object.extent.offset + offset, bytes };
-        let header = Header::reply(Kind::Reply(read.wanted.operation()), read.request, Status::Ok)
+        let mut header = Header::reply(Kind::Reply(read.wanted.operation()), read.request, Status::Ok)
             .with_payload(place.bytes, Some(checksum))
             .with_argument(object.version.0);
+        header.flags = header.flags.with(FrameFlags::REPLICATED, is_replicated);
         let payload = Some((Places::One(place), hold));
         self.about(object);
         self.answers.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });

@@ -367,7 +367,7 @@ impl Service {
 
     fn refuse_put(&mut self, slot: Slot, why: Status) {
         self.settle(slot, |replies, item| match replies {
-            Replies::Put(status, _) => *status = why,
+            Replies::Put(status, ..) => *status = why,
             Replies::Commits(_, replies) => replies[item].status = why,
             Replies::Lookups(_) | Replies::Bits(..) | Replies::Copies(..) | Replies::Found(..) | Replies::Sizes(_) => {}
         });

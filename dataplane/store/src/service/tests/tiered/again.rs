@@ -1,8 +1,7 @@
 //! What waits is written when somebody waits for it, what failed is written again, what was read ahead too late goes.
 
-use kvplane_proto::Status;
-use kvplane_proto::frame::FLAG_AHEAD;
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
+use kvplane_proto::{FrameFlags, Status};
 
 use super::super::rig::{digest, digests};
 use super::world::{KEYS, World};
@@ -175,7 +174,7 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
         world.restart();
         world.settle();
         world.stopped = true;
-        world.ask(Operation::Exists, FLAG_AHEAD, &digests([3]));
+        world.ask(Operation::Exists, FrameFlags::PREFETCH, &digests([3]));
         world.step();
         world.now_ns += 20 * SECOND_NS;
         world.step();
@@ -210,7 +209,7 @@ fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
     world.restart();
     world.settle();
     for key in 0..KEYS as u8 {
-        world.ask(Operation::Exists, FLAG_AHEAD, &digests([key]));
+        world.ask(Operation::Exists, FrameFlags::PREFETCH, &digests([key]));
     }
     world.settle();
     // A tenth of 256 KiB has room for six units of 4096 bytes.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::{Operation, PutOptions};
+use kvplane_proto::{Digest, FrameFlags};
 
 use super::super::rig::{digest, digests, identity};
 use super::world::World;
@@ -88,7 +88,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_gi
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wished, "of what only the SSD has");
         // Given up: the record says so in its turn.
-        world.ask(Operation::RemoveCopy, 0, &digests([keys[0]]));
+        world.ask(Operation::RemoveCopy, FrameFlags::NONE, &digests([keys[0]]));
         world.settle();
         copied(&mut world, 50);
         world.restart_among(&owners);

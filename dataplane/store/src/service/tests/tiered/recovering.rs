@@ -1,16 +1,16 @@
 //! Puts and gets while a device recovers, and more gets than it takes at a time.
 
-use kvplane_proto::Status;
-use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
 use kvplane_proto::message::{GetItem, KeyPage, Kind, ListItem, Operation, PutAck, PutOptions};
+use kvplane_proto::{FrameFlags, Status};
 
 use super::super::rig::{body_of, digest};
 use super::world::{Answered, KEYS, PEER, READS, World, bytes_of};
 use crate::service::{Path, PeerKey, TierPolicy, WritePolicy};
 
 fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
-    let answer = world.answer((PEER, Operation::Get, FLAG_ALL), |request| GetItem {
+    let answer = world.answer((PEER, Operation::Get, FrameFlags::HEADS), |request| GetItem {
         digest: digest(key),
         request,
         capacity_bytes: u64::MAX,
@@ -70,16 +70,16 @@ fn a_list_waits_until_recovery_has_found_everything() {
     }
     let whole = |flags| move |_: RequestId| ListItem { digest: digest(0), walk: 0, from: 0, flags };
     world.restart_in_haste();
-    assert_eq!(world.answer((PEER, Operation::List, 0), whole(0)).status, Status::Busy);
+    assert_eq!(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0)).status, Status::Busy);
     // The answer was waited for until the device stood still.
     let listed = |answer: Answered| {
         assert_eq!(answer.status, Status::Ok);
         KeyPage::decode(&answer.body).expect("a page").keys().count() as u64
     };
-    assert_eq!(listed(world.answer((PEER, Operation::List, 0), whole(0))), KEYS);
+    assert_eq!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0))), KEYS);
     // One object is there or not, as for a get.
     world.restart_in_haste();
-    assert!(listed(world.answer((PEER, Operation::List, 0), whole(ListItem::ONE))) <= 1);
+    assert!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(ListItem::ONE))) <= 1);
     world.end();
 }
 
@@ -102,7 +102,7 @@ fn ask_for_all(world: &mut World, peer: PeerKey) {
         let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
         let body = body_of([item]);
         let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
-        header.flags |= FLAG_ALL;
+        header.flags |= FrameFlags::HEADS;
         world.service.request(peer, &header, &body, world.now_ns);
     }
 }

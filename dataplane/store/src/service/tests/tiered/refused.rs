@@ -1,8 +1,7 @@
 //! A replacement that the SSD cannot record leaves the former object as it was.
 
-use kvplane_proto::Status;
-use kvplane_proto::frame::FLAG_ALL;
 use kvplane_proto::message::{GetItem, Operation, PutAck, PutOptions};
+use kvplane_proto::{FrameFlags, Status};
 
 use super::super::rig::digest;
 use super::world::{PEER, World, bytes_of};
@@ -10,7 +9,7 @@ use crate::service::{TierPolicy, WritePolicy};
 
 fn get(world: &mut World, key: u8) -> (Status, Option<Vec<u8>>) {
     let item = |request| GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
-    let answer = world.answer((PEER, Operation::Get, FLAG_ALL), item);
+    let answer = world.answer((PEER, Operation::Get, FrameFlags::HEADS), item);
     (answer.status, answer.bytes)
 }
 

@@ -5,7 +5,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{
     CommitReply, FillItem, IdItem, Kind, Operation, PutAck, PutItem, PutOptions, ReserveReply, decode_items,
 };
-use kvplane_proto::{Status, Version};
+use kvplane_proto::{FrameFlags, Status, Version};
 
 use super::super::rig::{body_of, digest};
 use super::world::{KEYS, PEER, World};
@@ -18,7 +18,7 @@ const BYTES: u64 = 40_000;
 fn filled(world: &mut World) -> u64 {
     let options = PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() };
     let item = PutItem::plain(digest(KEY), BYTES).with_options(&options);
-    let begun: ReserveReply = world.answer((PEER, Operation::Begin, 0), |_| item).item();
+    let begun: ReserveReply = world.answer((PEER, Operation::Begin, FrameFlags::NONE), |_| item).item();
     assert_eq!(begun.status, Status::Ok);
     let draft = begun.reservation.to_bits();
     let (request, sum) = (world.next_request(), payload_checksum(&[0; BYTES as usize]));
@@ -32,7 +32,7 @@ fn filled(world: &mut World) -> u64 {
 }
 
 fn seal(world: &mut World, draft: u64) -> CommitReply {
-    world.answer((PEER, Operation::Seal, 0), |_| IdItem { id: draft }).item()
+    world.answer((PEER, Operation::Seal, FrameFlags::NONE), |_| IdItem { id: draft }).item()
 }
 
 /// One answer now, without any operation of the device ending before.
@@ -59,7 +59,7 @@ fn world() -> World {
 fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
     let mut world = world();
     let draft = filled(&mut world);
-    world.ask(Operation::Seal, 0, &body_of([IdItem { id: draft }]));
+    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: draft }]));
     assert_eq!(seal_now(&mut world, draft).status, Status::Busy, "nothing of it is written");
     world.settle();
     let again = seal(&mut world, draft);
@@ -103,7 +103,7 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
 fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_again() {
     let mut world = world();
     let draft = filled(&mut world);
-    world.ask(Operation::Seal, 0, &body_of([IdItem { id: draft }]));
+    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: draft }]));
     // Its slot leaves while it is written, and is back before the device is done: what was written is void.
     world.lost_slots.insert(KEY);
     world.own();

@@ -5,7 +5,7 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{
     DigestItem, GetItem, KeyPage, ListItem, ObjectName, Operation, PutOptions, RangeItem, SizeReply,
 };
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, Status};
 
 use super::super::rig::body_of;
 use super::policies;
@@ -69,20 +69,21 @@ impl Two {
     }
 
     fn size(&mut self, peer: PeerKey, digest: Digest) -> (Status, u64) {
-        let reply: SizeReply = self.world.answer((peer, Operation::Size, 0), |_| DigestItem { digest }).item();
+        let reply: SizeReply =
+            self.world.answer((peer, Operation::Size, FrameFlags::NONE), |_| DigestItem { digest }).item();
         (reply.status, reply.bytes)
     }
 
     fn get(&mut self, peer: PeerKey, digest: Digest) -> Option<Vec<u8>> {
         let item = |request| GetItem { digest, request, capacity_bytes: u64::MAX };
-        let got = self.world.answer((peer, Operation::Get, 0), item);
+        let got = self.world.answer((peer, Operation::Get, FrameFlags::NONE), item);
         assert_eq!(got.status == Status::Ok, got.bytes.is_some(), "{:?}", got.status);
         got.bytes
     }
 
     fn part(&mut self, peer: PeerKey, digest: Digest) -> Option<Vec<u8>> {
         let item = |request| RangeItem { digest, request, offset: 100, bytes: 50 };
-        self.world.answer((peer, Operation::GetRange, 0), item).bytes
+        self.world.answer((peer, Operation::GetRange, FrameFlags::NONE), item).bytes
     }
 
     /// All that a list gives, page by page.
@@ -90,7 +91,7 @@ impl Two {
         let (mut all, mut walk, mut from) = (Vec::new(), 0, 0);
         loop {
             let item = ListItem { digest: self.own[0], walk, from, flags };
-            let page = self.world.answer((peer, Operation::List, 0), |_| item);
+            let page = self.world.answer((peer, Operation::List, FrameFlags::NONE), |_| item);
             assert_eq!(page.status, Status::Ok);
             let page = KeyPage::decode(&page.body).expect("a page");
             all.extend(page.keys().map(|key| key.item.digest));

@@ -7,11 +7,11 @@ mod restarts;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
 use kvplane_proto::message::{Bitmap, GetItem, Item, Kind, Operation, Part, PutAck, PutItem, PutOptions, decode_items};
 use kvplane_proto::rng::Rng;
-use kvplane_proto::{RequestId, Status};
+use kvplane_proto::{FrameFlags, RequestId, Status};
 use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConfig};
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
@@ -283,7 +283,7 @@ impl World {
     /// The answer to a request of one item.
     pub(super) fn answer<T: Item>(
         &mut self,
-        (peer, operation, flags): (PeerKey, Operation, u32),
+        (peer, operation, flags): (PeerKey, Operation, FrameFlags),
         item: impl Fn(RequestId) -> T,
     ) -> Answered {
         let request = self.next_request();
@@ -309,7 +309,7 @@ impl World {
         match self.rng.below(10) {
             0..=3 if !self.is_changing(key) => self.put(key),
             4 if !self.is_changing(key) => self.remove(key),
-            5 => drop(self.ask(Operation::Exists, 0, &digests([key]))),
+            5 => drop(self.ask(Operation::Exists, FrameFlags::NONE, &digests([key]))),
             _ => self.get(key),
         }
         self.hear();
@@ -321,12 +321,12 @@ impl World {
         let body = body_of([item]);
         let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
         let all = self.rng.below(2) == 0;
-        header.flags |= if all { FLAG_ALL } else { 0 };
+        header.flags = header.flags.with(FrameFlags::HEADS, all);
         self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone(), all });
         self.service.request(PEER, &header, &body, self.now_ns);
     }
 
-    pub(super) fn ask(&mut self, operation: Operation, flags: u32, body: &[u8]) -> u32 {
+    pub(super) fn ask(&mut self, operation: Operation, flags: FrameFlags, body: &[u8]) -> u32 {
         let request = self.next_request();
         let mut header = Header::request(Kind::Request(operation), request).with_body(body, 1);
         header.flags |= flags;
@@ -371,7 +371,7 @@ impl World {
 
     pub(super) fn remove(&mut self, key: u8) {
         self.now_may(key, None);
-        let request = self.ask(Operation::Remove, FLAG_ALL, &digests([key]));
+        let request = self.ask(Operation::Remove, FrameFlags::HEADS, &digests([key]));
         self.asked.insert(request, Asked::Remove { key });
     }
 
