@@ -6,9 +6,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, ShardHandle};
 use kvplane_proto::Status;
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::SegmentDescriptor;
 use kvplane_store::service::SegmentInfo;
@@ -75,7 +75,7 @@ impl Asker {
             segment: self.segment,
             offset: 0,
             shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let request = Request::Read(target, Local { buffer: self.buffer, offset: 0, bytes: SMALL_BYTES });
         let batch = self.initiator.submit(&[request], DEADLINE)?;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, ShardHandle};
 use kvplane_proto::Status;
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::SegmentDescriptor;
 use kvplane_store::service::SegmentInfo;
@@ -79,7 +79,7 @@ impl Asker {
             segment,
             offset: at,
             shareable: mapped,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let local = Local { buffer: self.buffer, offset: at, bytes };
         if write { Request::Write(target, local) } else { Request::Read(target, local) }

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use kvplane_proto::client::{Client, Config, LaneId, Local, Output, PayloadTo, PeerAddress, Request, SegmentTarget};
+use kvplane_client::{Client, Config, LaneId, Local, Output, PayloadTo, PeerAddress, Request, SegmentTarget};
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::message::{Kind, Operation, ReadItem, Welcome, decode_items};
 use kvplane_proto::{Epoch, Incarnation, NodeId, RequestId, SegmentId, ShardId, Status};
@@ -55,7 +55,7 @@ fn the_cost_of_a_small_read_in_the_client() {
                 segment,
                 offset: number << 20,
                 shareable: false,
-                place: kvplane_proto::client::Place::UNKNOWN,
+                place: kvplane_client::Place::UNKNOWN,
             };
             Request::Read(target, Local { buffer: 0, offset: number << 13, bytes: 4096 })
         })

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PeerAddress, Place, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, RdmaDevices, Region, Shard, ShardConfig, ShardHandle};
-use kvplane_proto::client::{Config, Local, PeerAddress, Place, Request, SegmentTarget};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::{Status, Version};
 use kvplane_store::service::{Identity, SegmentInfo};

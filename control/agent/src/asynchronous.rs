@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvplane_client::{Local, PutBook, Request, TaskResult};
 use kvplane_engine::{Doorbell, Region};
-use kvplane_proto::client::{Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Limits, Status, Version};
 use tokio::sync::oneshot;

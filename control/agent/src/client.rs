@@ -29,8 +29,8 @@ mod tasks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
-use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvplane_client::SubmitError;
 use kvplane_engine::{RegionError, ShardError};
 use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
-use kvplane_proto::client::SubmitError;
 use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, RefusalCode, Role};
 
 /// Why something could not be done.

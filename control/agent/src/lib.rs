@@ -69,6 +69,8 @@ pub use transfer::{
 };
 pub use which::{Control, Remote};
 
+pub use kvplane_client::sched::{Health, Priority};
+pub use kvplane_client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
@@ -77,11 +79,10 @@ pub use kvplane_engine::{
     TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
-pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::digest::KeysOf;
+pub use kvplane_proto::histogram::Histogram;
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::message::PutOptions;
-pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;

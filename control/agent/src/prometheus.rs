@@ -4,7 +4,7 @@
 
 use core::fmt::Write;
 
-use kvplane_proto::sched::Histogram;
+use kvplane_proto::histogram::Histogram;
 
 /// The bounds of histograms are powers of two of nanoseconds, from 1 µs to 17 s, so that they are bounds of ours too.
 const FIRST_BOUND: u32 = 10;

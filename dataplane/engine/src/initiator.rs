@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_proto::client::{
+use kvplane_client::{
     Client, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
 };
 use kvplane_proto::ids::{Incarnation, NodeId};
@@ -266,18 +266,18 @@ impl Initiator {
         self.client().cancel(batch, cpu::monotonic_ns());
     }
 
-    /// Nodes that owe answers and say nothing: see [`kvplane_proto::client::Client::silent_nodes`].
+    /// Nodes that owe answers and say nothing: see [`kvplane_client::Client::silent_nodes`].
     pub fn silent_nodes(&mut self, for_ns: u64) -> Vec<(NodeId, Incarnation)> {
         self.client().silent_nodes(for_ns).collect()
     }
 
     /// What the client counted.
-    pub fn counters(&mut self) -> kvplane_proto::client::Counters {
+    pub fn counters(&mut self) -> kvplane_client::Counters {
         *self.client().counters()
     }
 
     /// The names of the RDMA devices that are open, by their numbers: see
-    /// [`RailMetrics::devices`](kvplane_proto::client::RailMetrics::devices).
+    /// [`RailMetrics::devices`](kvplane_client::RailMetrics::devices).
     #[must_use]
     pub fn device_names(&self) -> Vec<String> {
         self.host.rdma_names().map(str::to_owned).collect()

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_engine::{
     FaultCounters, FaultPlan, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Shard, ShardConfig,
     ShardHandle, ZeroCopy, ZeroCopyOptions,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
@@ -207,7 +207,7 @@ impl Bed {
             segment,
             offset: n * WRITE_BYTES,
             shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         (0..WRITES).for_each(|n| self.fill(100 + n, n * WRITE_BYTES, WRITE_BYTES));
         let writes: Vec<Request> =

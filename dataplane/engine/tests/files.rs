@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_client::{Config, Local, PeerAddress, Request, SegmentTarget};
 use kvplane_engine::{FileOptions, HostConfig, Initiator, Pacing, Region, RegionOptions};
-use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget};
 use kvplane_proto::{SegmentId, Status};
 
 const FILE_BYTES: u64 = 6 << 20;
@@ -30,13 +30,8 @@ impl Bed {
         let options = FileOptions { writable: true, create_bytes: Some(FILE_BYTES), direct: true };
         let file = initiator.host().open_file(&path, options).expect("a file");
         let peer = initiator.open_peer(PeerAddress::file(1));
-        let target = SegmentTarget {
-            peer,
-            segment: file,
-            offset: 0,
-            shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
-        };
+        let target =
+            SegmentTarget { peer, segment: file, offset: 0, shareable: false, place: kvplane_client::Place::UNKNOWN };
         Self { initiator, region, buffer, file, target, path }
     }
 

@@ -8,10 +8,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, TaskResult};
 use kvplane_engine::{
     FaultPlan, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{Hello, Item, Kind, Operation, RunItem};
@@ -105,7 +105,7 @@ impl Bed {
             segment: self.segment,
             offset: range.remote,
             shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let local = Local { buffer: self.buffers[usize::from(!write)], offset: range.local, bytes: range.bytes };
         if write { Request::Write(at, local) } else { Request::Read(at, local) }

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kvplane_client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Region, Shard, ShardConfig, ShardHandle};
 use kvplane_proto::Status;
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::SegmentInfo;
@@ -90,7 +90,7 @@ fn target(peer: PeerId, address: u64) -> SegmentTarget {
         segment: SegmentId::default(),
         offset: address,
         shareable: false,
-        place: kvplane_proto::client::Place::UNKNOWN,
+        place: kvplane_client::Place::UNKNOWN,
     }
 }
 
@@ -120,7 +120,7 @@ fn what_is_written_is_read_by_every_path() {
                 segment,
                 offset: at,
                 shareable: false,
-                place: kvplane_proto::client::Place::UNKNOWN,
+                place: kvplane_client::Place::UNKNOWN,
             };
             native_reads.push(Request::Read(known, local));
             at += bytes + rng.below(50);

@@ -13,9 +13,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use kvplane_client::{Config, Local, PeerAddress, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig};
 use kvplane_proto::Status;
-use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget};
 use kvplane_proto::ids::SegmentId;
 use kvplane_store::service::SegmentInfo;
 use raw::{PATIENCE, content, memory};
@@ -108,7 +108,7 @@ fn we_use_a_stock_engines_memory() {
             segment: SegmentId::default(),
             offset: address.wrapping_add(offset),
             shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let local = |offset, bytes| Local { buffer, offset, bytes };
         let mut run = |requests: &[Request]| -> Vec<Status> {

@@ -5,10 +5,10 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, Path, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, Path, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{BatchId, SegmentId, Status};
 use kvplane_store::service::SegmentInfo;
@@ -97,7 +97,7 @@ impl Bed {
             segment: self.segment,
             offset: 0,
             shareable: false,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let local = Local { buffer: self.buffer, offset: 0, bytes: BYTES };
         if write { Request::Write(target, local) } else { Request::Read(target, local) }

@@ -5,11 +5,11 @@ mod support;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use kvplane_client::{Config, Local, PeerAddress, PeerKind, PutBook, Request, SegmentTarget, TaskResult};
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig,
     ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, PutBook, Request, SegmentTarget, TaskResult};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions, SegmentDescriptor};
@@ -348,7 +348,7 @@ fn segments(mut bed: Bed, shareable: bool) {
     let descriptor = SegmentDescriptor::decode(&description).expect("a whole description");
     assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("segment", 1));
     assert_eq!((descriptor.regions[0].segment, descriptor.regions[0].bytes), (segment, 8 << 20));
-    let at = |offset| SegmentTarget { peer, segment, offset, shareable, place: kvplane_proto::client::Place::UNKNOWN };
+    let at = |offset| SegmentTarget { peer, segment, offset, shareable, place: kvplane_client::Place::UNKNOWN };
     bed.fill(5, 0, 5_000_001);
     let whole = bed.local(0, 5_000_001);
     assert_eq!(bed.statuses(&[Request::Write(at(4097), whole)]), [Status::Ok]);

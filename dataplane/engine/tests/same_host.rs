@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvplane_client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, Transport};
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
 use kvplane_proto::Status;
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, Transport};
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::rng::mix64;
 use kvplane_store::service::SegmentInfo;
@@ -106,7 +106,7 @@ impl Asker {
             segment,
             offset: offset as u64,
             shareable,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         }
     }
 

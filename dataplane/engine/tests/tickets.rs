@@ -7,10 +7,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Config, Local, Path, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, Path, PeerAddress, PeerId, Request, SegmentTarget};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
 use kvplane_proto::message::{DigestItem, Hello, Item, Kind, Operation};
@@ -123,7 +123,7 @@ impl Asker {
             segment: self.segment,
             offset: 0,
             shareable: true,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let local = Local { buffer: self.buffer, offset: 0, bytes: BYTES };
         let batch = self.initiator.submit(&[Request::Write(target, local)], within).expect("a valid batch");

@@ -1,21 +1,19 @@
-//! The protocol core: identities, digests, wire frames, the cluster map, and the state machines of batches, requests
-//! and endpoints.
+//! The wire: identities, digests, frames and their messages, the cluster map; and what both sides of it share.
 //!
 //! Pure: nothing here opens a socket or a file, reads a clock or draws its own randomness. The same code runs on a
 //! shard, in a client and in the simulator.
 
 pub mod checksum;
-pub mod client;
 pub mod config;
 pub mod digest;
 pub mod flags;
 pub mod frame;
+pub mod histogram;
 pub mod ids;
 pub mod limits;
 pub mod map;
 pub mod message;
 pub mod rng;
-pub mod sched;
 pub mod states;
 pub mod status;
 

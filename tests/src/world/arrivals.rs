@@ -1,7 +1,7 @@
 //! What arrives at a client: answers, and payloads that the kernel writes into the caller's memory.
 
+use kvplane_client::PayloadTo;
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::PayloadTo;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 
 use super::World;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_client::{Client, Config, LaneId, Output, Path};
 use kvplane_proto::FrameFlags;
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{Client, Config, LaneId, Output, Path};
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{Kind, Operation};
@@ -164,7 +164,7 @@ impl World {
         lane: LaneId,
         mut header: Header,
         body: &[u8],
-        payload: Option<kvplane_proto::client::Local>,
+        payload: Option<kvplane_client::Local>,
     ) {
         let Some(&connection) = self.clients[index].lanes.get(&lane) else {
             self.violate(broken(Rule::Protocol, format!("client {index} sends on {lane:?}, which is not connected")));

@@ -1,7 +1,7 @@
 //! Objects that two owners have: what first owners bring and second owners take, and that no copy is left of what is
 //! acknowledged as removed.
 
-use kvplane_proto::client::TaskResult;
+use kvplane_client::TaskResult;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};

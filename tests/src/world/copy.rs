@@ -5,9 +5,9 @@
 //! evict, other clients write, nodes die (the mapping outlives them; nobody will look into it any more). A client that
 //! is killed stops between two pieces, and its shard hears of it only after that.
 
+use kvplane_client::{LaneId, Local, Output, SliceId};
 use kvplane_proto::Status;
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{LaneId, Local, Output, SliceId};
 
 use super::World;
 use super::check::ledger::Use;

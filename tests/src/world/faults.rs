@@ -6,8 +6,8 @@ use super::network::{End, Way};
 use super::node::{Life, Node};
 use super::queue::{Event, Message};
 use super::scenario::{Chances, MS};
+use kvplane_client::Path;
 use kvplane_cluster::Input;
-use kvplane_proto::client::Path;
 use kvplane_proto::ids::{Incarnation, NodeId};
 
 /// Somebody on the network.

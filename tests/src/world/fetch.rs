@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_client::{Client, Config, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::SlotOwners;
-use kvplane_proto::message::{Item, KeyItem, KeyPage, ListReply, ObjectName};
+use kvplane_proto::message::{Item, KeyItem, KeyPage, ListReply, ObjectName, PageQuery};
 use kvplane_proto::{Digest, Status};
 use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want, copy_of};
 
@@ -153,7 +153,7 @@ impl World {
 
     fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
         let mut book = PutBook::new();
-        let one = ListFrom { names: true, one: true, ..ListFrom::default() };
+        let one = PageQuery { names: true, one: true, ..PageQuery::default() };
         let requests = match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
             Want::Drop(digests) => digests.iter().map(|digest| Request::Remove(*digest)).collect(),

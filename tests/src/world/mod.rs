@@ -1,6 +1,6 @@
 //! The world: nodes, a control plane and clients in one thread, with virtual time, one seed and no I/O.
 //!
-//! It hosts the very code that runs in production ([`kvplane_proto::client::Client`],
+//! It hosts the very code that runs in production ([`kvplane_client::Client`],
 //! [`kvplane_store::service::Service`], [`kvplane_cluster::Cluster`]) and plays everything around it: hosts,
 //! connections, memory, disks and clocks. One seed decides all; its streams (schedule, network, workload, faults) are
 //! salted, so that a change of one does not reshuffle the others. The same seed gives the same history, event by event,

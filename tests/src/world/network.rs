@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use kvplane_proto::client::{LaneId, Path, PeerAddress};
+use kvplane_client::{LaneId, Path, PeerAddress};
 use kvplane_proto::frame::Header;
 use kvplane_store::service::PeerKey;
 

@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
+use kvplane_client::{Local, SliceId};
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{Local, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_store::service::Hold;
 

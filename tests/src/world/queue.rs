@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
+use kvplane_client::LaneId;
 use kvplane_cluster::{Input, Rejection, Reply};
-use kvplane_proto::client::LaneId;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::ClusterMap;
 

@@ -1,7 +1,7 @@
 //! A batch is complete: is each result one that may be, and are its bytes right?
 
+use kvplane_client::{SegmentTarget, TaskResult};
 use kvplane_proto::Status;
-use kvplane_proto::client::{SegmentTarget, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::rng::mix64;
 

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use kvplane_proto::client::{LaneId, Local, PeerAddress, PeerKind, SegmentTarget, SliceId};
+use kvplane_client::{LaneId, Local, PeerAddress, PeerKind, SegmentTarget, SliceId};
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
 use kvplane_store::service::{SegmentInfo, Service};
 
@@ -48,7 +48,7 @@ impl World {
             segment: self.lives[life].segment_id,
             offset: (at * self.segments.cell_bytes()) as u64,
             shareable: true,
-            place: kvplane_proto::client::Place::UNKNOWN,
+            place: kvplane_client::Place::UNKNOWN,
         };
         let asked = Asked { key: 0, what: What::Write { write, bytes, target }, offset: Some(offset) };
         self.submit(client, vec![asked], deadline_ns);

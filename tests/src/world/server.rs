@@ -1,7 +1,7 @@
 //! A shard's host: connections in, frames to the service, answers out, memory on both ways.
 
+use kvplane_client::Path;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
-use kvplane_proto::client::Path;
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};

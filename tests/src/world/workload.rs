@@ -1,7 +1,7 @@
 //! What the users of the clients do: batches of everything, on few keys or many, with deadlines short and long, some
 //! withdrawn.
 
-use kvplane_proto::client::{Local, PutBook, Request, SubmitOptions};
+use kvplane_client::{Local, PutBook, Request, SubmitOptions};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};

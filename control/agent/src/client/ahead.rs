@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use kvplane_client::{Request, TaskResult};
 use kvplane_proto::Status;
-use kvplane_proto::client::{Request, TaskResult};
 
 use super::Client;
 use crate::error::Error;

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use kvplane_proto::client::Request;
+use kvplane_client::Request;
 use kvplane_proto::digest::KeysOf;
 use kvplane_proto::{Digest, Limits, Status};
 

@@ -8,10 +8,10 @@
 //! Objects whose putters kept their keys to themselves, and stripes of any tenant, are listed without tenant and key. A
 //! removal by tenant or by pattern never touches them: they may be anybody's.
 
-use kvplane_proto::client::{ListFrom, Request};
+use kvplane_client::Request;
 use kvplane_proto::ids::{SLOTS, Slot};
 use kvplane_proto::map::{ClusterMap, OwnerTable};
-use kvplane_proto::message::{KeyItem, KeyPage, KeyView, Part};
+use kvplane_proto::message::{KeyItem, KeyPage, KeyView, PageQuery, Part};
 use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -147,11 +147,11 @@ impl Client {
         let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
         let digest = Digest(u128::from(slot.0) << 114);
-        let from = ListFrom { walk: at.walk, from: at.from, names: true, removes, ..ListFrom::default() };
+        let from = PageQuery { walk: at.walk, from: at.from, names: true, removes, ..PageQuery::default() };
         let (mut status, mut body) = self.ask_list(digest, from)?;
         if removes && status == Status::BadRequest {
             // A node of an earlier version, which drops what it has when it was away.
-            (status, body) = self.ask_list(digest, ListFrom { removes: false, ..from })?;
+            (status, body) = self.ask_list(digest, PageQuery { removes: false, ..from })?;
         }
         if status == Status::Stale {
             // The shard has another order than it had.
@@ -173,13 +173,13 @@ impl Client {
 
     /// Returns true only where the owner has recovered everything that it holds and has no such object.
     pub(super) fn is_gone(&mut self, digest: Digest) -> Result<bool, Error> {
-        let from = ListFrom { one: true, ..ListFrom::default() };
+        let from = PageQuery { one: true, ..PageQuery::default() };
         let (status, body) = self.ask_list(digest, from)?;
         let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
         Ok(page.is_some_and(|page| page.keys().all(|view| view.item.digest != digest)))
     }
 
-    fn ask_list(&mut self, digest: Digest, from: ListFrom) -> Result<(Status, Option<Vec<u8>>), Error> {
+    fn ask_list(&mut self, digest: Digest, from: PageQuery) -> Result<(Status, Option<Vec<u8>>), Error> {
         let batch = self.initiator.submit(&[Request::List(digest, from)], self.deadline)?;
         self.wait(batch)?;
         let status = self.initiator.results(batch)[0].status;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvplane_proto::client::{PutBook, Request, TaskResult};
+use kvplane_client::{PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Digest, Status};
 

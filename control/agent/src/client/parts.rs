@@ -1,7 +1,7 @@
 //! Objects from and into many pieces of registered memory: one request for each object, under one checksum.
 
+use kvplane_client::Local;
 use kvplane_engine::IoBuf;
-use kvplane_proto::client::Local;
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Limits, Status, Version};
 

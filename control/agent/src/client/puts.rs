@@ -1,6 +1,6 @@
 //! Puts with more to say: how an object is to be kept, and that it replaces one that is there.
 
-use kvplane_proto::client::{Local, PutBook, Request, TaskResult};
+use kvplane_client::{Local, PutBook, Request, TaskResult};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status, Version};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use kvplane_proto::client::{Request, TaskResult};
+use kvplane_client::{Request, TaskResult};
 use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
 use kvplane_proto::{Digest, Status};
 

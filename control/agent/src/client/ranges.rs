@@ -1,6 +1,6 @@
 //! Parts of objects: several ranges of several objects in one batch, one request for each owner.
 
-use kvplane_proto::client::Request;
+use kvplane_client::Request;
 use kvplane_proto::{Status, Version};
 
 use super::{Client, Slice};
@@ -34,7 +34,7 @@ impl Client {
             |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local));
         let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
         let results = self.run(&requests?)?;
-        let outcome = |(result, range): (kvplane_proto::client::TaskResult, &ObjectRange<'_>)| match result.status {
+        let outcome = |(result, range): (kvplane_client::TaskResult, &ObjectRange<'_>)| match result.status {
             Status::Striped => self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local),
             Status::Ok => Ok(Some(result.version)),
             Status::NotFound => Ok(None),

@@ -1,7 +1,7 @@
 //! Puts under keys at which something is left of a striped object that lost stripes. No get gives such an object and no
 //! `exists` says that it is there, so it is in nobody's way.
 
-use kvplane_proto::client::{Request, TaskResult};
+use kvplane_client::{Request, TaskResult};
 use kvplane_proto::{Digest, Status};
 
 use super::Client;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
+use kvplane_client::Request;
 use kvplane_proto::Status;
-use kvplane_proto::client::Request;
 use kvplane_proto::map::OwnerTable;
 use kvplane_proto::message::PutOptions;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use kvplane_client::{PutBook, Request, TaskResult};
 use kvplane_proto::BatchId;
-use kvplane_proto::client::{PutBook, Request, TaskResult};
 use kvplane_sys::interrupt;
 
 use super::{Client, MAP_LOOK};

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use kvplane_proto::client::{PeerLife, Request, TaskResult};
+use kvplane_client::{PeerLife, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 

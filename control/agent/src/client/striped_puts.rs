@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvplane_proto::client::{Local, Request};
+use kvplane_client::{Local, Request};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
 use kvplane_proto::rng::Rng;

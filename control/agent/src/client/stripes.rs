@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use kvplane_proto::client::{Local, Request, TaskResult};
+use kvplane_client::{Local, Request, TaskResult};
 use kvplane_proto::{Digest, Status, Version};
 
 use super::{Buffer, Client, Got, Slice};

@@ -1,6 +1,6 @@
 //! Copies of objects that are there already: made by tasks of the control plane, and given up.
 
-use kvplane_proto::client::Request;
+use kvplane_client::Request;
 use kvplane_proto::{Digest, Status};
 use kvplane_rpc::message::{CancelTask, CreateTask, ListTasks, TASK_NAME_BYTES, TaskStatus};
 

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvplane_client::Config;
 use kvplane_engine::{HostConfig, Pacing, ZeroCopyOptions, cpu};
 use kvplane_mooncake::Environment;
-use kvplane_proto::client::Config;
 use kvplane_rpc::RuntimeDirectory;
 
 use crate::error::Error;

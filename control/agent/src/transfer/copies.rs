@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvplane_client::sched::Health;
+use kvplane_client::{RailCounts, Transport};
 use kvplane_engine::{Region, cpu};
 use kvplane_proto::Status;
-use kvplane_proto::client::{RailCounts, Transport};
-use kvplane_proto::sched::Health;
 
 use super::memory::Buffer;
 use super::metrics::{Metrics, RailSnapshot, SlowTransfer};

@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvplane_client::PeerAddress;
 use kvplane_engine::{ForeignDevice, NearDevices, StockKeys, cpu};
 use kvplane_mooncake::descriptor::RDMA;
 use kvplane_mooncake::{
     Buffer, Caller, Connector, Daemon, DaemonConfig, Descriptor, Listening, Matrix, Metadata, MetadataStore, Native,
     Notice, NoticeLimits, Published, keys, names,
 };
-use kvplane_proto::client::PeerAddress;
 use kvplane_proto::{NodeId, SegmentId, Status};
 
 use super::announced;

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Request, SubmitOptions};
 use kvplane_engine::{Doorbell, Initiator, Pacing, Region, cpu};
-use kvplane_proto::client::{Request, SubmitOptions};
 use kvplane_proto::{Limits, Status};
 use kvplane_ticket::Credential;
 

@@ -11,10 +11,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use kvplane_client::Transport;
 use kvplane_engine::{CrossError, Probe, probe};
 use kvplane_mooncake::descriptor::{RDMA, TCP};
 use kvplane_mooncake::{Descriptor, Native, Protocol};
-use kvplane_proto::client::Transport;
 
 use super::TransferEngine;
 use super::directory::is_here;

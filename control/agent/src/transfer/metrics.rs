@@ -3,10 +3,11 @@
 mod exposition;
 mod text;
 
+use kvplane_client::sched::Health;
+use kvplane_client::{Client, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
 use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
-use kvplane_proto::client::{Client, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
-use kvplane_proto::sched::{Health, Histogram};
+use kvplane_proto::histogram::Histogram;
 
 use super::TransferEngine;
 pub(super) use exposition::Exposition;

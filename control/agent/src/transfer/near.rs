@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use kvplane_client::{Near, Nearness, Place};
 use kvplane_engine::{NearDevices, PlaceName, RdmaDevices};
 use kvplane_mooncake::{Descriptor, NativeDevice, NativePlace, NativeRails};
-use kvplane_proto::client::{Near, Nearness, Place};
 use kvplane_topology::plan::ShardSeat;
 use kvplane_topology::rails::{GivenMatrix, Location, MAX_MATRIX_BYTES};
 use kvplane_topology::{Machine, RailMatrix, rail_matrix};

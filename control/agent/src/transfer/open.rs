@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvplane_client::{Intent, PeerId, PeerKind, Request, SubmitOptions};
 use kvplane_engine::cpu;
 use kvplane_mooncake::Notice;
 use kvplane_proto::Status;
-use kvplane_proto::client::{Intent, PeerId, PeerKind, Request, SubmitOptions};
 use kvplane_sys::interrupt;
 
 use super::TransferEngine;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use kvplane_proto::client::{Near, PeerAddress};
+use kvplane_client::{Near, PeerAddress};
 
 /// Addresses remembered before those that nobody holds any more are looked for.
 const FORGET_AT: usize = 64;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use kvplane_client::{Near, Place, RailDevices};
 use kvplane_engine::NearDevices;
 use kvplane_mooncake::Descriptor;
-use kvplane_proto::client::{Near, Place, RailDevices};
 
 use super::TransferEngine;
 use super::near::Theirs;
@@ -106,8 +106,8 @@ fn words(near: &Near, device: u16, place: Place) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_client::Nearness;
     use kvplane_engine::PlaceName;
-    use kvplane_proto::client::Nearness;
 
     use super::*;
 

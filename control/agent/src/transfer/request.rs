@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use kvplane_client::sched::Priority;
+use kvplane_client::{self, Intent};
 use kvplane_mooncake::Notice;
-use kvplane_proto::client::{self, Intent};
-use kvplane_proto::sched::Priority;
 
 use super::segment::SegmentHandle;
 use crate::error::Error;

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use kvplane_client::{PeerKind, Place};
 use kvplane_engine::ForeignPeer;
 use kvplane_mooncake::Buffer;
 use kvplane_proto::SegmentId;
-use kvplane_proto::client::{PeerKind, Place};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 
 use super::files::{FileInfo, OpenFile};

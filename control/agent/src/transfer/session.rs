@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_client::{PeerId, PeerKind, Place, Request, SegmentTarget, TaskResult};
 use kvplane_engine::{Initiator, Region};
-use kvplane_proto::client::{PeerId, PeerKind, Place, Request, SegmentTarget, TaskResult};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{BatchId, Status};
 

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use kvplane_client::LaneId;
 use kvplane_engine::{ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, StockAnswer, StockEngines};
 use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHandshake, nic_path};
-use kvplane_proto::client::LaneId;
 
 use super::directory::daemon_of;
 use crate::error::Error;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_client::{Local, PeerId, Request, SegmentTarget};
 use kvplane_engine::cpu;
-use kvplane_proto::client::{Local, PeerId, Request, SegmentTarget};
 use kvplane_proto::{Limits, Status};
 
 use super::TransferEngine;

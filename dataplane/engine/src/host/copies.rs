@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use kvplane_client::{Client, LaneId, Local, SliceId};
 use kvplane_proto::Status;
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{Client, LaneId, Local, SliceId};
 use kvplane_sys::{IoBuf, Region, STREAMING_BYTES, cpu};
 
 use super::Host;

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvplane_client::{Client, Config, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::map::{ShardKey, SlotOwners};
-use kvplane_proto::message::ObjectName;
+use kvplane_proto::message::{ObjectName, PageQuery};
 use kvplane_proto::{BatchId, Status};
 use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Want, copy_of};
 use kvplane_sys::Region;
@@ -65,7 +65,7 @@ impl FetchWork {
 
     /// The requests of a question.
     fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
-        let one = ListFrom { names: true, one: true, ..Default::default() };
+        let one = PageQuery { names: true, one: true, ..Default::default() };
         match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
             Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_client::{LaneId, Local, SliceId};
 use kvplane_proto::SegmentId;
-use kvplane_proto::client::{LaneId, Local, SliceId};
 use kvplane_sys::{DirectFile, FileOptions, Interest, Region};
 use kvplane_transport::{FileTransfer, Files, Source, Token};
 

@@ -9,8 +9,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvplane_client::{LaneId, PeerAddress, PeerKind};
 use kvplane_proto::SegmentId;
-use kvplane_proto::client::{LaneId, PeerAddress, PeerKind};
 use kvplane_sys::{Doorbell, Interest, Poller};
 use kvplane_transport::{ConnectionId, ForeignDevice, ForeignHalf, ForeignPeer, Gone, RdmaError, Source, Token};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use kvplane_client::{LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::Status;
-use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};

@@ -40,7 +40,7 @@ use copies::BYTES_PER_CLOCK;
 pub use fetch::FetchConfig;
 use fetch::FetchWork;
 pub use foreign::{Handshake, StockAnswer, StockEngines};
-use kvplane_proto::client::{Client, LaneId};
+use kvplane_client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Near, Nearness, NodeCounts, Place};
+use kvplane_client::{Near, Nearness, NodeCounts, Place};
 use kvplane_sys::{Region, cpu};
 
 use super::Host;

@@ -1,6 +1,6 @@
 //! What goes out: answers, requests, connections to make and to end.
 
-use kvplane_proto::client::{DeviceCopy, LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind, Via};
+use kvplane_client::{DeviceCopy, LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind, Via};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey, Places};
 use kvplane_sys::IoBuf;
 use kvplane_transport::mooncake::wire::Dialect;
@@ -14,7 +14,7 @@ impl Host {
     pub(super) fn drain_outputs(&mut self, now_ns: u64) -> bool {
         let mut progress = self.drain_service();
         loop {
-            while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
+            while let Some(output) = self.client.as_mut().and_then(kvplane_client::Client::poll_output) {
                 progress = true;
                 if !matches!(output, ClientOutput::CopySegment { via: Via::Cma, .. }) {
                     self.cross(now_ns.max(self.now_ns));

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kvplane_proto::client::Local;
+use kvplane_client::Local;
 use kvplane_sys::{IoBuf, Region};
 use kvplane_transport::Pieces;
 

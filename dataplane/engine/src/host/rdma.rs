@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Carrier, Client, DeviceCopy, LaneId, Near, NodeCounts, Place, RowCopy, SliceId};
+use kvplane_client::{Carrier, Client, DeviceCopy, LaneId, Near, NodeCounts, Place, RowCopy, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};

@@ -1,7 +1,7 @@
 //! Who is at the other end of each connection, and what is lent for payloads that leave.
 
+use kvplane_client::{LaneId, SliceId};
 use kvplane_proto::RequestId;
-use kvplane_proto::client::{LaneId, SliceId};
 use kvplane_store::service::{Hold, Leaving, Path, PeerKey};
 use kvplane_transport::ConnectionId;
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{LaneId, Local, SliceId, Via};
+use kvplane_client::{LaneId, Local, SliceId, Via};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{CrossError, Crossing, IoBuf, Region, process_memory};
 use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use kvplane_proto::client::Client;
+use kvplane_client::Client;
 use kvplane_proto::{BatchId, Digest, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_transport::FaultCounters;

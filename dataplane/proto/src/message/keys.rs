@@ -5,6 +5,7 @@
 
 use super::items::{Item, KeyItem, ListItem, ListReply};
 use super::put::{ObjectName, Part, PutOptions};
+use crate::digest::Digest;
 use crate::limits::Limits;
 
 /// Bytes of a page that are filled at most.
@@ -34,6 +35,34 @@ impl ListItem {
     /// All that is listed is about to be removed, by what it is or is called: what absent owners of the slots have on
     /// their SSDs, which is not listed, is not to come back either.
     pub const REMOVES: u64 = 8;
+}
+
+/// What a page of a list is asked for: where it begins, and of which objects it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PageQuery {
+    /// From the page before; 0 to begin.
+    pub walk: u64,
+    /// From the page before; 0 to begin.
+    pub from: u64,
+    /// See [`ListItem::NAMES`].
+    pub names: bool,
+    /// See [`ListItem::ONE`].
+    pub one: bool,
+    /// See [`ListItem::CHANGES`].
+    pub changes: bool,
+    /// See [`ListItem::REMOVES`].
+    pub removes: bool,
+}
+
+impl PageQuery {
+    /// The record that asks the owner of a digest's slot for the page.
+    #[must_use]
+    pub const fn item(self, digest: Digest) -> ListItem {
+        let Self { walk, from, names, one, changes, removes } = self;
+        let what = names as u64 * ListItem::NAMES | one as u64 * ListItem::ONE;
+        let flags = what | changes as u64 * ListItem::CHANGES | removes as u64 * ListItem::REMOVES;
+        ListItem { digest, walk, from, flags }
+    }
 }
 
 impl KeyItem {

@@ -16,7 +16,7 @@ pub use items::{
     LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem, decode_items,
     encode_items,
 };
-pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView};
+pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView, PageQuery};
 pub use put::{ObjectName, Part, PutAck, PutFlags, PutOptions, Puts, Zeros, decode_puts};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
@@ -107,7 +107,7 @@ kinds! {
     /// Shared memory: where are these ranges of objects, also of those that are being written? Pins them.
     /// [`RangeItem`]s / [`LookupReply`]s of whole objects.
     Peek = 26;
-    /// That the asker holds a ticket: a [`kvplane_ticket::Proof`], for the challenge that a greeting was answered with
+    /// That the asker holds a ticket: a proof (crate `kvplane-ticket`), for the challenge that a greeting was answered with
     /// ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
     /// [`Welcome`], and the shard's own proof.
     Prove = 27;

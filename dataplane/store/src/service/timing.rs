@@ -9,8 +9,8 @@
 use std::collections::VecDeque;
 
 use kvplane_proto::frame::Header;
+use kvplane_proto::histogram::Histogram;
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::sched::Histogram;
 use kvplane_proto::{Digest, Status};
 
 use super::Service;

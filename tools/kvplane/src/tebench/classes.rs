@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kvplane_proto::client::Intent;
+use kvplane_client::Intent;
 use serde_json::Value;
 
 /// The most threads that one class may have.

@@ -6,7 +6,7 @@ use kvplane::{
     AsyncClient, Begun, Buffer, Client, ClientConfig, Fill, Finished, Near, NodeId, Put, PutOptions, Region,
     RegionOptions, Slice, Status,
 };
-use kvplane_proto::client::Request;
+use kvplane_client::Request;
 use kvplane_proto::map::OwnerTable;
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};

@@ -19,12 +19,13 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 24] = [
+const EDGES: [(&str, Uses); 25] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
     ("kvplane-tls", Uses::Only(&[])),
-    ("kvplane-proto", Uses::Only(&["kvplane-ticket"])),
+    ("kvplane-proto", Uses::Only(&[])),
+    ("kvplane-client", Uses::Only(&["kvplane-proto", "kvplane-ticket"])),
     ("kvplane-sys", Uses::Only(&[])),
     ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
@@ -35,6 +36,7 @@ const EDGES: [(&str, Uses); 24] = [
     (
         "kvplane-engine",
         Uses::Only(&[
+            "kvplane-client",
             "kvplane-proto",
             "kvplane-store",
             "kvplane-ticket",
@@ -64,6 +66,7 @@ const EDGES: [(&str, Uses); 24] = [
     (
         "kvplane",
         Uses::Only(&[
+            "kvplane-client",
             "kvplane-proto",
             "kvplane-store",
             "kvplane-ticket",

@@ -11,9 +11,10 @@ use super::syntax::{self, Pattern};
 use super::tree::{File, Tree};
 
 /// Directories of the pure crates.
-pub const PURE: [&str; 7] = [
+pub const PURE: [&str; 8] = [
     "dataplane/ticket",
     "dataplane/proto",
+    "dataplane/client",
     "dataplane/store",
     "dataplane/tier",
     "control/cluster",

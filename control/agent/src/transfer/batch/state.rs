@@ -395,7 +395,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
 
-    use kvplane_proto::client::PeerAddress;
+    use kvplane_client::PeerAddress;
 
     use super::*;
     use crate::transfer::peers::Peers;

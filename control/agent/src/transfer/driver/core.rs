@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use kvplane_client::{Client, PeerId, Request};
 use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
-use kvplane_proto::client::{Client, PeerId, Request};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_ticket::Credential;
 

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Wake;
 
+use kvplane_client::{PeerAddress, PeerId};
 use kvplane_engine::{HostConfig, cpu};
-use kvplane_proto::client::{PeerAddress, PeerId};
 
 use super::*;
 use crate::transfer::batch::{Batch, Parts, TaskState};

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::client::{RailCounts, Transport};
-use kvplane_proto::sched::Health;
+use kvplane_client::sched::Health;
+use kvplane_client::{RailCounts, Transport};
 
 use super::{Metrics, RailSnapshot};
 

@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
+use kvplane_client::Transport;
 use kvplane_engine::ShardSnapshot;
-use kvplane_proto::client::Transport;
 
 use super::exposition::Shown;
 use super::{Metrics, RailCounts};

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kvplane_proto::client::ListFrom;
 use kvplane_proto::ids::{Epoch, ReservationId, SLOTS, Slot, Version};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::KeyItem;
+use kvplane_proto::message::PageQuery;
 use kvplane_proto::{Digest, Status};
 
 use super::super::deferred;
@@ -58,7 +58,7 @@ pub enum Want {
     Object(Digest, Place),
     /// A page of what left with its slot, or of what changed there while it was this owner's. The digest says which
     /// shard is meant.
-    List(Digest, ListFrom),
+    List(Digest, PageQuery),
     /// That it drops these.
     Drop(Vec<Digest>),
     /// That it takes this object as the second owner, out of the pool: whose tail is there, and which version it is.
@@ -113,11 +113,11 @@ pub(super) struct Source {
     /// How many slots are still its own.
     pub(super) slots: usize,
     /// Where the walk through what it has is.
-    pub(super) at: ListFrom,
+    pub(super) at: PageQuery,
     pub(super) asking: bool,
     pub(super) walked: bool,
     /// What it told of changes in its slots so far, and where it goes on with that; nothing when it has told all.
-    pub(super) changes: Option<(ListFrom, BTreeMap<Slot, Changes>)>,
+    pub(super) changes: Option<(PageQuery, BTreeMap<Slot, Changes>)>,
     /// Something could not be fetched: once more, when the walk is over.
     pub(super) again: bool,
     pub(super) failures: u32,
@@ -268,10 +268,10 @@ impl Imports {
             Source {
                 key,
                 slots: 0,
-                at: ListFrom { names: true, ..ListFrom::default() },
+                at: PageQuery { names: true, ..PageQuery::default() },
                 asking: false,
                 walked: false,
-                changes: Some((ListFrom { changes: true, ..ListFrom::default() }, BTreeMap::new())),
+                changes: Some((PageQuery { changes: true, ..PageQuery::default() }, BTreeMap::new())),
                 again: false,
                 failures: 0,
                 retry_ns: 0,

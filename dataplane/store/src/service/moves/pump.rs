@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::client::ListFrom;
 use kvplane_proto::message::KeyPage;
+use kvplane_proto::message::PageQuery;
 use kvplane_proto::{Digest, Status};
 
 use super::super::objects::Made;
@@ -181,7 +181,7 @@ impl Service {
         (entry.asking, entry.failures, entry.retry_ns) = (false, 0, 0);
         changes::take_items(told, page.keys().map(|key| key.item));
         let reply = page.reply();
-        *at = ListFrom { walk: reply.walk, from: reply.next, ..*at };
+        *at = PageQuery { walk: reply.walk, from: reply.next, ..*at };
         if reply.next == 0 {
             self.changes_known(source);
         }
@@ -192,7 +192,7 @@ impl Service {
         let now_ns = self.now_ns;
         let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
         entry.asking = false;
-        let begin = ListFrom { changes: true, ..ListFrom::default() };
+        let begin = PageQuery { changes: true, ..PageQuery::default() };
         entry.changes = Some((begin, BTreeMap::new()));
         entry.failed(now_ns);
         if never {
@@ -410,9 +410,9 @@ impl Service {
             });
         }
         let reply = page.reply();
-        entry.at = ListFrom { walk: reply.walk, from: reply.next, ..entry.at };
+        entry.at = PageQuery { walk: reply.walk, from: reply.next, ..entry.at };
         if reply.next == 0 {
-            entry.at = ListFrom { walk: 0, ..entry.at };
+            entry.at = PageQuery { walk: 0, ..entry.at };
             entry.walked = true;
         }
         self.check_source(source);
@@ -423,7 +423,7 @@ impl Service {
         if let Some(entry) = self.moves.imports.sources.get_mut(&source) {
             entry.asking = false;
             // From the beginning: where it was may mean nothing any more.
-            entry.at = ListFrom { walk: 0, from: 0, ..entry.at };
+            entry.at = PageQuery { walk: 0, from: 0, ..entry.at };
             entry.failed(now_ns);
         }
     }

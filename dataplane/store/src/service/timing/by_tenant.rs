@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 
+use kvplane_proto::histogram::Histogram;
 use kvplane_proto::message::Operation;
-use kvplane_proto::sched::Histogram;
 
 /// Tenants of a shard that are told apart; further ones are counted together.
 pub const TENANTS_TIMED: usize = 256;

@@ -1,0 +1,254 @@
+//! A batch's requests: checked as a whole, and grouped into stretches of those that become slices in the same way.
+
+use core::ops::Range;
+
+use kvplane_proto::limits::Limits;
+
+use super::Client;
+use super::types::{Local, PeerId, Request, SegmentTarget, SubmitError};
+use crate::sched::{Cuts, LEAST_BYTES, cut_bytes};
+
+/// Requests in a row that become slices in the same way.
+#[derive(Clone, Copy)]
+pub(super) struct Stretch {
+    from: u32,
+    until: u32,
+    /// Each is a slice by itself; else they touch each other, or are one, and are cut together.
+    pub(super) whole: bool,
+}
+
+impl Stretch {
+    /// The positions of its requests.
+    pub(super) const fn tasks(self) -> Range<usize> {
+        self.from as usize..self.until as usize
+    }
+}
+
+/// No peer has this id, and no range begins there.
+const NOBODY: PeerId = PeerId(u32::MAX);
+const NOWHERE: (u64, u64) = (u64::MAX, u64::MAX);
+
+/// Stretches in the making.
+struct Grouping<'a> {
+    done: &'a mut Vec<Stretch>,
+    last: Stretch,
+}
+
+impl Grouping<'_> {
+    /// The next request: whether it continues the one before it, and whether it is one slice.
+    #[inline]
+    fn add(&mut self, index: u32, touches: bool, whole: bool) {
+        let last = &mut self.last;
+        if !touches && whole && last.whole {
+            last.until = index + 1;
+        } else {
+            self.change(index, touches, whole);
+        }
+    }
+
+    fn change(&mut self, index: u32, touches: bool, whole: bool) {
+        let last = &mut self.last;
+        if touches && last.whole {
+            // The one before it goes with it.
+            last.until -= 1;
+            let from = last.until;
+            self.begin(Stretch { from, until: index + 1, whole: false });
+        } else if touches {
+            last.until = index + 1;
+        } else {
+            self.begin(Stretch { from: index, until: index + 1, whole });
+        }
+    }
+
+    fn begin(&mut self, next: Stretch) {
+        let last = core::mem::replace(&mut self.last, next);
+        if !last.tasks().is_empty() {
+            self.done.push(last);
+        }
+    }
+}
+
+impl Client {
+    /// Checks a batch's requests; puts their stretches in `into`.
+    pub(super) fn take_in(
+        &self,
+        requests: &[Request],
+        puts: usize,
+        into: &mut Vec<Stretch>,
+    ) -> Result<(), SubmitError> {
+        if requests.is_empty() {
+            return Err(SubmitError::Empty);
+        }
+        if requests.len() > Limits::BATCH_REQUESTS {
+            return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
+        }
+        into.clear();
+        let mut grouping = Grouping { done: into, last: Stretch { from: 0, until: 0, whole: true } };
+        // What is known of the peer of the request before, and where that ends: in our memory, and in the peer's.
+        let (mut known, mut whole_bytes, mut ends) = (NOBODY, 0, NOWHERE);
+        let (mut slices, mut written) = (0, 0);
+        for (index, request) in requests.iter().enumerate() {
+            let (mut touches, mut whole) = (false, true);
+            match request {
+                Request::Read(target, local) | Request::Write(target, local) => {
+                    if known != target.peer {
+                        self.check_peer(index, target.peer)?;
+                        (known, whole_bytes) = (target.peer, self.whole_bytes(target.peer));
+                    }
+                    check_local(index, local, local.offset.max(target.offset))?;
+                    if local.bytes > whole_bytes {
+                        let cuts = self.cuts(target.offset, local.bytes, target.peer).slices() as usize;
+                        slices += cuts - 1;
+                        whole = cuts == 1;
+                    }
+                    let begins = (local.offset, target.offset);
+                    touches = begins == ends && self.config.merge && continues(&requests[index - 1], request);
+                    ends = (local.offset + local.bytes, target.offset + local.bytes);
+                    written += usize::from(matches!(request, Request::Read(..)));
+                }
+                other => {
+                    ends = NOWHERE;
+                    written += usize::from(self.take_object(index, other, puts)?);
+                }
+            }
+            slices += 1;
+            grouping.add(index as u32, touches, whole);
+        }
+        let Grouping { done, last } = grouping;
+        done.push(last);
+        let open = self.slices.len();
+        if open + slices > Limits::OPEN_SLICES {
+            return Err(SubmitError::Busy { open, slices, limit: Limits::OPEN_SLICES });
+        }
+        if written < 2 { Ok(()) } else { check_overlap(requests) }
+    }
+
+    /// Checks a request that names no range of a peer's memory. Whether it writes to the caller's.
+    fn take_object(&self, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
+        match request {
+            Request::Get(_, local) | Request::GetHead(_, local) => {
+                check_local(index, local, local.offset)?;
+                return Ok(true);
+            }
+            Request::Put(_, local) => check_local(index, local, local.offset)?,
+            Request::PutAs(_, local, number) | Request::PutCopy(_, local, number) => {
+                if *number as usize >= puts {
+                    return Err(SubmitError::UnknownPut { index });
+                }
+                check_local(index, local, local.offset)?;
+            }
+            Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local) => {
+                check_local(index, local, local.offset.max(*offset))?;
+                return Ok(true);
+            }
+            Request::Fill(_, _, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
+            Request::Begin(_, bytes, _, number) => {
+                if *number as usize >= puts {
+                    return Err(SubmitError::UnknownPut { index });
+                }
+                check_local(index, &Local { buffer: 0, offset: 0, bytes: *bytes }, 0)?;
+            }
+            Request::OpenSegment(peer) => self.check_peer(index, *peer)?,
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn check_peer(&self, index: usize, peer: PeerId) -> Result<(), SubmitError> {
+        let known = self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned);
+        if known { Ok(()) } else { Err(SubmitError::UnknownPeer { index }) }
+    }
+
+    fn slice_bytes(&self) -> u64 {
+        self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
+    }
+
+    fn rails_of(&self, peer: PeerId) -> usize {
+        self.peers[peer.0 as usize].groups.iter().map(|group| group.rails.len()).max().unwrap_or(1)
+    }
+
+    /// The slices of a range: every rail of the peer gets a piece of a large one.
+    pub(super) fn cuts(&self, offset: u64, bytes: u64, peer: PeerId) -> Cuts {
+        let slice_bytes = cut_bytes(bytes, self.slice_bytes(), self.rails_of(peer));
+        Cuts::new(offset, bytes, slice_bytes, self.config.align_bytes)
+    }
+
+    /// Ranges of at most so many bytes are one slice each; of longer ones it has to be found out.
+    fn whole_bytes(&self, peer: PeerId) -> u64 {
+        let slice_bytes = self.slice_bytes();
+        let least_bytes = LEAST_BYTES.min(slice_bytes);
+        // Slices are shortened to whole alignments by no more than goes along as a rest, or are too short for that.
+        let align_bytes = self.config.align_bytes;
+        let whole = align_bytes <= least_bytes / 5 || slice_bytes / 2 < align_bytes;
+        match (whole, self.rails_of(peer)) {
+            (false, _) => 0,
+            (true, 0 | 1) => slice_bytes,
+            (true, _) => least_bytes,
+        }
+    }
+}
+
+#[inline]
+fn check_local(index: usize, local: &Local, starts: u64) -> Result<(), SubmitError> {
+    // A put of 0 bytes is refused here as it would be by the store.
+    if local.bytes == 0 {
+        return Err(SubmitError::ZeroBytes { index });
+    }
+    if local.bytes > Limits::PAYLOAD_BYTES {
+        return Err(SubmitError::TooLarge { index, bytes: local.bytes, limit: Limits::PAYLOAD_BYTES });
+    }
+    if starts.checked_add(local.bytes).is_none() {
+        return Err(SubmitError::OutOfRange { index });
+    }
+    Ok(())
+}
+
+/// Whether a read or write that begins where the request before it ends continues that.
+fn continues(before: &Request, request: &Request) -> bool {
+    let ((Request::Read(target, local), Request::Read(next, to))
+    | (Request::Write(target, local), Request::Write(next, to))) = (before, request)
+    else {
+        return false;
+    };
+    let begins = target.offset.checked_add(local.bytes) == Some(next.offset);
+    begins && local.buffer == to.buffer && SegmentTarget { offset: next.offset, ..*target } == *next
+}
+
+/// No two requests of a batch may write to the same memory: the outcome would depend on the network.
+fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
+    let writes = |(index, request): (usize, &Request)| match request {
+        Request::Get(_, local)
+        | Request::GetHead(_, local)
+        | Request::GetRange(_, _, local)
+        | Request::PeekRange(_, _, local)
+        | Request::Read(_, local) => Some((local.buffer, local.offset, local.bytes, index)),
+        _ => None,
+    };
+    let ranges = || requests.iter().enumerate().filter_map(writes);
+    // Most come in order, from either end.
+    let after = |one: &Written, other: &Written| one.0 == other.0 && one.1 + one.2 <= other.1;
+    if in_order(ranges(), after) || in_order(ranges(), |one, other| after(other, one)) {
+        return Ok(());
+    }
+    let mut ranges: Vec<Written> = ranges().collect();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let ((buffer, offset, bytes, first), (next_buffer, next_offset, _, second)) = (pair[0], pair[1]);
+        if buffer == next_buffer && offset + bytes > next_offset {
+            return Err(SubmitError::Overlap { first: first.min(second), second: first.max(second) });
+        }
+    }
+    Ok(())
+}
+
+/// Memory that a request writes: buffer, offset, bytes, and which request.
+type Written = (u32, u64, u64, usize);
+
+fn in_order(mut ranges: impl Iterator<Item = Written>, before: impl Fn(&Written, &Written) -> bool) -> bool {
+    let Some(mut last) = ranges.next() else { return true };
+    ranges.all(|next| {
+        let fine = before(&last, &next);
+        last = next;
+        fine
+    })
+}

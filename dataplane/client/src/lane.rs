@@ -1,0 +1,325 @@
+//! A lane: one connection to a shard, its handshake and what waits on it.
+
+use std::collections::BTreeSet;
+
+use kvplane_proto::ids::{PinId, RequestId, ReservationId, SegmentId};
+use kvplane_proto::limits::Limits;
+use kvplane_proto::message::CommitItem;
+use kvplane_proto::states::Step;
+use kvplane_proto::status::Status;
+
+use crate::path::{Path, Via};
+use crate::proof::Challenged;
+use crate::table::{NOWHERE, Slice};
+use crate::types::{Config, LaneId, PeerId};
+
+kvplane_proto::state_machine! {
+    /// The life of a connection.
+    states Endpoint {
+        /// Not connected; connected on demand.
+        Idle,
+        /// The host is connecting it.
+        Connecting,
+        /// Hello was sent.
+        Greeting,
+        /// In use.
+        Ready,
+        /// The host is ending its I/O.
+        Resetting,
+    }
+    /// What can happen to a connection.
+    events EndpointEvent {
+        /// There is something to send.
+        Connect,
+        /// The host has connected it.
+        Connected,
+        /// The peer welcomed us.
+        Welcome,
+        /// A deadline passed, or the peer broke the protocol.
+        Reset,
+        /// It is gone, and no I/O of it is left.
+        Gone,
+    }
+    transitions {
+        Idle, Connect => Connecting;
+        Connecting, Connected => Greeting;
+        Greeting, Welcome => Ready;
+        Connecting | Greeting | Ready, Reset => Resetting;
+        Resetting, Reset => ignored;
+        Resetting, Connected => ignored;
+        Resetting, Welcome => ignored;
+        Connecting | Greeting | Ready | Resetting, Gone => Idle;
+        Idle, Gone => ignored;
+    }
+}
+
+const BACKOFF_FIRST_NS: u64 = 5_000_000;
+/// Waits double up to this, or up to a part of the outage, whichever is longer.
+const BACKOFF_LONG_NS: u64 = 32_000_000;
+const OUTAGE_PARTS: u64 = 16;
+const BACKOFF_LAST_NS: u64 = 1_000_000_000;
+/// How often the time for a greeting doubles. Together with the last wait it has to stay well under the 5 s after which
+/// a rail that is back is to be used.
+const HELLO_DOUBLINGS: u32 = 2;
+
+/// Why we end a connection ourselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    /// The peer broke the protocol, refused us, or did not answer a greeting: the connection and its slices are
+    /// charged.
+    Peer,
+    /// A deadline passed: the connection may be at fault, the other slices on it are not.
+    Deadline,
+    /// The caller withdrew a batch or the map dropped the peer: nobody is at fault.
+    Withdrawn,
+}
+
+pub(super) struct Lane {
+    pub(super) peer: PeerId,
+    /// Its rail, in the client's table.
+    pub(super) rail: u32,
+    pub(super) path: Path,
+    pub(super) generation: u32,
+    pub(super) number: u16,
+    pub(super) state: Endpoint,
+    /// The first slice of its list that the next flush sends, and how many there are from it on: what was sent stands
+    /// before what was not, as both go in order.
+    pub(super) next: u32,
+    pub(super) queued: u32,
+    /// Requests without an answer.
+    pub(super) outstanding: u32,
+    /// Slices with a payload that left the queue and are not done.
+    pub(super) flying: u32,
+    /// Payload bytes bound and outstanding.
+    pub(super) load_bytes: u64,
+    /// Payload bytes outstanding: what the window limits.
+    pub(super) sent_bytes: u64,
+    /// Ends of the list of its slices, oldest first.
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) releases: Vec<PinId>,
+    pub(super) aborts: Vec<ReservationId>,
+    pub(super) commits: Vec<(u32, CommitItem)>,
+    /// Requests that gets have left: see [`super::second`].
+    pub(super) detached: Vec<RequestId>,
+    /// Up to which of the peer's fences it was told, by their count.
+    pub(super) fenced: u64,
+    /// Why the peer refused us: its slices fail with this instead of being retried.
+    pub(super) refusal: Option<Status>,
+    /// What the shard challenged this connection with, if it wants tickets.
+    pub(super) challenged: Option<Box<Challenged>>,
+    pub(super) dirty: bool,
+    /// Why it is being reset, if it is.
+    pub(super) cause: Option<Cause>,
+    /// Its entry among the client's alarms.
+    pub(super) alarm_ns: Option<u64>,
+    /// When it was last seen to move something.
+    pub(super) progress_ns: u64,
+    /// Whether this connection was welcomed.
+    pub(super) greeted: bool,
+    /// The host says that the kernel copies between us and this peer.
+    pub(super) cma: bool,
+    /// Segments that cannot be moved in this way, as found out on this connection.
+    closed: BTreeSet<(SegmentId, Via)>,
+    failures: u32,
+    /// When the first of the failures since the last welcome was.
+    failing_since_ns: u64,
+    not_before_ns: u64,
+}
+
+impl Lane {
+    pub(super) const fn new(peer: PeerId, rail: u32, path: Path, number: u16) -> Self {
+        Self {
+            peer,
+            rail,
+            path,
+            generation: 1,
+            number,
+            state: Endpoint::Idle,
+            next: NOWHERE,
+            queued: 0,
+            outstanding: 0,
+            flying: 0,
+            load_bytes: 0,
+            sent_bytes: 0,
+            first: NOWHERE,
+            last: NOWHERE,
+            releases: Vec::new(),
+            aborts: Vec::new(),
+            commits: Vec::new(),
+            detached: Vec::new(),
+            fenced: 0,
+            refusal: None,
+            challenged: None,
+            dirty: false,
+            cause: None,
+            alarm_ns: None,
+            progress_ns: 0,
+            greeted: false,
+            cma: false,
+            closed: BTreeSet::new(),
+            failures: 0,
+            failing_since_ns: 0,
+            not_before_ns: 0,
+        }
+    }
+
+    /// Requests that may be under way at once.
+    #[inline]
+    pub(super) fn depth(&self, config: &Config) -> usize {
+        match self.path {
+            Path::Mooncake => config.foreign_depth.max(1) as usize,
+            Path::Stream | Path::Rdma | Path::Shared | Path::Local | Path::MooncakeRdma | Path::File => {
+                Limits::REQUESTS_PER_CONNECTION
+            }
+        }
+    }
+
+    /// Whether another request may be under way.
+    #[inline]
+    pub(super) fn has_room(&self, config: &Config) -> bool {
+        let open = match self.path {
+            // Some of its slices have a request, some are the device's alone.
+            Path::Rdma => self.outstanding.max(self.flying),
+            path if path.is_greeted() => self.outstanding,
+            _ => self.flying,
+        };
+        (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+    }
+
+    /// How many more copies that the device makes by itself may be under way, by their number.
+    pub(super) fn may_fly(&self, config: &Config) -> u32 {
+        let depth = self.depth(config) as u32;
+        if self.outstanding < depth { depth.saturating_sub(self.flying) } else { 0 }
+    }
+
+    /// Whether some segment is known not to be moved in some way.
+    pub(super) fn closes_ways(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// The next slice of its list is sent: it takes its part of the window, which it says.
+    #[inline]
+    pub(super) fn sends(&mut self, slice: &Slice) {
+        self.next = slice.after;
+        self.queued -= 1;
+        self.sent_bytes += slice.sent_bytes;
+        self.flying += u32::from(slice.sent_bytes > 0);
+    }
+
+    /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
+    /// its group instead.
+    pub(super) fn may_take_more(&self, config: &Config) -> bool {
+        let open = if self.path.is_greeted() { self.outstanding } else { self.flying + self.queued };
+        (open as usize) < self.depth(config)
+    }
+
+    /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
+    pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
+        let open = |via| !self.is_closed(segment, via);
+        if self.path == Path::Rdma {
+            return open(Via::Rdma).then_some(Via::Rdma);
+        }
+        if config.shared && mappable && open(Via::Map) {
+            return Some(Via::Map);
+        }
+        let cma = self.cma || self.state != Endpoint::Ready;
+        (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
+    }
+
+    /// Whether a segment is known not to be moved in this way.
+    #[inline]
+    pub(super) fn is_closed(&self, segment: SegmentId, via: Via) -> bool {
+        !self.closed.is_empty() && self.closed.contains(&(segment, via))
+    }
+
+    /// Remembers that a segment cannot be moved in this way.
+    pub(super) fn close_way(&mut self, segment: SegmentId, via: Via) {
+        if self.closed.len() >= Limits::SEGMENTS {
+            // Ids of segments that are long gone: what is still true is found out again.
+            self.closed.clear();
+        }
+        self.closed.insert((segment, via));
+    }
+
+    pub(super) const fn id(&self, index: u32) -> LaneId {
+        LaneId { index, generation: self.generation }
+    }
+
+    /// Applies an event; false when it was stale.
+    pub(super) fn step(&mut self, event: EndpointEvent) -> bool {
+        match self.state.on(event) {
+            Step::Moved(to) => {
+                self.state = to;
+                true
+            }
+            Step::Stale => false,
+            Step::Illegal => panic!("lane in {:?} got {event:?}", self.state),
+        }
+    }
+
+    /// When the next connection may be tried, if that is later than `now_ns`.
+    pub(super) const fn waits_until(&self, now_ns: u64) -> Option<u64> {
+        if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
+    }
+
+    pub(super) const fn welcomed(&mut self) {
+        self.greeted = true;
+        self.failures = 0;
+    }
+
+    /// Whether it is on its way to be used.
+    pub(super) const fn is_coming(&self) -> bool {
+        matches!(self.state, Endpoint::Connecting | Endpoint::Greeting)
+    }
+
+    /// How long the next connection may take until it is welcomed, where other rails work meanwhile. One that was too
+    /// slow is given more time: a machine that is busy may need it.
+    pub(super) const fn rail_hello_ns(&self) -> u64 {
+        let doublings = if self.failures < HELLO_DOUBLINGS { self.failures } else { HELLO_DOUBLINGS };
+        Limits::RAIL_HELLO_NS << doublings
+    }
+
+    /// When the next connection may be tried.
+    pub(super) const fn not_before_ns(&self) -> u64 {
+        self.not_before_ns
+    }
+
+    /// The connection ended: forget what was on it, except its slices, and wait before the next. No wait where nobody
+    /// is at fault.
+    ///
+    /// The wait doubles up to a small part of the outage: what was gone for a second is missed for a few hundredths
+    /// more, and what was gone for long is not asked all the time.
+    pub(super) fn lost(&mut self, now_ns: u64) {
+        if self.cause.take() != Some(Cause::Withdrawn) {
+            if self.failures == 0 {
+                self.failing_since_ns = now_ns;
+            }
+            let outage_ns = now_ns.saturating_sub(self.failing_since_ns);
+            let most_ns = (outage_ns / OUTAGE_PARTS).clamp(BACKOFF_LONG_NS, BACKOFF_LAST_NS);
+            let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(most_ns);
+            self.failures = self.failures.saturating_add(1);
+            self.not_before_ns = now_ns.saturating_add(wait_ns);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        self.outstanding = 0;
+        self.greeted = false;
+        self.challenged = None;
+        self.releases.clear();
+        self.aborts.clear();
+        self.commits.clear();
+        self.fenced = 0;
+        self.cma = false;
+        self.closed.clear();
+    }
+
+    /// Serves another peer from now on. Only for a lane that is idle and empty.
+    pub(super) fn renew(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) {
+        assert!(self.state == Endpoint::Idle && self.first == NOWHERE, "a lane in use was given to another peer");
+        let generation = self.generation.wrapping_add(1);
+        let dirty = self.dirty;
+        *self = Self::new(peer, rail, path, number);
+        // What the lists of the client say about this position stays true.
+        (self.generation, self.dirty) = (generation, dirty);
+    }
+}

@@ -1,0 +1,244 @@
+//! How near devices are to memory, and which of two hosts' devices are paired for it.
+//!
+//! A host numbers the *places* where its memory may be, and says for each of its devices how near it is to each of
+//! them. Tables come from outside: this side knows only numbers. A rail over devices serves memory at two places, ours
+//! and the peer's; what counts is the sum of both distances. Slices take the nearest rails that are in order, and
+//! farther ones only while those are not.
+
+use kvplane_proto::limits::Limits;
+
+use super::options::RailDevices;
+
+/// A place where memory may be, by its host's number from 1 on; 0 where that is not known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
+pub struct Place(pub u8);
+
+impl Place {
+    /// Nobody knows where.
+    pub const UNKNOWN: Self = Self(0);
+
+    /// The place at this position of a list; unknown beyond what a number holds.
+    #[must_use]
+    pub fn at(position: usize) -> Self {
+        Self(u8::try_from(position + 1).unwrap_or(0))
+    }
+
+    /// The position in a list, of a place that is known.
+    #[must_use]
+    pub fn position(self) -> Option<usize> {
+        usize::from(self.0).checked_sub(1)
+    }
+}
+
+/// How near a device is to memory at a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Nearness {
+    /// 0 for what is to be used first.
+    pub tier: u8,
+    /// Whether both are on one NUMA node; none where that is not known.
+    pub same_node: Option<bool>,
+}
+
+/// How near each device of a host is to each place of its memory.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Near {
+    /// By device, then by the place's position.
+    rows: Vec<Vec<Nearness>>,
+}
+
+impl Near {
+    /// From a row for each device, in the order of their numbers, with an entry for each place.
+    #[must_use]
+    pub const fn new(rows: Vec<Vec<Nearness>>) -> Self {
+        Self { rows }
+    }
+
+    /// Devices that it tells of.
+    #[must_use]
+    pub const fn devices(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Places that it tells of.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.rows.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// How near a device is to a place; as near as any where nothing is known.
+    #[must_use]
+    pub fn of(&self, device: u16, place: Place) -> Nearness {
+        let row = self.rows.get(usize::from(device));
+        row.and_then(|row| row.get(place.position()?)).copied().unwrap_or_default()
+    }
+
+    /// Its devices that are nearest to a place.
+    fn nearest(&self, place: Place) -> Vec<u16> {
+        let devices = 0..u16::try_from(self.rows.len()).unwrap_or(u16::MAX);
+        let least = devices.clone().map(|device| self.of(device, place).tier).min();
+        devices.filter(|device| Some(self.of(*device, place).tier) == least).collect()
+    }
+
+    /// How many devices before this one are as near to everything as it is.
+    fn rank(&self, device: u16) -> usize {
+        let row = self.rows.get(usize::from(device));
+        (0..usize::from(device)).filter(|other| self.rows.get(*other) == row).count()
+    }
+
+    /// The rails from `devices` of ours to the devices of `peer`, at most [`Limits::RAILS`]. Each of ours gets a mate
+    /// for each place of the peer, among those that are nearest to it: the one of its own number if that is one of
+    /// them, else its turn among them decides. The first mate of each stands before the second of any. Where the peer
+    /// tells nothing, numbers are paired.
+    #[must_use]
+    pub fn pairs(&self, devices: usize, peer: &Self) -> Vec<RailDevices> {
+        let devices = devices.min(Limits::RAILS) as u16;
+        let mates = |own: u16| {
+            let mut mates: Vec<u16> = Vec::new();
+            for place in (0..peer.places()).map(Place::at) {
+                let near = peer.nearest(place);
+                let turn = near.get(self.rank(own) % near.len().max(1)).copied();
+                let mate = near.iter().copied().find(|mate| *mate == own).or(turn);
+                mates.extend(mate.filter(|mate| !mates.contains(mate)));
+            }
+            if mates.is_empty() {
+                let count = u16::try_from(peer.devices()).unwrap_or(u16::MAX);
+                mates.push(if count == 0 { own } else { own % count });
+            }
+            // The same number first: where nobody knows where the peer's memory is, it is as good as any.
+            mates.sort_by_key(|mate| *mate != own);
+            mates
+        };
+        let mates: Vec<Vec<u16>> = (0..devices).map(mates).collect();
+        let most = mates.iter().map(Vec::len).max().unwrap_or(0);
+        let round = |turn: usize| {
+            let mates = mates.iter().enumerate();
+            mates.filter_map(move |(own, mates)| Some(RailDevices { own: own as u16, peer: *mates.get(turn)? }))
+        };
+        (0..most).flat_map(round).take(Limits::RAILS).collect()
+    }
+
+    /// How far a rail is from memory at two places, ours and the peer's: to be compared with other rails only.
+    /// `first` for the first rail of its device, which is preferred where the peer's place is not known.
+    #[must_use]
+    pub fn cost(&self, devices: RailDevices, ours: Place, peer: &Self, theirs: Place, first: bool) -> u8 {
+        let tiers = self.of(devices.own, ours).tier.saturating_add(peer.of(devices.peer, theirs).tier);
+        let second = theirs == Place::UNKNOWN && !first;
+        tiers.saturating_mul(2).saturating_add(u8::from(second))
+    }
+}
+
+/// Slices by whether their memory and the device that moved them are on one NUMA node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeCounts {
+    /// On one node.
+    pub same: u64,
+    /// On different nodes.
+    pub other: u64,
+    /// One of both nodes is not known.
+    pub unknown: u64,
+}
+
+impl NodeCounts {
+    /// Counts one.
+    pub const fn count(&mut self, same_node: Option<bool>) {
+        self.count_many(same_node, 1);
+    }
+
+    /// Counts so many of a kind.
+    pub const fn count_many(&mut self, same_node: Option<bool>, slices: u64) {
+        match same_node {
+            Some(true) => self.same += slices,
+            Some(false) => self.other += slices,
+            None => self.unknown += slices,
+        }
+    }
+
+    /// Adds what another counted.
+    pub const fn add(&mut self, other: &Self) {
+        self.same += other.same;
+        self.other += other.other;
+        self.unknown += other.unknown;
+    }
+
+    /// What was counted beyond `base`.
+    #[must_use]
+    pub const fn beyond(&self, base: &Self) -> Self {
+        Self {
+            same: self.same.saturating_sub(base.same),
+            other: self.other.saturating_sub(base.other),
+            unknown: self.unknown.saturating_sub(base.unknown),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Devices that are each on one node, by the nodes' numbers.
+    fn on(nodes: &[u8], places: u8) -> Near {
+        let near = |node: u8, place: u8| Nearness { tier: u8::from(node != place), same_node: Some(node == place) };
+        Near::new(nodes.iter().map(|&node| (0..places).map(|place| near(node, place)).collect()).collect())
+    }
+
+    fn numbers(pairs: &[RailDevices]) -> Vec<(u16, u16)> {
+        pairs.iter().map(|pair| (pair.own, pair.peer)).collect()
+    }
+
+    #[test]
+    fn devices_are_paired_by_number_and_across_nodes_by_turns() {
+        let two = on(&[0, 1], 2);
+        assert_eq!(numbers(&two.pairs(2, &two)), [(0, 0), (1, 1), (0, 1), (1, 0)]);
+        assert_eq!(numbers(&two.pairs(2, &Near::default())), [(0, 0), (1, 1)]);
+        // Four on two nodes: across the nodes the first goes to the first.
+        let four = on(&[0, 0, 1, 1], 2);
+        let across = [(0, 2), (1, 3), (2, 0), (3, 1)];
+        assert_eq!(numbers(&four.pairs(4, &four))[4..], across);
+        // Nothing is known here of a peer with two, and here nothing of our own.
+        assert_eq!(numbers(&Near::default().pairs(3, &on(&[0, 0], 1))), [(0, 0), (1, 1), (2, 0)]);
+        assert_eq!(numbers(&on(&[1], 2).pairs(1, &on(&[0, 1], 2))), [(0, 0), (0, 1)]);
+    }
+
+    #[test]
+    fn the_nearest_rail_is_near_at_both_ends() {
+        let two = on(&[0, 1], 2);
+        let pairs = two.pairs(2, &two);
+        for (ours, theirs) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let cost = |pair: &RailDevices| two.cost(*pair, Place::at(ours), &two, Place::at(theirs), false);
+            let best = pairs.iter().min_by_key(|pair| cost(pair)).unwrap();
+            assert_eq!((usize::from(best.own), usize::from(best.peer), cost(best)), (ours, theirs, 0));
+        }
+        // Where the peer's place is not known, the same number is as good as any.
+        let cost = |index: usize| two.cost(pairs[index], Place::at(0), &two, Place::UNKNOWN, index < 2);
+        assert_eq!([cost(0), cost(1), cost(2), cost(3)], [0, 2, 1, 3]);
+    }
+
+    proptest! {
+        /// Every device of ours has a rail that is nearest to every place of the peer's memory, nothing is there
+        /// twice, and nearly equal numbers of ours go to each of the peer's that are equally near.
+        #[test]
+        fn every_device_reaches_every_place_by_the_nearest(
+            own in prop::collection::vec(0u8..3, 1..9),
+            peer in prop::collection::vec(0u8..3, 1..9),
+        ) {
+            let (ours, theirs) = (on(&own, 3), on(&peer, 3));
+            let pairs = ours.pairs(own.len(), &theirs);
+            let mut seen = std::collections::BTreeSet::new();
+            prop_assert!(pairs.iter().all(|pair| seen.insert(*pair)));
+            prop_assert!(pairs.iter().all(|pair| usize::from(pair.own) < own.len()));
+            prop_assert!(pairs.iter().all(|pair| usize::from(pair.peer) < peer.len()));
+            for place in (0..3).map(Place::at) {
+                let least = (0..peer.len() as u16).map(|device| theirs.of(device, place).tier).min();
+                for device in 0..own.len() as u16 {
+                    let mates = pairs.iter().filter(|pair| pair.own == device);
+                    let near = mates.map(|pair| theirs.of(pair.peer, place).tier).min();
+                    prop_assert_eq!(near, least);
+                }
+            }
+            let firsts: Vec<u16> = pairs[..own.len()].iter().map(|pair| pair.own).collect();
+            prop_assert_eq!(firsts, (0..own.len() as u16).collect::<Vec<_>>());
+        }
+    }
+}
