@@ -409,7 +409,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
     match command {
         Command::Register { info, region, answer } => {
             let registered = match host.service() {
-                Some(service) => service.register(info).map_err(|error| error.to_string()),
+                Some(service) => service.segments_mut().register(info).map_err(|error| error.to_string()),
                 None => Err("this shard serves nothing".to_owned()),
             };
             if let Ok(segment) = registered {

@@ -81,7 +81,7 @@ impl Bed {
             shareable: false,
             remote_accessible: true,
         };
-        let segment = host.service().expect("a service").register(info).expect("a free range");
+        let segment = host.service().expect("a service").segments_mut().register(info).expect("a free range");
         host.add_segment(segment, Arc::clone(&region));
         Self { host, region, segment, address }
     }

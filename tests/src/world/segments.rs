@@ -22,7 +22,7 @@ pub(crate) const fn segment_bytes(scenario: &Scenario) -> u64 {
 /// Registers a shard's segment.
 pub(crate) fn register(service: &mut Service, bytes: u64) -> SegmentId {
     let info = SegmentInfo { address: 1 << 40, bytes, writable: true, shareable: true, remote_accessible: true };
-    service.register(info).expect("the first segment")
+    service.segments_mut().register(info).expect("the first segment")
 }
 
 impl World {

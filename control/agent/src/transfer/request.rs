@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use kvplane_client::Intent;
 use kvplane_client::sched::Priority;
-use kvplane_client::{self, Intent};
 use kvplane_mooncake::Notice;
 
 use super::segment::SegmentHandle;
@@ -152,15 +152,15 @@ impl Default for SubmitOptions {
 
 impl SubmitOptions {
     /// What the initiator is told.
-    pub(super) fn of_client(&self, start_ns: u64, deadline_ns: u64) -> client::SubmitOptions {
+    pub(super) fn of_client(&self, start_ns: u64, deadline_ns: u64) -> kvplane_client::SubmitOptions {
         let due_ns = self.due.map(|due| start_ns.saturating_add(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)));
-        client::SubmitOptions {
+        kvplane_client::SubmitOptions {
             due_ns,
             priority: self.priority,
             intent: self.intent,
             tenant: self.tenant,
             weight: self.weight.max(1),
-            ..client::SubmitOptions::until(deadline_ns)
+            ..kvplane_client::SubmitOptions::until(deadline_ns)
         }
     }
 }

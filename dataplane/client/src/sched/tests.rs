@@ -10,8 +10,8 @@ use kvplane_proto::states::render;
 use super::classes::PROMOTE_NS;
 use super::cuts::LEAST_BYTES;
 use super::{
-    Candidate, Choice, ClassQueue, Cuts, Health, HealthEvent, Kinds, Priority, Rail, Rate, RetryBudget,
-    Ticket, cut_bytes, pick, share_behind,
+    Candidate, Choice, ClassQueue, Cuts, Health, HealthEvent, Kinds, Priority, Rail, Rate, RetryBudget, Ticket,
+    cut_bytes, pick, share_behind,
 };
 
 const ANY: Kinds = Kinds { small: true, large: true };

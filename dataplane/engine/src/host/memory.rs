@@ -54,7 +54,7 @@ impl Host {
             self.segments.resize(index + 1, None);
         }
         // A host without a service has its segments to itself.
-        let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
+        let info = self.service.as_ref().and_then(|service| service.segments().info(segment));
         if let Some(info) = info.filter(|info| info.remote_accessible) {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();

@@ -385,7 +385,7 @@ impl Host {
         let now_ns = self.now_ns;
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
-            let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
+            let info = self.service.as_ref().and_then(|service| service.segments().info(segment));
             let info = info.filter(|info| info.remote_accessible && info.shareable);
             let region = self.segment(segment).filter(|_| info.is_some()).cloned();
             let writable = info.is_some_and(|info| info.writable);

@@ -24,7 +24,7 @@ struct Registered<'a> {
 impl Ranges for Registered<'_> {
     fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)> {
         let service = self.service.as_mut()?;
-        let acquired = service.acquire_by_address(request.address, request.bytes, request.write);
+        let acquired = service.segments_mut().acquire_by_address(request.address, request.bytes, request.write);
         let (segment, place) = acquired.ok()?;
         let region = match self.segments.get(segment.index as usize) {
             Some(Some((generation, region))) if *generation == segment.generation => Some(region),

@@ -52,7 +52,7 @@ pub(super) fn of(host: &mut Host) -> Option<ShardSnapshot> {
         store: service.store().map(Store::stats),
         tier: service.tier_snapshot(),
         device,
-        service: *service.counters(),
+        service: service.counters(),
         moves: service.move_counters(),
         copies: service.copy_counters(),
         times: service.times(now_ns),

@@ -49,6 +49,11 @@ impl Answers {
         self.send(peer, Header::reply(Kind::Reply(operation), request, status).with_argument(argument));
     }
 
+    /// Answers a request of this header without a body.
+    pub(super) fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
+        self.status(peer, operation, header.request, status, 0);
+    }
+
     /// Answers with this header alone.
     pub(super) fn send(&mut self, peer: PeerKey, header: Header) {
         self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: None });
@@ -130,30 +135,15 @@ impl Answers {
     }
 }
 
+/// The items of a body, or the end of the connection.
+pub(super) fn items_of<'a, T: Item>(header: &Header, body: &'a [u8]) -> Result<Items<'a, T>, CloseReason> {
+    decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
+}
+
 impl Service {
-    /// The body's items, or the end of the connection.
-    pub(super) fn items<'a, T: Item>(header: &Header, body: &'a [u8]) -> Result<Items<'a, T>, CloseReason> {
-        decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
-    }
-
-    pub(super) fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
-        self.answer_id(peer, operation, header.request, status, 0);
-    }
-
     /// Answers with a failure; the map's epoch says which of two maps is older.
     pub(super) fn refuse(&mut self, peer: PeerKey, operation: Operation, request: RequestId, status: Status) {
-        let argument = if status == Status::WrongOwner { self.epoch.0 } else { 0 };
-        self.answer_id(peer, operation, request, status, argument);
-    }
-
-    pub(super) fn answer_id(
-        &mut self,
-        peer: PeerKey,
-        operation: Operation,
-        request: RequestId,
-        status: Status,
-        argument: u64,
-    ) {
+        let argument = if status == Status::WrongOwner { self.ownership.epoch().0 } else { 0 };
         self.answers.status(peer, operation, request, status, argument);
     }
 }

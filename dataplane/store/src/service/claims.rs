@@ -16,6 +16,7 @@ use kvplane_proto::message::{DigestItem, GetItem, Item, Kind, Operation, RangeIt
 use kvplane_proto::{Digest, FrameFlags, RequestId, Status};
 
 use super::Service;
+use super::answers::items_of;
 use super::context::RequestContext;
 use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
@@ -143,9 +144,9 @@ impl Service {
         let split = match operation {
             Operation::Exists | Operation::Size | Operation::Remove | Operation::RemoveCopy => {
                 let mut split = if context.flags.has(FrameFlags::OF_VERSION) && operation == Operation::Remove {
-                    self.split(context, Self::items::<VersionItem>(header, body)?, round)
+                    self.split(context, items_of::<VersionItem>(header, body)?, round)
                 } else {
-                    self.split(context, Self::items::<DigestItem>(header, body)?, round)
+                    self.split(context, items_of::<DigestItem>(header, body)?, round)
                 };
                 if !split.unread.is_empty() {
                     (split.later, split.now) = (body.to_vec(), Vec::new());
@@ -153,8 +154,8 @@ impl Service {
                 }
                 split
             }
-            Operation::Get => self.split(context, Self::items::<GetItem>(header, body)?, round),
-            Operation::GetRange => self.split(context, Self::items::<RangeItem>(header, body)?, round),
+            Operation::Get => self.split(context, items_of::<GetItem>(header, body)?, round),
+            Operation::GetRange => self.split(context, items_of::<RangeItem>(header, body)?, round),
             _ => return Ok(Some((*header, body.to_vec()))),
         };
         let now = Header { items: split.nows, ..*header };
@@ -247,17 +248,17 @@ impl Service {
             let Some(claim) = self.claims.open.remove(&id) else { continue };
             let Claim { peer, header, body, round, arrived_ns, .. } = claim;
             let Kind::Request(operation) = header.kind else { continue };
-            let Some(session) = self.session(peer) else { continue };
+            let Some(session) = self.sessions.get_mut(peer) else { continue };
             let context = RequestContext::new(peer, session, &header);
             self.answers.outputs.arrived(arrived_ns);
-            if self.may_change(peer, operation, &header) {
+            if self.sessions.may_change(&mut self.answers, peer, operation, &header) {
                 let done = match self.claim(&context, (&header, &body), round + 1, arrived_ns) {
                     Ok(Some((header, body))) => self.carry_out(&context, &header, &body).err(),
                     Ok(None) => None,
                     Err(reason) => Some(reason),
                 };
                 if let Some(reason) = done {
-                    self.close(peer, reason);
+                    self.sessions.close(&mut self.answers.outputs, peer, reason);
                 }
             }
             self.answers.outputs.arrived(self.now_ns);
@@ -268,7 +269,7 @@ impl Service {
     pub(super) fn expire_claims(&mut self) {
         while let Some(entry) = self.claims.open.first_entry().filter(|entry| entry.get().until_ns <= self.now_ns) {
             let Claim { peer, header, body, .. } = entry.remove();
-            if self.session(peer).is_none() {
+            if self.sessions.get_mut(peer).is_none() {
                 continue;
             }
             let gets: Vec<_> = match header.kind {
@@ -318,7 +319,7 @@ impl Service {
 }
 
 fn requests_of<T: Item + Named>(header: &Header, body: &[u8]) -> Vec<(Digest, Option<RequestId>)> {
-    let items = Service::items::<T>(header, body).into_iter().flatten();
+    let items = items_of::<T>(header, body).into_iter().flatten();
     items.map(|item| (Digest(0), item.request())).collect()
 }
 

@@ -4,7 +4,7 @@ use kvplane_proto::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::Epoch;
 
-use super::session::Session;
+use super::sessions::Session;
 use super::types::PeerKey;
 
 /// Facts of one request about its peer and its map. They travel as an argument to all code that carries it out.

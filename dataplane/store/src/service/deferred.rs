@@ -124,7 +124,7 @@ impl Service {
 
     fn send_deferred(&mut self, deferred: Deferred) {
         let Deferred { peer, request, replies, timing, since_ns, whose, about, .. } = deferred;
-        if self.session(peer).is_none() {
+        if self.sessions.get_mut(peer).is_none() {
             return;
         }
         self.answers.outputs.waited(timing, about, since_ns, self.now_ns);

@@ -18,6 +18,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use kvplane_tier::RecordView;
 
 use super::Service;
+use super::answers::items_of;
 use super::context::RequestContext;
 use super::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
 use super::tenants::tenant_of;
@@ -145,7 +146,7 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let mut items = Self::items::<ListItem>(header, body)?;
+        let mut items = items_of::<ListItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
             return Err(CloseReason::Malformed("a list of not one item"));
         };
@@ -228,7 +229,7 @@ impl Service {
     /// Names the order of this life of the shard; never 0.
     pub(super) fn walk_tag(&self) -> u64 {
         let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
-        mix64(seed ^ mix64(self.identity.incarnation.0)) | 1
+        mix64(seed ^ mix64(self.ownership.identity().incarnation.0)) | 1
     }
 
     /// Goes on with lists: one step of each. Whether there was anything to do. The host calls it in every round.
@@ -240,7 +241,7 @@ impl Service {
         let mut progress = false;
         for id in ids {
             let Some(mut list) = self.lists.open.remove(&id) else { continue };
-            if self.session(list.peer).is_none() {
+            if self.sessions.get_mut(list.peer).is_none() {
                 progress = true;
                 // What is being read for it is dropped when it comes.
                 continue;

@@ -18,18 +18,16 @@ mod claims;
 mod context;
 mod copies;
 mod deferred;
-mod drafts;
 mod follow;
-mod gate;
-mod held;
 mod keys;
 mod moves;
 mod objects;
-mod ranges;
+mod owners;
+mod ownership;
+mod put_sessions;
 mod rights;
 mod rooms;
 mod segments;
-mod session;
 mod sessions;
 mod shared;
 mod stream_read;
@@ -42,26 +40,24 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use copies::{CopyCounters, Wished, copy_of};
-use std::collections::BTreeMap;
-
 use answers::Answers;
 use context::RequestContext;
+pub use copies::{CopyCounters, Wished, copy_of};
 use deferred::Deferrals;
-pub use drafts::TicketId;
-use drafts::Tickets;
 pub use follow::SnapshotPage;
 pub use keys::PoolBytes;
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, SLOTS, Slot};
-use kvplane_proto::map::SlotOwners;
+use kvplane_proto::ids::{ReservationId, SegmentId};
 pub use kvplane_proto::message::PutAck;
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::{Digest, FrameFlags, Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
+use kvplane_ticket::{Challenges, TicketKey};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
-use segments::SegmentTable;
-use session::Pending;
-use sessions::Sessions;
+use ownership::Ownership;
+use put_sessions::PutSessions;
+pub use put_sessions::TicketId;
+pub use segments::Segments;
+use sessions::{Pending, SessionCounters, Sessions};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
 pub use timing::{
@@ -73,20 +69,12 @@ pub use types::{
     ServiceCounters, Standing, TailWrite,
 };
 
-use crate::drafts::Drafts;
 use crate::store::Store;
 
 /// The answering side of one shard. Single-threaded; owned by the shard's loop.
 pub struct Service {
-    identity: Identity,
-    epoch: Epoch,
+    ownership: Ownership,
     acks: acks::Acks,
-    /// Who is let in, where tickets are wanted.
-    gate: Option<Box<gate::Gate>>,
-    /// The lives of nodes by the newest map.
-    lives: BTreeMap<u64, u64>,
-    /// One bit for each slot that this shard owns.
-    owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
     /// Whether only tenants that are known may put.
     strict_tenants: bool,
@@ -100,14 +88,13 @@ pub struct Service {
     deferrals: Deferrals,
     /// Requests that wait until it is known whose the objects are.
     claims: claims::Claims,
-    segments: SegmentTable,
+    segments: Segments,
     /// Lists under way.
     lists: keys::Lists,
     sessions: Sessions,
     answers: Answers,
     /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
-    drafts: Drafts,
-    tickets: Tickets,
+    put_sessions: PutSessions,
     counters: ServiceCounters,
     now_ns: u64,
 }
@@ -118,21 +105,20 @@ impl Service {
     /// # Panics
     /// When a name is over the limit: better now than when a peer asks for it.
     #[must_use]
-    pub fn new(identity: Identity, store: Option<Store>) -> Self {
+    pub fn new(mut identity: Identity, store: Option<Store>) -> Self {
         for name in [&identity.cluster, &identity.segment_name] {
             let (bytes, limit) = (name.len(), Limits::NAME_BYTES);
             assert!(bytes <= limit, "a name of {bytes} bytes is over the limit of {limit}: {name}");
         }
-        let (pins, reservations) =
-            store.as_ref().map_or((0, 0), |store| (store.config().max_pins, store.config().max_reservations));
+        let (pool_bytes, pins, reservations) = store.as_ref().map_or((0, 0, 0), |store| {
+            let config = store.config();
+            (config.pool_bytes, config.max_pins, config.max_reservations)
+        });
         let life = identity.node.0 ^ identity.incarnation.0.rotate_left(32);
+        let name = core::mem::take(&mut identity.segment_name);
         Self {
-            identity,
-            epoch: Epoch(0),
+            ownership: Ownership::new(identity),
             acks: acks::Acks::default(),
-            gate: None,
-            lives: BTreeMap::new(),
-            owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
             tiered: None,
@@ -140,91 +126,88 @@ impl Service {
             copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
             claims: claims::Claims::default(),
-            segments: SegmentTable::new((life ^ life >> 32) as u32),
+            segments: Segments::new(name, (life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
-            sessions: Sessions::new(pins, reservations),
+            sessions: Sessions::new(pool_bytes, pins, reservations),
             answers: Answers::new(),
-            drafts: Drafts::default(),
-            tickets: Tickets::default(),
+            put_sessions: PutSessions::default(),
             counters: ServiceCounters::default(),
             now_ns: 0,
         }
     }
 
-    /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
-    pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
-        self.own(epoch, Standing { state: 0, since: epoch, kept: Epoch(0) }, owned);
+    /// A connection was accepted.
+    ///
+    /// # Panics
+    /// When the position is taken: the host reports a connection's end before it reuses its index.
+    pub fn peer_joined(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.sessions.join(peer, path, now_ns);
     }
 
-    /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
-    /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
-    /// elsewhere meanwhile.
-    pub fn own(&mut self, epoch: Epoch, standing: Standing, owned: impl Fn(u16) -> bool) {
-        self.change_owners(epoch, standing, &owned, None);
-    }
-
-    /// Serves the slots that a map of this state of the control plane gives to this shard. As [`Self::own`], but what
-    /// moved goes along: objects of slots that left stay for their new owners to fetch, and what was in slots that came
-    /// is fetched from their former ones: see [`Self::poll_fetch`].
-    pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
-        let me = self.key();
-        let standing = Standing { state, since: owners.since, kept: owners.kept };
-        let owned = |slot| owners.owner(Slot(slot)) == Some(me);
-        self.change_owners(owners.epoch, standing, &owned, Some(owners));
-        if self.gate.is_some() {
-            self.lives = owners.lives().map(|(node, life)| (node.0, life.0)).collect();
-            self.end_former_lives();
+    /// A connection is gone and its I/O has ended: everything that it held comes back.
+    ///
+    /// For shared memory this means that the peer's process is dead or has unmapped the pool; the socket's end says so,
+    /// because the kernel closes it after the process's memory is gone.
+    pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.answers.outputs.arrived(now_ns);
+        let Some(mut departed) = self.sessions.leave(peer) else { return };
+        if let Some(pending) = departed.session.pending.take() {
+            self.segments.end_write(pending, &mut self.answers.outputs);
+        }
+        for ticket in departed.tickets {
+            self.end_ticket(ticket, None);
+        }
+        let Some(store) = &mut self.store else { return };
+        for pin in departed.pins {
+            store.unpin(pin).expect("a session's pin is held");
+        }
+        for reservation in departed.reservations {
+            store.abort(reservation).expect("a session's reservation is held");
         }
     }
 
-    fn change_owners(
-        &mut self,
-        epoch: Epoch,
-        standing: Standing,
-        owned: &dyn Fn(u16) -> bool,
-        owners: Option<&SlotOwners>,
-    ) {
-        let heard = self.heard_epoch();
-        if epoch < heard {
-            return;
-        }
-        self.restore_owned(epoch, standing);
-        // In an epoch that was missed, a slot may have been another's and come back: nothing from before it is to be
-        // trusted, unless no slot has changed hands since, or only once, and in the way that the map tells.
-        let told = owners.is_some_and(|owners| owners.from <= heard);
-        let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard && !told;
-        if let (true, Some(store)) = (missed, &mut self.store) {
-            self.counters.dropped_objects += store.remove_all();
-        }
-        self.change_copies(epoch, heard, missed, owners);
-        let owners_kept = owners.filter(|_| !missed);
-        // One that has nothing any more was away, or its node is: what an SSD has is kept to be compared.
-        let idle = !(0..SLOTS as u16).any(owned);
-        let mut lost = self.end_exports(owners_kept);
-        // A slot that goes on before it is served is lost like one that was: an SSD may have its objects.
-        let pending = self.pending_slots();
-        for slot in 0..SLOTS {
-            let (word, bit) = (slot / 64, 1u64 << (slot % 64));
-            let had = self.owned[word] & bit != 0;
-            if (had || pending.has(Slot(slot as u16))) && (missed || !owned(slot as u16)) {
-                lost = true;
-                self.owned[word] &= !bit;
-                let kept = had || self.is_doubted(Slot(slot as u16));
-                self.lose_slot(slot, kept && (missed || idle), owners_kept);
+    /// A put has not completed in time.
+    fn expire(&mut self, reservation: ReservationId, peer: PeerKey, path: Path) {
+        self.counters.expired += 1;
+        match path {
+            // Only our own receive writes there, so ending the connection frees it.
+            Path::Stream => self.sessions.close(&mut self.answers.outputs, peer, CloseReason::PutDeadline),
+            Path::Shared => {
+                let store = self.store.as_mut().expect("a reservation is of a store");
+                store.expire(reservation);
             }
         }
-        if let (true, false, Some(store)) = (lost, missed, &mut self.store) {
-            let (owned, exports) = (&self.owned, &self.moves.exports);
-            let copies = &self.copies;
-            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest) || copies.keeps(digest.slot());
-            self.counters.dropped_objects += store.retain(kept);
+    }
+
+    /// Requires tickets of connections from now on, and challenges clients with these.
+    pub fn want_tickets(&mut self, challenges: Challenges) {
+        self.sessions.want_tickets(challenges);
+    }
+
+    /// Takes the keys that the control plane has at this ticket time of its own, in seconds.
+    pub fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
+        self.sessions.learn_keys(keys, seconds, now_ns);
+    }
+
+    /// True for a connection that was welcomed: until then nothing is kept for it.
+    #[must_use]
+    pub fn is_welcome(&self, peer: PeerKey) -> bool {
+        self.sessions.is_welcome(peer)
+    }
+
+    /// True where an RDMA connection may be agreed upon on this connection.
+    #[must_use]
+    pub fn may_carry(&self, peer: PeerKey) -> bool {
+        self.sessions.may_carry(peer)
+    }
+
+    /// Binds a connection to one tenant, as if a ticket said so: for a host that knows by itself whose it is.
+    pub fn bind(&mut self, peer: PeerKey, tenant: u32) {
+        if let Some(session) = self.sessions.get_mut(peer) {
+            session.pass.tenant = Some(tenant);
         }
-        if lost {
-            self.refuse_void_puts();
-            self.end_void_drafts();
-        }
-        self.change_imports(heard, missed, owned, owners);
-        self.serve_owned(epoch, &owned);
     }
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
@@ -249,15 +232,30 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let own = [self.sessions.poll_timeout(), self.drafts.poll_timeout()];
-        let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout(), self.gate_timeout()];
+        let own = [self.sessions.poll_timeout(), self.put_sessions.poll_timeout()];
+        let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout()];
         own.into_iter().chain(work).chain([self.claims.poll_timeout()]).flatten().min()
     }
 
     /// What happened so far.
     #[must_use]
-    pub const fn counters(&self) -> &ServiceCounters {
-        &self.counters
+    pub const fn counters(&self) -> ServiceCounters {
+        let (read_bytes, write_bytes) = self.segments.bytes();
+        let &SessionCounters { greeted, closed, strangers, tickets_ended, unauthorized } = self.sessions.counters();
+        let unauthorized = self.counters.unauthorized + unauthorized;
+        let connections = ServiceCounters { greeted, closed, strangers, tickets_ended, unauthorized, ..self.counters };
+        ServiceCounters { read_bytes, write_bytes, ..connections }
+    }
+
+    /// The registered memory.
+    #[must_use]
+    pub const fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    /// The registered memory, to register more or to use some by address.
+    pub const fn segments_mut(&mut self) -> &mut Segments {
+        &mut self.segments
     }
 
     /// The objects, for their statistics.
@@ -272,7 +270,7 @@ impl Service {
         self.answers.assert_tails_written();
         self.tick(now_ns);
         self.answers.outputs.arrived(now_ns);
-        let Some(session) = self.session(peer) else { return PayloadTo::Discard };
+        let Some(session) = self.sessions.get_mut(peer) else { return PayloadTo::Discard };
         (session.arrived_ns, session.payload_bytes) = (now_ns, header.payload_bytes);
         self.counters.requests += 1;
         if let Kind::Request(operation) = header.kind {
@@ -281,7 +279,7 @@ impl Service {
         match self.dispatch(peer, header, body) {
             Ok(to) => to,
             Err(reason) => {
-                self.close(peer, reason);
+                self.sessions.close(&mut self.answers.outputs, peer, reason);
                 PayloadTo::Discard
             }
         }
@@ -289,7 +287,7 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        let session = self.session(peer).expect("a session that was just looked up");
+        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
         }
@@ -299,16 +297,19 @@ impl Service {
             return Err(CloseReason::Malformed("a payload where none belongs"));
         }
         if operation == Operation::Hello {
-            return self.hello(peer, header, body);
+            let greeted = self.sessions.hello(&mut self.answers, &self.ownership, peer, header, body);
+            return greeted.map(|()| PayloadTo::Discard);
         }
         if operation == Operation::Prove {
-            return self.prove(peer, header, body);
+            let (answers, from) = (&mut self.answers, (peer, self.now_ns));
+            let proved = self.sessions.prove(answers, &self.ownership, from, header, body);
+            return proved.map(|()| PayloadTo::Discard);
         }
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
         let context = RequestContext::new(peer, session, header);
-        if !self.may_change(peer, operation, header) {
+        if !self.sessions.may_change(&mut self.answers, peer, operation, header) {
             return Ok(PayloadTo::Discard);
         }
         self.claim_and_carry_out(&context, header, body)
@@ -318,7 +319,7 @@ impl Service {
     fn carry_out(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
         let peer = context.peer;
-        let path = self.session(peer).expect("a session that was just looked up").path;
+        let path = self.sessions.get_mut(peer).expect("a session that was just looked up").path;
         match (operation, path) {
             (Operation::Exists, _) => self.exists(context, header, body),
             (Operation::Size, _) => self.size(context, header, body),
@@ -327,21 +328,36 @@ impl Service {
             }
             (Operation::Remove, _) => self.remove(context, header, body),
             (Operation::RemoveCopy, _) => self.remove_copies(context, header, body),
-            (Operation::Fence, _) => self.fence(peer, header, body),
-            (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
+            (Operation::Fence, _) => {
+                self.sessions.fence(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
+            }
+            (Operation::OpenSegment, _) => {
+                self.segments.open(&mut self.answers, peer, header, body);
+                Ok(PayloadTo::Discard)
+            }
             (Operation::List, _) => self.list(context, header, body),
             (Operation::Get, Path::Stream) => self.get(context, header, body),
             (Operation::GetRange, Path::Stream) => self.get_ranges(context, header, body),
             (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
                 // A caller's mistake, not a broken peer's.
-                self.answer(peer, operation, header, Status::Empty);
+                self.answers.answer(peer, operation, header, Status::Empty);
                 Ok(PayloadTo::Discard)
             }
             (Operation::Put, _) => self.put(context, header, body),
-            (Operation::Read, Path::Stream) => self.read(peer, header, body),
-            (Operation::Write, Path::Stream) => self.write(peer, header, body),
-            (Operation::ReadMany, Path::Stream) => self.read_many(peer, header, body),
-            (Operation::WriteMany, Path::Stream) => self.write_many(peer, header, body),
+            (Operation::Read, Path::Stream) => {
+                self.segments.read(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
+            }
+            (Operation::ReadMany, Path::Stream) => {
+                self.segments.read_many(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
+            }
+            (Operation::Write, Path::Stream) => {
+                let write = self.segments.write(header, body)?;
+                Ok(self.expect_payload(peer, write.pending, write.to))
+            }
+            (Operation::WriteMany, Path::Stream) => {
+                let write = self.segments.write_many(&mut self.answers, header, body)?;
+                Ok(self.expect_payload(peer, write.pending, write.to))
+            }
             (Operation::Lookup, Path::Shared) => self.lookup(context, header, body),
             (Operation::Reserve, Path::Shared) => self.reserve(context, header, body),
             (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
@@ -353,10 +369,16 @@ impl Service {
             (Operation::Discard, _) => self.discard(peer, header, body),
             (Operation::Peek, Path::Shared) => self.peek(context, header, body),
             _ => {
-                self.answer(peer, operation, header, Status::Unsupported);
+                self.answers.answer(peer, operation, header, Status::Unsupported);
                 Ok(PayloadTo::Discard)
             }
         }
+    }
+
+    /// The payload of a peer's request is on its way.
+    fn expect_payload(&mut self, peer: PeerKey, pending: Pending, to: PayloadTo) -> PayloadTo {
+        self.sessions.get_mut(peer).expect("a session that was just looked up").pending = Some(pending);
+        to
     }
 
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
@@ -364,7 +386,7 @@ impl Service {
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
         self.answers.assert_tails_written();
         self.tick(now_ns);
-        let Some(session) = self.session(peer) else { return };
+        let Some(session) = self.sessions.get_mut(peer) else { return };
         let (arrived_ns, bytes) = (session.arrived_ns, session.payload_bytes);
         let Some(pending) = session.pending.take() else { return };
         self.answers.outputs.received(arrived_ns, bytes, now_ns);
@@ -373,7 +395,7 @@ impl Service {
                 self.refuse(peer, operation, request, Status::WrongOwner);
             }
             Pending::Refused { request, operation, status, argument } => {
-                self.answer_id(peer, operation, request, status, argument);
+                self.answers.status(peer, operation, request, status, argument);
             }
             Pending::Put { request, reservation, expected } => {
                 self.finish_put(peer, request, reservation, expected, checksum);
@@ -381,21 +403,11 @@ impl Service {
             Pending::Fill { request, ticket, expected } => {
                 self.finish_fill(peer, request, ticket, expected, checksum);
             }
-            Pending::Write { request, segment, expected } => {
-                self.segments.release(segment, &mut self.answers.outputs);
-                self.finish_write(peer, Operation::Write, request, expected.is_none() || expected == checksum);
-            }
-            Pending::WriteMany { request, segments, expected } => {
-                self.release_many(segments);
-                self.finish_write(peer, Operation::WriteMany, request, expected.is_none() || expected == checksum);
+            pending @ (Pending::Write { .. } | Pending::WriteMany { .. }) => {
+                let is_good = self.segments.finish_write(&mut self.answers, peer, pending, checksum);
+                self.counters.corrupt += u64::from(!is_good);
             }
         }
-    }
-
-    fn finish_write(&mut self, peer: PeerKey, operation: Operation, request: kvplane_proto::RequestId, good: bool) {
-        let status = if good { Status::Ok } else { Status::Corrupt };
-        self.counters.corrupt += u64::from(!good);
-        self.answer_id(peer, operation, request, status, 0);
     }
 
     /// The payload of an answer has left, or never will: what held its memory is let go.
@@ -406,8 +418,52 @@ impl Service {
                 assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
             }
             Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.answers.outputs),
-            Hold::Segments { read } => self.finish_read_many(read),
+            Hold::Segments { read } => self.segments.finish_read_many(read, &mut self.answers.outputs),
             Hold::Ticket(ticket) => drop(self.end_ticket(ticket, None)),
+        }
+    }
+
+    /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
+    /// once.
+    pub fn unregister(&mut self, segment: SegmentId) {
+        self.segments.unregister(segment, &mut self.answers.outputs);
+    }
+
+    /// Ends a use that [`Segments::acquire_by_address`] began. All I/O on the range has ended.
+    ///
+    /// # Panics
+    /// When the segment is not in use.
+    pub fn release_by_address(&mut self, segment: SegmentId) {
+        self.segments.release(segment, &mut self.answers.outputs);
+    }
+
+    /// Closes the connections that still write or read a segment whose unregistering takes too long.
+    pub fn evict_users(&mut self, segment: SegmentId) {
+        let writers = self.sessions.select(|session| match &session.pending {
+            Some(Pending::Write { segment: used, .. }) => *used == segment,
+            Some(Pending::WriteMany { segments, .. }) => segments.contains(&segment),
+            _ => false,
+        });
+        let users: Vec<PeerKey> = writers.into_iter().chain(self.segments.readers(segment)).collect();
+        for peer in users {
+            self.sessions.close(&mut self.answers.outputs, peer, CloseReason::SegmentGone);
+        }
+    }
+
+    /// The memory that the payload of this peer's write was to go to turned out to be gone: the payload is thrown away,
+    /// and the write refused when it has come.
+    pub fn refuse_payload(&mut self, peer: PeerKey) {
+        let Some(session) = self.sessions.get_mut(peer) else { return };
+        if let Some(pending) = session.pending.take() {
+            session.pending = Some(self.segments.refuse_write(&mut self.answers, pending));
+        }
+    }
+
+    /// The memory that this answer was to carry turned out to be gone: the read is refused instead.
+    pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold) {
+        self.sent(hold);
+        if let Kind::Reply(operation) = answer.kind {
+            self.answers.status(peer, operation, answer.request, Status::OutOfRange, 0);
         }
     }
 
@@ -416,21 +472,16 @@ impl Service {
         self.now_ns = now_ns;
         self.answers.outputs.arrived(now_ns);
         while let Some(peer) = self.sessions.take_silent(now_ns) {
-            self.close(peer, CloseReason::NotGreeted);
+            self.sessions.close(&mut self.answers.outputs, peer, CloseReason::NotGreeted);
         }
         while let Some((reservation, peer, path)) = self.sessions.take_overdue(now_ns) {
             self.expire(reservation, peer, path);
         }
         self.expire_drafts();
-        self.end_tickets();
+        self.sessions.end_tickets(&mut self.answers.outputs, now_ns);
         self.expire_claims();
         self.expire_copy_waits();
     }
-}
-
-fn owns(owned: &[u64; SLOTS / 64], digest: Digest) -> bool {
-    let slot = usize::from(digest.slot().0);
-    owned[slot / 64] & (1 << (slot % 64)) != 0
 }
 
 const _: () = assert!(Limits::HELLO_NS < Limits::RESERVATION_NS);

@@ -7,13 +7,14 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::{Digest, FrameFlags, Status};
 
+use super::Service;
+use super::answers::items_of;
 use super::context::RequestContext;
 use super::deferred::Replies;
-use super::session::Pending;
+use super::sessions::Pending;
 use super::stream_read::{StreamRead, Wanted};
 use super::tiered::Waiter;
 use super::types::{CloseReason, Hold, PayloadTo, PeerKey};
-use super::{Service, owns};
 use crate::{CommitError, GetError, ReserveError};
 
 /// An object that was just made visible.
@@ -42,7 +43,7 @@ impl Service {
         header: &Header,
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
-        let items = Self::items::<DigestItem>(header, body)?;
+        let items = items_of::<DigestItem>(header, body)?;
         let answers = self.answers_for_all(context, operation, header, items.clone().map(|item| item.digest));
         Ok(answers.then_some(items))
     }
@@ -50,9 +51,9 @@ impl Service {
     /// The objects of a removal, and their versions where only those are to be removed.
     fn removals(header: &Header, body: &[u8]) -> Result<(Vec<Digest>, Vec<Version>), CloseReason> {
         if header.flags.has(FrameFlags::OF_VERSION) {
-            return Ok(Self::items::<VersionItem>(header, body)?.map(|item| (item.digest, item.version)).unzip());
+            return Ok(items_of::<VersionItem>(header, body)?.map(|item| (item.digest, item.version)).unzip());
         }
-        Ok((Self::items::<DigestItem>(header, body)?.map(|item| item.digest).collect(), Vec::new()))
+        Ok((items_of::<DigestItem>(header, body)?.map(|item| item.digest).collect(), Vec::new()))
     }
 
     /// True where this shard answers for all objects of a request; else the request has its answer.
@@ -181,7 +182,7 @@ impl Service {
         let owed = self.owed_among(&rest);
         if self.tiered.is_some() && !rest.is_empty() {
             if let Err(status) = self.remove_from_ssd(context.peer, header.request, &rest, (bits, heads), &owed) {
-                self.answer(context.peer, Operation::Remove, header, status);
+                self.answers.answer(context.peer, Operation::Remove, header, status);
             }
             return Ok(PayloadTo::Discard);
         }
@@ -248,14 +249,14 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let items = Self::items::<GetItem>(header, body)?;
+        let items = items_of::<GetItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
             let wanted = Wanted::Whole { capacity_bytes: item.capacity_bytes };
             let read = StreamRead { peer: context.peer, request: item.request, wanted, all };
             if let Err((status, argument)) = self.get_one(context, item.digest, read) {
-                self.answer_id(context.peer, Operation::Get, item.request, status, argument);
+                self.answers.status(context.peer, Operation::Get, item.request, status, argument);
             }
         }
         Ok(PayloadTo::Discard)
@@ -280,7 +281,7 @@ impl Service {
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
         let all = header.flags.has(FrameFlags::UNCOMMITTED);
-        for item in Self::items::<RangeItem>(header, body)? {
+        for item in items_of::<RangeItem>(header, body)? {
             let RangeItem { digest, request, offset, bytes } = item;
             let read = StreamRead { peer: context.peer, request, wanted: Wanted::Range { offset, bytes }, all };
             let got = match self.get_one(context, digest, read) {
@@ -288,14 +289,14 @@ impl Service {
                 got => got,
             };
             if let Err((status, argument)) = got {
-                self.answer_id(context.peer, Operation::GetRange, request, status, argument);
+                self.answers.status(context.peer, Operation::GetRange, request, status, argument);
             }
         }
         Ok(PayloadTo::Discard)
     }
 
     fn get_one(&mut self, context: &RequestContext, digest: Digest, read: StreamRead) -> Result<(), (Status, u64)> {
-        self.answers_for(context, digest).map_err(|status| (status, self.epoch.0))?;
+        self.answers_for(context, digest).map_err(|status| (status, self.ownership.epoch().0))?;
         if self.is_anothers(context, digest) {
             return Err((Status::NotFound, 0));
         }
@@ -363,12 +364,12 @@ impl Service {
         match self.reserve_one(context, &item, &name) {
             Ok((reservation, place)) => {
                 let pending = Pending::Put { request, reservation, expected };
-                self.session(context.peer).expect("a session that was just looked up").pending = Some(pending);
+                self.sessions.get_mut(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Place(place))
             }
             Err(status) => {
                 let pending = Pending::Refused { request, operation: Operation::Put, status, argument: 0 };
-                self.session(context.peer).expect("a session that was just looked up").pending = Some(pending);
+                self.sessions.get_mut(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Discard)
             }
         }
@@ -405,7 +406,7 @@ impl Service {
                         self.defer(peer, request, Replies::Put(Status::Ok, made.version, false), waits.count());
                     self.make_last(&made, waits, Some(slot_of(0)));
                 } else {
-                    self.answer_id(peer, Operation::Put, request, Status::Ok, made.version.0);
+                    self.answers.status(peer, Operation::Put, request, Status::Ok, made.version.0);
                     self.make_last(&made, waits, None);
                 }
             }
@@ -422,7 +423,7 @@ impl Service {
         if store.reserves_copy(reservation) {
             return self.commit_copy(reservation, (digest, bytes), checksum);
         }
-        if !owns(&self.owned, digest) {
+        if !self.ownership.owns(digest) {
             // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
             self.counters.wrong_owner += 1;
             self.abort_one(reservation);

@@ -1,13 +1,11 @@
 //! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have
 //! it now.
 
-use kvplane_proto::ids::{Epoch, Incarnation, Version};
-use kvplane_proto::map::ShardKey;
+use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
+use super::Service;
 use super::context::RequestContext;
-use super::types::{CloseReason, Identity};
-use super::{Service, owns};
 
 impl Service {
     /// A check that this shard answers for an object, and that it is not another tenant's than the peer's.
@@ -19,10 +17,10 @@ impl Service {
     /// A check that this shard answers for an object. A peer with a newer map knows more than we do. The new owner of
     /// what we had may ask for that, and nobody else any more.
     pub(super) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
-        let knows = self.store.is_some() && context.epoch <= self.epoch;
+        let knows = self.store.is_some() && context.epoch <= self.ownership.epoch();
         let status = match context.fetches {
             _ if !knows => Status::WrongOwner,
-            false if owns(&self.owned, digest) || self.may_read_copy(context, digest).is_some() => return Ok(()),
+            false if self.ownership.owns(digest) || self.may_read_copy(context, digest).is_some() => return Ok(()),
             false => Status::WrongOwner,
             true if self.moves.exports.has(digest) => return Ok(()),
             true => Status::Stale,
@@ -61,31 +59,6 @@ impl Service {
 
     /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.
     pub(super) fn keeps(&self, digest: Digest) -> bool {
-        owns(&self.owned, digest) || self.moves.exports.has(digest)
-    }
-
-    /// Who this shard is.
-    pub(super) fn key(&self) -> ShardKey {
-        let Identity { node, incarnation, shard, .. } = self.identity;
-        ShardKey { node, incarnation, shard }
-    }
-
-    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
-    /// were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every connection is
-    /// closed, and nothing is owned until the next [`Self::set_owned`].
-    pub fn begin_life(&mut self, incarnation: Incarnation) {
-        self.identity.incarnation = incarnation;
-        let kept = self.doubt_owned();
-        self.forget_wanted();
-        if kept {
-            self.counters.dropped_objects += self.store.as_mut().map_or(0, crate::Store::remove_all);
-            self.refuse_void_puts();
-            self.end_void_drafts();
-        }
-        self.set_owned(self.epoch, |_| false);
-        self.epoch = Epoch(0);
-        for peer in self.sessions.select(|_| true) {
-            self.close(peer, CloseReason::Refused(Status::WrongOwner));
-        }
+        self.ownership.owns(digest) || self.moves.exports.has(digest)
     }
 }

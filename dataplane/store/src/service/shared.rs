@@ -7,10 +7,11 @@ use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, Lookup
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
 use super::Service;
+use super::answers::items_of;
 use super::context::RequestContext;
 use super::deferred::{Replies, no_lookup};
-use super::drafts::TicketId;
 use super::objects::{Made, get_status};
+use super::put_sessions::TicketId;
 use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
 
@@ -21,7 +22,7 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let items = Self::items::<DigestItem>(header, body)?;
+        let items = items_of::<DigestItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         let all = header.flags.has(FrameFlags::HEADS);
@@ -94,7 +95,7 @@ impl Service {
     }
 
     pub(super) fn release(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        for item in Self::items::<IdItem>(header, body)? {
+        for item in items_of::<IdItem>(header, body)? {
             let pin = PinId::from_bits(item.id);
             if let Some(ticket) = TicketId::of(pin.index, pin.generation) {
                 if !self.sessions.take_ticket(peer, ticket) {
@@ -133,7 +134,7 @@ impl Service {
     }
 
     pub(super) fn commit(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let items = Self::items::<CommitItem>(header, body)?;
+        let items = items_of::<CommitItem>(header, body)?;
         let mut outcomes = Vec::with_capacity(items.len());
         for CommitItem { reservation, checksum } in items {
             let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
@@ -189,7 +190,7 @@ impl Service {
     }
 
     pub(super) fn abort(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        for item in Self::items::<IdItem>(header, body)? {
+        for item in items_of::<IdItem>(header, body)? {
             let reservation = ReservationId::from_bits(item.id);
             if let Some(ticket) = TicketId::of(reservation.index, reservation.generation) {
                 if !self.sessions.take_ticket(peer, ticket) {

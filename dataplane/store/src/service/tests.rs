@@ -5,7 +5,6 @@ mod drafts;
 mod fences;
 mod gate;
 mod handshake;
-mod held;
 mod keys;
 mod moves;
 mod objects;

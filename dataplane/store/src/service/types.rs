@@ -7,7 +7,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, SegmentId, ShardId};
 use kvplane_proto::{Limits, Status};
 
-use super::drafts::TicketId;
+use super::put_sessions::TicketId;
 
 /// Who answers.
 #[derive(Clone, Debug)]
@@ -262,7 +262,7 @@ pub struct ServiceCounters {
     pub get_bytes: u64,
     /// Objects' bytes taken in.
     pub put_bytes: u64,
-    /// Segments' bytes sent.
+    /// Segments' bytes sent: see [`super::Segments`].
     pub read_bytes: u64,
     /// Segments' bytes taken in.
     pub write_bytes: u64,

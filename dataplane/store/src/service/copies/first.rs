@@ -12,7 +12,7 @@ use super::super::deferred::Slot;
 use super::super::moves::Call;
 use super::super::tail::{TailHead, tail_within};
 use super::super::types::{Memory, Place};
-use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
+use super::super::{Fetch, FetchDone, PoolBytes, Service, Want};
 use crate::store::{Fate, Side};
 
 /// Drops of one request.
@@ -318,7 +318,7 @@ impl Service {
             let full = copies.pushes.len() >= PUSHES_MOST || copies.push_bytes >= PUSH_BYTES_MOST;
             let (digest, version) = *copies.queue.front().filter(|_| !full)?;
             let second = copies.seconds.get(&digest.slot()).copied();
-            let Some(second) = second.filter(|_| owns(&self.owned, digest)) else {
+            let Some(second) = second.filter(|_| self.ownership.owns(digest)) else {
                 copies.queue.pop_front();
                 self.copy_told(digest, version, false);
                 continue;
@@ -386,7 +386,7 @@ impl Service {
             let Some(from) = next.filter(|_| lack.is_empty()) else { break };
             let found;
             (found, next) = store.uncopied(from, WALK_STEP);
-            for digest in found.into_iter().filter(|digest| owns(&self.owned, *digest)) {
+            for digest in found.into_iter().filter(|digest| self.ownership.owns(*digest)) {
                 if let Some(object) = store.peek(digest) {
                     bytes += object.extent.bytes;
                     lack.push((digest, object.version));

@@ -161,7 +161,7 @@ impl Service {
     /// A map came, or nothing is known of owners any more. `heard` is the map before; what was there is not to be
     /// trusted if that `missed` something. To be called before anything else learns of it.
     pub(super) fn change_copies(&mut self, epoch: Epoch, heard: Epoch, missed: bool, owners: Option<&SlotOwners>) {
-        let me = self.key();
+        let me = self.ownership.key();
         let (mut relations, mut seconds) = (BTreeMap::new(), BTreeMap::new());
         if let Some(owners) = owners {
             for slot in (0..SLOTS as u16).map(Slot) {
@@ -245,7 +245,7 @@ impl Service {
     /// Ends the connections over which copies come: what is on its way there belongs to owners of before.
     fn close_copiers(&mut self) {
         for peer in self.sessions.select(|session| session.copies) {
-            self.close(peer, CloseReason::Refused(Status::WrongOwner));
+            self.sessions.close(&mut self.answers.outputs, peer, CloseReason::Refused(Status::WrongOwner));
         }
     }
 }

@@ -8,10 +8,11 @@ use kvplane_proto::ids::{ReservationId, Slot};
 use kvplane_proto::message::{Bitmap, DigestItem, ObjectName, Operation, PutItem};
 use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 
+use super::super::Service;
+use super::super::answers::items_of;
 use super::super::context::RequestContext;
 use super::super::objects::Made;
 use super::super::types::{CloseReason, PayloadTo};
-use super::super::{Service, owns};
 use crate::store::{Fate, Side};
 use crate::{Replica, Reserve};
 
@@ -33,13 +34,13 @@ impl Service {
         if !context.fetches {
             return Err(Status::Unauthorized);
         }
-        if context.epoch > self.epoch || !self.may_copy(context, item.digest) {
+        if context.epoch > self.ownership.epoch() || !self.may_copy(context, item.digest) {
             return Err(Status::WrongOwner);
         }
         if item.bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
-        if let Some(session) = self.session(context.peer) {
+        if let Some(session) = self.sessions.get_mut(context.peer) {
             session.copies = true;
         }
         let mut keep = self.keep_of(context, item, name)?;
@@ -83,7 +84,7 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let items = Self::items::<DigestItem>(header, body)?;
+        let items = items_of::<DigestItem>(header, body)?;
         let refused = if context.fetches { Status::WrongOwner } else { Status::Unauthorized };
         if !context.fetches || items.clone().any(|item| !self.may_copy(context, item.digest)) {
             self.refuse(context.peer, Operation::Remove, header.request, refused);
@@ -122,6 +123,6 @@ impl Service {
         let reads = context.flags.has(FrameFlags::READ_REPLICA);
         let second = reads && !context.fetches && self.copies.relations.contains_key(&digest.slot());
         let here = || self.store.as_ref().is_some_and(|store| store.is_copy(digest));
-        (second && !owns(&self.owned, digest)).then(here)
+        (second && !self.ownership.owns(digest)).then(here)
     }
 }

@@ -6,8 +6,8 @@
 use kvplane_proto::Digest;
 use kvplane_tier::RecordView;
 
+use super::super::Service;
 use super::super::tiered::NotBegun;
-use super::super::{Service, owns};
 
 /// Places of the SSD's index that one step looks at.
 const STEP: usize = 256;
@@ -50,7 +50,7 @@ impl Service {
         let (views, next) = tiered.walk(at, STEP);
         let lacks = |view: &RecordView| {
             let digest = view.digest;
-            let wanted = view.copied && owns(&self.owned, digest) && self.copies.seconds.contains_key(&digest.slot());
+            let wanted = view.copied && self.ownership.owns(digest) && self.copies.seconds.contains_key(&digest.slot());
             wanted && !store.exists(digest)
         };
         let lacking: Vec<RecordView> = views.into_iter().filter(lacks).collect();
@@ -101,7 +101,7 @@ impl Service {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
         let wanted = store.replica(digest).is_owed_a_copy();
         wanted
-            && owns(&self.owned, digest)
+            && self.ownership.owns(digest)
             && self.copies.seconds.contains_key(&digest.slot())
             && self.free_for_copies() > 0
     }

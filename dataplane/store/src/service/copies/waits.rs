@@ -3,9 +3,9 @@
 use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
+use super::super::Service;
 use super::super::context::RequestContext;
 use super::super::deferred::{Replies, Slot};
-use super::super::{Service, owns};
 use super::first::{QUEUE_MOST, all_of};
 use crate::{ObjectView, Replica};
 
@@ -152,7 +152,7 @@ impl Service {
         let copies = &self.copies;
         let wants = context.flags.has(FrameFlags::REPLICA_LEASE);
         let known = object.copied && wants && context.epoch >= copies.seconds_since;
-        let second = copies.seconds.get(&digest.slot()).filter(|_| known && owns(&self.owned, digest));
+        let second = copies.seconds.get(&digest.slot()).filter(|_| known && self.ownership.owns(digest));
         let there = second.is_some() && !copies.pushes.contains_key(&digest) && !self.owes(digest);
         if there {
             self.copies.told_ns = self.now_ns;

@@ -8,10 +8,10 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Bitmap, Operation};
 use kvplane_proto::{Digest, Status};
 
+use super::super::Service;
 use super::super::context::RequestContext;
 use super::super::deferred::Replies;
 use super::super::types::{CloseReason, PayloadTo};
-use super::super::{Service, owns};
 use super::first::QUEUE_MOST;
 use crate::Replica;
 
@@ -48,7 +48,7 @@ impl Service {
     /// A copy of an object of ours is wanted for as long as the object stays in memory: nothing is written to the SSD.
     pub(super) fn want_copy_for_now(&mut self, digest: Digest, now_ns: u64) -> Wished {
         self.now_ns = self.now_ns.max(now_ns);
-        if !owns(&self.owned, digest) {
+        if !self.ownership.owns(digest) {
             return Wished::Elsewhere;
         }
         let object = self.store.as_ref().and_then(|store| store.peek(digest));
@@ -127,7 +127,7 @@ impl Service {
         while self.copies.queue.is_empty() && self.copies.wish_ns <= now_ns {
             let Some(digest) = self.copies.wishes.pop_front() else { return };
             let object = self.store.as_ref().and_then(|store| store.peek(digest));
-            let Some(object) = object.filter(|_| owns(&self.owned, digest)) else { continue };
+            let Some(object) = object.filter(|_| self.ownership.owns(digest)) else { continue };
             self.copies.queue.push_back((digest, object.version));
             let pause_ns = u128::from(object.extent.bytes) * 1_000_000_000 / u128::from(rate);
             // A shard that moves nothing by itself was asked all the same.

@@ -283,7 +283,7 @@ impl Service {
     /// A map came, or nothing is known of owners any more: what is known of changes follows. To be called when it is
     /// known what is exported, and before anything is served by the map.
     pub(in crate::service) fn change_witness(&mut self, heard: Epoch, missed: bool, owners: Option<&SlotOwners>) {
-        let me = self.key();
+        let me = self.ownership.key();
         let exports = &self.moves.exports;
         match owners {
             Some(owners) => {

@@ -44,7 +44,9 @@ impl Service {
     /// them: not where somebody else had it in between.
     pub(in crate::service) fn export(&mut self, slot: Slot, whose: ShardKey, owners: Option<&SlotOwners>) -> bool {
         let Some(owners) = owners.filter(|owners| owners.past(slot) == Some(whose)) else { return false };
-        let Some(to) = owners.owner(slot).filter(|_| owners.former(slot) == Some(self.key())) else { return false };
+        let Some(to) = owners.owner(slot).filter(|_| owners.former(slot) == Some(self.ownership.key())) else {
+            return false;
+        };
         self.moves.exports.to.insert(slot, (to, owners.epoch));
         true
     }

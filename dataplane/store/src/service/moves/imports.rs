@@ -310,7 +310,7 @@ impl Service {
         owned: &dyn Fn(u16) -> bool,
         owners: Option<&SlotOwners>,
     ) {
-        let me = self.key();
+        let me = self.ownership.key();
         self.change_witness(heard, missed, owners);
         let imports = &mut self.moves.imports;
         let mut changed = BTreeSet::new();
@@ -346,7 +346,7 @@ impl Service {
     /// An object was put or removed here: what its former owners have of it counts no more. Whether one that is still
     /// there may have had it.
     pub(in crate::service) fn touched(&mut self, digest: Digest) -> bool {
-        self.moves.witness.note(digest, self.epoch);
+        self.moves.witness.note(digest, self.ownership.epoch());
         let imports = &mut self.moves.imports;
         if imports.sources.is_empty() {
             return false;

@@ -6,8 +6,8 @@ use kvplane_proto::message::KeyPage;
 use kvplane_proto::message::PageQuery;
 use kvplane_proto::{Digest, Status};
 
+use super::super::Service;
 use super::super::objects::Made;
-use super::super::{Service, owns};
 use super::changes;
 use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
 use crate::CommitError;
@@ -77,7 +77,7 @@ impl Service {
             return Some(fetch);
         }
         // Slots that are not served yet, as that is not written down: their objects could not be taken over.
-        if self.heard_epoch() != self.epoch {
+        if self.heard_epoch() != self.ownership.epoch() {
             return None;
         }
         self.allow();
@@ -202,7 +202,7 @@ impl Service {
 
     /// All that a source knows of changes has come.
     fn changes_known(&mut self, source: u32) {
-        let me = self.key();
+        let me = self.ownership.key();
         let imports = &mut self.moves.imports;
         let slots: Vec<_> = imports.slots_of(source).collect();
         let Some((_, mut told)) = imports.sources.get_mut(&source).and_then(|entry| entry.changes.take()) else {
@@ -332,7 +332,7 @@ impl Service {
         let Some((reservation, room)) = object.place else { return };
         let imports = &self.moves.imports;
         let current = !object.void && imports.source_of(digest) == source && !imports.masks.contains(&digest);
-        if !current || bytes != room || !owns(&self.owned, digest) || self.on_ssd(digest).is_some() {
+        if !current || bytes != room || !self.ownership.owns(digest) || self.on_ssd(digest).is_some() {
             self.object_ended(digest, if current && bytes != room { End::Failed } else { End::Settled });
             return;
         }

@@ -27,7 +27,7 @@ fn fenced(rig: &mut Rig, peer: PeerKey, connections: &[u64]) -> Vec<PeerKey> {
 }
 
 fn segment(rig: &mut Rig) -> SegmentId {
-    rig.service.register(segment_info(0x10000, 4096)).expect("there is room")
+    rig.service.segments_mut().register(segment_info(0x10000, 4096)).expect("there is room")
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl Cluster {
 
     fn poll(&mut self, shard: usize) {
         while let Some(fetch) = self.shards[shard].poll_fetch(self.now_ns) {
-            self.asked.push((shard, self.shards[shard].epoch, fetch));
+            self.asked.push((shard, self.shards[shard].ownership.epoch(), fetch));
         }
     }
 

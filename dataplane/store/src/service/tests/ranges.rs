@@ -12,7 +12,7 @@ use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place,
 const BYTES: u64 = 4096;
 
 fn segment(rig: &mut Rig, at: u64) -> SegmentId {
-    rig.service.register(segment_info(at * BYTES, BYTES)).expect("there is room")
+    rig.service.segments_mut().register(segment_info(at * BYTES, BYTES)).expect("there is room")
 }
 
 fn run(segment: SegmentId, offset: u64, stride_bytes: u64, bytes: u32, ranges: u32) -> RunItem {
@@ -95,7 +95,7 @@ fn a_bad_range_refuses_all_and_is_named_by_its_number() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let info = SegmentInfo { writable: false, ..segment_info(8 * BYTES, BYTES) };
-    let read_only = rig.service.register(info).expect("there is room");
+    let read_only = rig.service.segments_mut().register(info).expect("there is room");
     let (good, gone) = (segment(&mut rig, 0), segment(&mut rig, 1));
     rig.service.unregister(gone);
     rig.drain();
@@ -169,7 +169,7 @@ fn what_no_honest_peer_sends_ends_the_connection() {
 fn as_much_as_a_frame_gathers_is_served() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
-    let large = rig.service.register(segment_info(1 << 40, 1 << 30)).expect("there is room");
+    let large = rig.service.segments_mut().register(segment_info(1 << 40, 1 << 30)).expect("there is room");
     let ranges = Limits::RANGES_PER_FRAME as u32;
     let bytes = (Limits::GATHER_BYTES / u64::from(ranges)) as u32;
     let answer = read(&mut rig, peer, &[run(large, 0, 4 * u64::from(bytes), bytes, ranges)]);

@@ -11,7 +11,7 @@ use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place,
 const BYTES: u64 = 4096;
 
 fn segment(rig: &mut Rig) -> SegmentId {
-    rig.service.register(segment_info(0x10000, BYTES)).expect("there is room")
+    rig.service.segments_mut().register(segment_info(0x10000, BYTES)).expect("there is room")
 }
 
 fn read(rig: &mut Rig, peer: PeerKey, segment: SegmentId, offset: u64, bytes: u64) -> Answer {
@@ -119,7 +119,7 @@ fn no_read_is_longer_than_a_payload() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let limit = Limits::PAYLOAD_BYTES;
-    let segment = rig.service.register(segment_info(0, limit * 2)).unwrap();
+    let segment = rig.service.segments_mut().register(segment_info(0, limit * 2)).unwrap();
     assert_eq!(read(&mut rig, peer, segment, 0, limit + 1).status(), Status::BadRequest);
     assert_eq!(read(&mut rig, peer, segment, 1, limit).status(), Status::Ok);
 }
@@ -129,7 +129,7 @@ fn read_only_memory_is_not_written() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let info = SegmentInfo { writable: false, ..segment_info(0, BYTES) };
-    let segment = rig.service.register(info).unwrap();
+    let segment = rig.service.segments_mut().register(info).unwrap();
     assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Unauthorized);
     assert_eq!(read(&mut rig, peer, segment, 0, 10).status(), Status::Ok);
 }
@@ -139,13 +139,14 @@ fn memory_that_is_kept_from_peers_is_neither_listed_nor_used() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let info = SegmentInfo { remote_accessible: false, ..segment_info(0, BYTES) };
-    let kept = rig.service.register(info).unwrap();
-    let open = rig.service.register(SegmentInfo { writable: false, ..segment_info(BYTES, BYTES) }).unwrap();
-    let listed = rig.service.segment_descriptor().regions;
+    let kept = rig.service.segments_mut().register(info).unwrap();
+    let open =
+        rig.service.segments_mut().register(SegmentInfo { writable: false, ..segment_info(BYTES, BYTES) }).unwrap();
+    let listed = rig.service.segments().descriptor().regions;
     assert_eq!(listed.iter().map(|region| (region.segment, region.writable)).collect::<Vec<_>>(), [(open, false)]);
     assert_eq!(write(&mut rig, peer, kept, 0, 10), Status::Unauthorized);
     assert_eq!(read(&mut rig, peer, kept, 0, 10).status(), Status::Unauthorized);
-    assert!(!rig.service.has_segment(kept) && rig.service.segment_info(kept).is_some());
+    assert!(!rig.service.segments().is_accessible(kept) && rig.service.segments().info(kept).is_some());
 }
 
 #[test]
@@ -167,36 +168,41 @@ fn a_write_of_not_one_range_ends_the_connection() {
 #[test]
 fn registered_ranges_do_not_overlap() {
     let mut rig = Rig::new();
-    assert_eq!(rig.service.register(segment_info(1000, 0)), Err(RegisterError::Empty));
-    rig.service.register(segment_info(1000, 100)).unwrap();
+    assert_eq!(rig.service.segments_mut().register(segment_info(1000, 0)), Err(RegisterError::Empty));
+    rig.service.segments_mut().register(segment_info(1000, 100)).unwrap();
     for (address, bytes) in [(1000, 100), (1099, 1), (999, 2), (0, 5000), (1050, 10), (0, u64::MAX)] {
         let overlap = RegisterError::Overlap { address: 1000, bytes: 100 };
-        assert_eq!(rig.service.register(segment_info(address, bytes)), Err(overlap), "{bytes} at {address}");
+        assert_eq!(
+            rig.service.segments_mut().register(segment_info(address, bytes)),
+            Err(overlap),
+            "{bytes} at {address}"
+        );
     }
-    rig.service.register(segment_info(900, 100)).unwrap();
-    rig.service.register(segment_info(1100, 100)).unwrap();
+    rig.service.segments_mut().register(segment_info(900, 100)).unwrap();
+    rig.service.segments_mut().register(segment_info(1100, 100)).unwrap();
     // At the end of the address space, and beyond it.
-    rig.service.register(segment_info(u64::MAX - 9, 100)).unwrap();
-    assert!(rig.service.register(segment_info(u64::MAX, 1)).is_err());
-    assert!(rig.service.register(segment_info(5000, u64::MAX)).is_err());
-    rig.service.register(segment_info(u64::MAX - 10, 1)).unwrap();
+    rig.service.segments_mut().register(segment_info(u64::MAX - 9, 100)).unwrap();
+    assert!(rig.service.segments_mut().register(segment_info(u64::MAX, 1)).is_err());
+    assert!(rig.service.segments_mut().register(segment_info(5000, u64::MAX)).is_err());
+    rig.service.segments_mut().register(segment_info(u64::MAX - 10, 1)).unwrap();
 }
 
 #[test]
 fn registrations_have_a_limit() {
     let mut rig = Rig::new();
     let limit = Limits::REGIONS_PER_SEGMENT;
-    let all: Vec<SegmentId> =
-        (0..limit as u64).map(|at| rig.service.register(segment_info(at * BYTES, BYTES)).unwrap()).collect();
+    let all: Vec<SegmentId> = (0..limit as u64)
+        .map(|at| rig.service.segments_mut().register(segment_info(at * BYTES, BYTES)).unwrap())
+        .collect();
     let one_more = segment_info(limit as u64 * BYTES, BYTES);
-    assert_eq!(rig.service.register(one_more), Err(RegisterError::TooMany { limit }));
+    assert_eq!(rig.service.segments_mut().register(one_more), Err(RegisterError::TooMany { limit }));
     // Every one of them can be described to a peer.
     let peer = rig.join(Path::Stream);
     rig.ask(peer, Operation::OpenSegment, b"", 0);
     assert_eq!(SegmentDescriptor::decode(&rig.answer().body).unwrap().regions.len(), limit);
     rig.service.unregister(all[7]);
     assert_eq!(unregistered(&mut rig), [all[7]]);
-    rig.service.register(one_more).unwrap();
+    rig.service.segments_mut().register(one_more).unwrap();
 }
 
 #[test]
@@ -224,10 +230,10 @@ fn a_segment_in_use_leaves_with_its_last_user() {
     let reads = [read(&mut rig, two, segment, 0, 10), read(&mut rig, two, segment, 5, 10)];
     rig.service.unregister(segment);
     rig.assert_quiet();
-    assert!(!rig.service.has_segment(segment));
-    assert!(rig.service.segment_descriptor().regions.is_empty());
+    assert!(!rig.service.segments().is_accessible(segment));
+    assert!(rig.service.segments().descriptor().regions.is_empty());
     assert_eq!(read(&mut rig, two, segment, 0, 10).status(), Status::Stale, "it takes no new users");
-    assert!(rig.service.register(segment_info(0x10000, 1)).is_err(), "its memory is still in use");
+    assert!(rig.service.segments_mut().register(segment_info(0x10000, 1)).is_err(), "its memory is still in use");
     rig.service.sent(hold_of(&reads[1]));
     rig.done(one);
     assert_eq!(rig.answer().status(), Status::Ok);
@@ -294,7 +300,7 @@ fn an_old_id_does_not_reach_the_successor() {
     assert_eq!(read(&mut rig, peer, unknown, 0, 10).status(), Status::Stale);
     rig.service.unregister(old);
     assert_eq!(unregistered(&mut rig), [old], "who waits for it is told at once");
-    assert!(rig.service.has_segment(new) && !rig.service.has_segment(old));
+    assert!(rig.service.segments().is_accessible(new) && !rig.service.segments().is_accessible(old));
     assert_eq!(write(&mut rig, peer, new, 0, 10), Status::Ok);
 }
 
@@ -303,7 +309,7 @@ fn those_who_keep_a_segment_busy_are_closed_and_no_others() {
     let mut rig = Rig::new();
     let [writer, reader, elsewhere, idle] = [(); 4].map(|()| rig.join(Path::Stream));
     let leaving = segment(&mut rig);
-    let staying = rig.service.register(segment_info(0x20000, BYTES)).unwrap();
+    let staying = rig.service.segments_mut().register(segment_info(0x20000, BYTES)).unwrap();
     begin_write(&mut rig, writer, leaving, 0, 10);
     let stuck = [read(&mut rig, reader, leaving, 0, 10), read(&mut rig, reader, leaving, 0, 10)];
     begin_write(&mut rig, elsewhere, staying, 0, 10);
@@ -345,9 +351,9 @@ fn a_read_does_not_end_twice() {
 #[test]
 fn addresses_are_checked_against_one_region_each() {
     let mut rig = Rig::new();
-    let first = rig.service.register(segment_info(0x10000, BYTES)).unwrap();
-    let second = rig.service.register(segment_info(0x10000 + BYTES, BYTES)).unwrap();
-    let last = rig.service.register(segment_info(u64::MAX - BYTES + 1, BYTES)).unwrap();
+    let first = rig.service.segments_mut().register(segment_info(0x10000, BYTES)).unwrap();
+    let second = rig.service.segments_mut().register(segment_info(0x10000 + BYTES, BYTES)).unwrap();
+    let last = rig.service.segments_mut().register(segment_info(u64::MAX - BYTES + 1, BYTES)).unwrap();
     let (start, end) = (0x10000, 0x10000 + 2 * BYTES);
     for (segment, address, bytes, offset) in [
         (first, start, 1, 0),
@@ -360,7 +366,7 @@ fn addresses_are_checked_against_one_region_each() {
     ] {
         let place = Place { memory: Memory::Segment(segment), offset, bytes };
         for write in [false, true] {
-            let found = rig.service.acquire_by_address(address, bytes, write);
+            let found = rig.service.segments_mut().acquire_by_address(address, bytes, write);
             assert_eq!(found, Ok((segment, place)), "{bytes} at {address:#x}");
             rig.service.release_by_address(segment);
         }
@@ -383,7 +389,7 @@ fn addresses_are_checked_against_one_region_each() {
         (u64::MAX, u64::MAX),
         (u64::MAX - BYTES + 1, BYTES + 1),
     ] {
-        let found = rig.service.acquire_by_address(address, bytes, false);
+        let found = rig.service.segments_mut().acquire_by_address(address, bytes, false);
         assert_eq!(found, Err(Status::OutOfRange), "{bytes} at {address:#x}");
     }
     rig.assert_idle();
@@ -393,21 +399,25 @@ fn addresses_are_checked_against_one_region_each() {
 fn a_use_by_address_is_waited_for() {
     let mut rig = Rig::new();
     let read_only = SegmentInfo { writable: false, ..segment_info(0x10000, BYTES) };
-    let segment = rig.service.register(read_only).unwrap();
-    assert_eq!(rig.service.acquire_by_address(0x10000, 1, true), Err(Status::Unauthorized));
+    let segment = rig.service.segments_mut().register(read_only).unwrap();
+    assert_eq!(rig.service.segments_mut().acquire_by_address(0x10000, 1, true), Err(Status::Unauthorized));
     let own = SegmentInfo { remote_accessible: false, ..segment_info(0x20000, BYTES) };
-    rig.service.register(own).unwrap();
-    assert_eq!(rig.service.acquire_by_address(0x20000, 1, false), Err(Status::Unauthorized));
-    let (found, _) = rig.service.acquire_by_address(0x10000, 1, false).unwrap();
+    rig.service.segments_mut().register(own).unwrap();
+    assert_eq!(rig.service.segments_mut().acquire_by_address(0x20000, 1, false), Err(Status::Unauthorized));
+    let (found, _) = rig.service.segments_mut().acquire_by_address(0x10000, 1, false).unwrap();
     rig.service.unregister(segment);
     assert_eq!(unregistered(&mut rig), []);
-    assert_eq!(rig.service.acquire_by_address(0x10000, 1, false), Err(Status::OutOfRange), "it is leaving");
+    assert_eq!(
+        rig.service.segments_mut().acquire_by_address(0x10000, 1, false),
+        Err(Status::OutOfRange),
+        "it is leaving"
+    );
     rig.service.release_by_address(found);
     assert_eq!(unregistered(&mut rig), [segment]);
     // The range is free for another region, and its users are found there.
-    let next = rig.service.register(segment_info(0x10000 - 1, BYTES)).unwrap();
+    let next = rig.service.segments_mut().register(segment_info(0x10000 - 1, BYTES)).unwrap();
     assert_ne!(next, segment);
     let place = Place { memory: Memory::Segment(next), offset: 1, bytes: 1 };
-    assert_eq!(rig.service.acquire_by_address(0x10000, 1, true), Ok((next, place)));
+    assert_eq!(rig.service.segments_mut().acquire_by_address(0x10000, 1, true), Ok((next, place)));
     rig.service.release_by_address(next);
 }

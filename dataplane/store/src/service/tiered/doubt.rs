@@ -175,7 +175,7 @@ impl Service {
         }
         // What was found out about it counts no more; what it was last served by does.
         // A first map may be of a time when the life before was a member still.
-        let served = if self.epoch == Epoch(0) { tiered.doubts.noted } else { self.epoch };
+        let served = if self.ownership.epoch() == Epoch(0) { tiered.doubts.noted } else { self.ownership.epoch() };
         let had = tiered.doubts.epochs.get(&slot).copied().unwrap_or(served).min(served);
         tiered.doubts.forget(slot);
         tiered.doubts.begin([slot].into_iter(), had);
@@ -196,10 +196,10 @@ impl Service {
         for slot in pending.iter() {
             let _ = self.is_doubted(slot) && self.doubt(slot);
         }
-        let owned = SlotSet(self.owned.clone());
+        let owned = self.ownership.owned().clone();
         let kept = owned.iter().filter(|slot| self.doubt(*slot)).count() > 0;
         if kept {
-            self.owned.fill(0);
+            self.ownership.close_all();
             self.ssd_known_anew();
         }
         kept
@@ -207,7 +207,7 @@ impl Service {
 
     /// A map came, and it is known whom slots that came are fetched from: what becomes of those in doubt.
     pub(in crate::service) fn weigh_doubt(&mut self, owned: &dyn Fn(u16) -> bool, owners: Option<&SlotOwners>) {
-        let me = self.key();
+        let me = self.ownership.key();
         let Some(tiered) = &self.tiered else { return };
         let (doubts, waiting) = (&tiered.doubts, tiered.doubts.waiting());
         let Some((epoch, standing)) = doubts.standing.filter(|_| !waiting.is_empty()) else { return };
@@ -278,7 +278,7 @@ impl Service {
 
     /// The former owner of these slots has told all that it knows of changes there.
     pub(in crate::service) fn resolve_doubt(&mut self, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
-        let me = self.key();
+        let me = self.ownership.key();
         let Some(tiered) = &mut self.tiered else { return };
         let (doubts, mut void) = (&mut tiered.doubts, SlotSet::none());
         for slot in slots.iter().filter(|slot| doubts.comparing.has(**slot)).copied().collect::<Vec<_>>() {

@@ -7,7 +7,7 @@
 use kvplane_proto::Digest;
 use kvplane_proto::message::PutAck;
 
-use super::super::{Service, owns};
+use super::super::Service;
 use super::Tiered;
 
 /// Progress of an object that is to be on the SSD before its former owner drops it.
@@ -40,7 +40,7 @@ impl Service {
         while let Some(digest) = self.tiered.as_ref().and_then(|tiered| tiered.inherited.front().copied()) {
             let object = self.store.as_ref().and_then(|store| store.peek(digest));
             let bytes = object.map(|object| object.extent.bytes);
-            let (owned, is_heir) = (owns(&self.owned, digest), self.copies.inherited(digest.slot()));
+            let (owned, is_heir) = (self.ownership.owns(digest), self.copies.inherited(digest.slot()));
             let bytes = bytes.filter(|_| owned || is_heir);
             let Some(tiered) = &mut self.tiered else { return };
             if bytes.is_some_and(|bytes| tiered.fits(bytes) && !tiered.has_room(bytes)) {

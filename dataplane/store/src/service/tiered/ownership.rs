@@ -11,7 +11,7 @@
 use std::fmt;
 
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
-use kvplane_tier::{Memory, Ownership, SlotSet};
+use kvplane_tier::{Memory, Ownership as Note, SlotSet};
 
 use super::super::Service;
 use super::super::types::Standing;
@@ -109,14 +109,14 @@ impl Service {
     /// The newest map that was heard of.
     pub(in crate::service) fn heard_epoch(&self) -> Epoch {
         let wanted = self.tiered.as_ref().and_then(|tiered| tiered.noted.wanted.as_ref());
-        wanted.map_or(self.epoch, |(epoch, _)| *epoch)
+        wanted.map_or(self.ownership.epoch(), |(epoch, _)| *epoch)
     }
 
     /// Slots of the newest map that was heard of that are not served yet.
     pub(in crate::service) fn pending_slots(&self) -> SlotSet {
         let wanted = self.tiered.as_ref().and_then(|tiered| tiered.noted.wanted.as_ref());
-        let served = SlotSet(self.owned.clone());
-        wanted.map_or_else(SlotSet::none, |(_, wanted)| wanted.with(&served, |wanted, served| wanted & !served))
+        let served = self.ownership.owned();
+        wanted.map_or_else(SlotSet::none, |(_, wanted)| wanted.with(served, |wanted, served| wanted & !served))
     }
 
     /// What waits to be served will not be.
@@ -162,7 +162,7 @@ impl Service {
             doubts.believe(note.epoch);
             // A comparison that was cut short is not begun anew: whoever was asked then tells this life nothing.
             doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
-            self.owned.copy_from_slice(&owned.0[..]);
+            self.ownership.restore(&owned);
             tiered.counters.slots_kept = owned.count();
         } else {
             doubts.begin(owned.with(doubted, |owned, doubted| owned & !doubted).iter(), note.epoch);
@@ -176,7 +176,7 @@ impl Service {
         for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
             wanted.0[usize::from(slot) / 64] |= 1 << (slot % 64);
         }
-        let gains = self.gains(&wanted);
+        let gains = self.ownership.gains(&wanted);
         if let Some(tiered) = self.tiered.as_mut() {
             tiered.noted.dirty = true;
             if gains && tiered.tier.degraded().is_none() {
@@ -188,15 +188,9 @@ impl Service {
         self.install(epoch, &wanted);
     }
 
-    /// True if a slot is among these that is not served yet.
-    fn gains(&self, slots: &SlotSet) -> bool {
-        slots.0.iter().zip(self.owned.iter()).any(|(slots, served)| slots & !served != 0)
-    }
-
     fn install(&mut self, epoch: Epoch, owned: &SlotSet) {
-        let gains = self.gains(owned);
-        self.epoch = epoch;
-        self.owned.copy_from_slice(&owned.0[..]);
+        let gains = self.ownership.gains(owned);
+        self.ownership.serve(epoch, owned);
         if gains {
             self.look_for_uncopied();
         }
@@ -208,7 +202,7 @@ impl Service {
         if tiered.tier.degraded().is_some() {
             let Some((epoch, owned)) = tiered.noted.wanted.take() else { return false };
             // What the device has of a slot that came may be void, and cannot be struck out any more.
-            let came = owned.with(&SlotSet(self.owned.clone()), |wanted, owned| wanted & !owned);
+            let came = owned.with(self.ownership.owned(), |wanted, owned| wanted & !owned);
             tiered.sweep.regain(&came, store.next_version());
             self.install(epoch, &owned);
             return true;
@@ -216,10 +210,10 @@ impl Service {
         if tiered.noted.writing.is_some() || !tiered.noted.dirty {
             return false;
         }
-        let served = SlotSet(self.owned.clone());
-        let (epoch, owned) = tiered.noted.wanted.clone().unwrap_or_else(|| (self.epoch, served.clone()));
+        let served = self.ownership.owned();
+        let (epoch, owned) = tiered.noted.wanted.clone().unwrap_or_else(|| (self.ownership.epoch(), served.clone()));
         let back =
-            owned.with(&served, |wanted, served| wanted & !served).with(&tiered.sweep.slots, |came, void| came & void);
+            owned.with(served, |wanted, served| wanted & !served).with(&tiered.sweep.slots, |came, void| came & void);
         let mut floor = tiered.sweep.floor;
         if !back.is_empty() {
             // One floor is all that a note can say: the objects of the time before go first. Where they cannot, what
@@ -233,7 +227,7 @@ impl Service {
         let regained = back.with(&tiered.sweep.regained, |one, other| one | other);
         let void = regained.with(&owned, |regained, owned| regained & owned);
         let doubt = tiered.doubts.note();
-        let note = Ownership { state: tiered.noted.state, epoch, owned, void, floor, doubt };
+        let note = Note { state: tiered.noted.state, epoch, owned, void, floor, doubt };
         if !tiered.tier.note_ownership(&note, memory) {
             return false;
         }
@@ -255,7 +249,7 @@ impl Service {
 
     /// What the device said about its slots when it was opened: by which state of the control plane, and by which map.
     #[must_use]
-    pub fn tier_ownership(&self) -> Option<&Ownership> {
+    pub fn tier_ownership(&self) -> Option<&Note> {
         self.tiered.as_ref()?.tier.ownership()
     }
 
@@ -268,18 +262,18 @@ impl Service {
     /// The map by which slots are served: not the newest that was heard of while that one is not written down.
     #[must_use]
     pub const fn served_epoch(&self) -> Epoch {
-        self.epoch
+        self.ownership.epoch()
     }
 
     /// Whether a slot is served.
     #[must_use]
     pub fn serves(&self, slot: Slot) -> bool {
-        self.owned[usize::from(slot.0) / 64] & (1 << (slot.0 % 64)) != 0
+        self.ownership.owned().has(slot)
     }
 }
 
 /// Why nothing of what a note says counts; `None` when it does, or what it says is to be compared.
-fn distrust(note: &Ownership, epoch: Epoch, standing: Standing) -> Option<Voided> {
+fn distrust(note: &Note, epoch: Epoch, standing: Standing) -> Option<Voided> {
     let noted = note.epoch;
     // 0 is no state.
     if note.state == 0 || note.state != standing.state {

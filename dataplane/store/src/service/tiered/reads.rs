@@ -107,13 +107,13 @@ impl Service {
             Waiter::Shared { slot, .. } => self.peer_of(slot),
             Waiter::Claims => None,
         };
-        peer.filter(|peer| self.session(*peer).is_some())
+        peer.filter(|peer| self.sessions.get_mut(*peer).is_some())
     }
 
     /// Answers whoever waits for an object with a status instead of the object.
     pub(in crate::service) fn turn_away(&mut self, waiter: Waiter, status: Status) {
         match waiter {
-            Waiter::Stream(read) if self.session(read.peer).is_some() => {
+            Waiter::Stream(read) if self.sessions.get_mut(read.peer).is_some() => {
                 self.refuse(read.peer, read.wanted.operation(), read.request, status);
             }
             Waiter::Stream(_) => {}
@@ -258,7 +258,7 @@ impl Service {
         }
         let here = self.peer_of_waiter(waiter);
         // It may have been replaced while it was read, by what is another's.
-        let own = here.and_then(|peer| self.session(peer)?.pass.tenant);
+        let own = here.and_then(|peer| self.sessions.get_mut(peer)?.pass.tenant);
         let foreign = own.is_some_and(|own| self.whose(digest).is_some_and(|tenant| tenant != own));
         let held = match (&mut self.store, here) {
             (Some(store), Some(_)) if store.exists(digest) && !foreign => store.hold(digest).ok_or(Status::Busy),
@@ -278,12 +278,12 @@ impl Service {
                     Err(status) => {
                         self.sent(Hold::Pin(pin));
                         let operation = read.wanted.operation();
-                        self.answer_id(read.peer, operation, read.request, status, object.extent.bytes);
+                        self.answers.status(read.peer, operation, read.request, status, object.extent.bytes);
                     }
                 }
             }
             (Waiter::Stream(read), Err(status)) if here.is_some() => {
-                self.answer_id(read.peer, read.wanted.operation(), read.request, status, 0);
+                self.answers.status(read.peer, read.wanted.operation(), read.request, status, 0);
             }
             (Waiter::Stream(..), Err(_)) => {}
             (Waiter::Shared { slot, all: false }, Ok((pin, object))) if object.is_head => {

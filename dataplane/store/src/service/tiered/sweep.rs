@@ -62,7 +62,7 @@ impl Service {
     /// them, or else on the SSD to be compared, if they are to be `kept`.
     pub(in crate::service) fn lose_slot(&mut self, slot: usize, kept: bool, owners: Option<&SlotOwners>) {
         let at = Slot(slot as u16);
-        let stays = self.export(at, self.key(), owners) || kept && self.doubt(at);
+        let stays = self.export(at, self.ownership.key(), owners) || kept && self.doubt(at);
         if !stays {
             self.slot_left(slot);
         }

@@ -8,7 +8,6 @@ use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token
 use super::super::copies::CopyWaits;
 use super::super::deferred::{Replies, Slot};
 use super::super::objects::Made;
-use super::super::owns;
 use super::super::tail::tail_within;
 use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
@@ -382,9 +381,9 @@ impl Service {
             _ => None,
         });
         let waiting = tiered.dirty.iter_mut().chain(&mut tiered.writes).chain(given);
-        let owned = &self.owned;
+        let ownership = &self.ownership;
         let void: Vec<Slot> =
-            waiting.filter(|held| !owns(owned, held.digest)).filter_map(|held| held.told.take()).collect();
+            waiting.filter(|held| !ownership.owns(held.digest)).filter_map(|held| held.told.take()).collect();
         self.counters.wrong_owner += void.len() as u64;
         void.into_iter().for_each(|slot| self.refuse_put(slot, Status::WrongOwner));
     }

@@ -140,7 +140,7 @@ impl World {
             Step::Register { at, writable } => {
                 let mut info = segment_info(at * SEGMENT_BYTES, SEGMENT_BYTES);
                 info.writable = writable;
-                self.segments.extend(self.rig.service.register(info));
+                self.segments.extend(self.rig.service.segments_mut().register(info));
             }
             Step::Unregister { pick, evict } => self.unregister(pick, evict),
         }

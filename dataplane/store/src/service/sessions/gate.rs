@@ -14,9 +14,12 @@ use kvplane_ticket::{
     Challenge, Challenges, Checked, Disbelief, GRACE_S, HeardTime, Keys, Proof, Rights, Role, Said, Ticket, TicketKey,
 };
 
-use super::Service;
+use super::super::answers::Answers;
+use super::super::ownership::Ownership;
+use super::super::timing::Outputs;
+use super::super::types::{CloseReason, Path, PeerKey};
+use super::Sessions;
 use super::session::Pending;
-use super::types::{CloseReason, Path, PayloadTo, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -38,10 +41,10 @@ pub(super) struct Greeted {
 
 /// What a connection may do.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pass {
-    pub(super) rights: Rights,
+pub(in crate::service) struct Pass {
+    rights: Rights,
     /// The only tenant whose objects it may use.
-    pub(super) tenant: Option<u32>,
+    pub(in crate::service) tenant: Option<u32>,
     ticket: Option<Shown>,
 }
 
@@ -61,9 +64,9 @@ impl Pass {
         Self { rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH), tenant: None, ticket: None };
 }
 
-impl Service {
+impl Sessions {
     /// Wants tickets from now on, and challenges with these.
-    pub fn want_tickets(&mut self, challenges: Challenges) {
+    pub(in crate::service) fn want_tickets(&mut self, challenges: Challenges) {
         self.gate = Some(Box::new(Gate {
             keys: Keys::default(),
             challenges,
@@ -73,29 +76,24 @@ impl Service {
     }
 
     /// Takes the keys that the control plane has at this ticket time of its own, in seconds.
-    pub fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
+    pub(in crate::service) fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
         let Some(gate) = &mut self.gate else { return };
         let line = gate.time.hear(seconds, gate.keys.line_of(&keys), now_ns);
         gate.keys.learn(keys, line, gate.time.now(now_ns));
     }
 
     /// Whether a connection was welcomed: until then it is a stranger's, and nothing is kept for it.
-    #[must_use]
-    pub fn is_welcome(&self, peer: PeerKey) -> bool {
-        self.sessions.get(peer).is_some_and(|session| session.greeted)
+    pub(in crate::service) fn is_welcome(&self, peer: PeerKey) -> bool {
+        self.get(peer).is_some_and(|session| session.greeted)
     }
 
-    /// A connection may use this tenant's objects only, as if a ticket said so: for a host that knows by itself whose
-    /// it is.
-    pub fn bind(&mut self, peer: PeerKey, tenant: u32) {
-        if let Some(session) = self.sessions.get_mut(peer) {
-            session.pass.tenant = Some(tenant);
-        }
+    /// True where connections need tickets.
+    pub(in crate::service) const fn needs_tickets(&self) -> bool {
+        self.gate.is_some()
     }
 
     /// Whether an RDMA connection may be talked about on this connection.
-    #[must_use]
-    pub fn may_carry(&self, peer: PeerKey) -> bool {
+    pub(in crate::service) fn may_carry(&self, peer: PeerKey) -> bool {
         self.gate.is_none() || self.is_welcome(peer)
     }
 
@@ -104,41 +102,54 @@ impl Service {
     }
 
     /// Challenges who greets, if tickets are wanted; false if not.
-    pub(super) fn challenge(&mut self, peer: PeerKey, header: &Header, hello: &Hello) -> Result<bool, CloseReason> {
+    pub(super) fn challenge(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        header: &Header,
+        hello: &Hello,
+    ) -> Result<bool, CloseReason> {
         let Some(gate) = &mut self.gate else { return Ok(false) };
-        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
+        let session = super::find(&mut self.sessions, peer);
         if session.asked.is_some() {
             return Err(CloseReason::Malformed("a second hello"));
         }
         if gate.keys.is_empty() {
             self.counters.strangers += 1;
-            self.answer(peer, Operation::Hello, header, Status::NoKey);
+            answers.answer(peer, Operation::Hello, header, Status::NoKey);
             return Err(CloseReason::Refused(Status::NoKey));
         }
         let challenge = gate.challenges.draw();
         session.asked = Some(Box::new(Greeted { hello: hello.clone(), challenge }));
         let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
-        self.answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
+        answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
         Ok(true)
     }
 
     /// A holder proves its ticket: for the first time, or a newer one.
-    pub(super) fn prove(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+    pub(in crate::service) fn prove(
+        &mut self,
+        answers: &mut Answers,
+        shard: &Ownership,
+        (peer, now_ns): (PeerKey, u64),
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
         let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
-        let session = self.sessions.get(peer).expect("a session that was just looked up");
+        let session = self.get(peer).expect("a session that was just looked up");
         let (Some(gate), Some(asked)) = (&self.gate, &session.asked) else {
             return Err(CloseReason::Malformed("a proof that nobody asked for"));
         };
         let hello = asked.hello.encode();
         let said = Said { challenge: &asked.challenge, hello: &hello };
-        let checked = gate.keys.check(&self.identity.cluster, &said, &proof).map_err(|why| match why {
+        let checked = gate.keys.check(&shard.identity().cluster, &said, &proof).map_err(|why| match why {
             Disbelief::NoKey(_) => Status::NoKey,
             Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
         });
         let had = session.pass.ticket.map(|shown| shown.ticket);
         let wanted = Wanted { fetches: asked.hello.fetches, path: session.path, had };
         let checked = checked.and_then(|checked| {
-            self.is_good(&checked, gate.time.now(self.now_ns), &wanted)?;
+            check_ticket(shard, &checked, gate.time.now(now_ns), &wanted)?;
             Ok(checked)
         });
         let checked = match checked {
@@ -146,56 +157,32 @@ impl Service {
             Err(status) => {
                 self.counters.strangers += 1;
                 let greeted = self.is_welcome(peer);
-                self.answer(peer, Operation::Prove, header, status);
+                answers.answer(peer, Operation::Prove, header, status);
                 // Who is in already stays for as long as its former ticket is good.
-                return if greeted && status == Status::NoKey {
-                    Ok(PayloadTo::Discard)
-                } else {
-                    Err(CloseReason::Refused(status))
-                };
+                return if greeted && status == Status::NoKey { Ok(()) } else { Err(CloseReason::Refused(status)) };
             }
         };
-        let welcome = self.welcome_body();
+        let welcome = self.welcome(shard);
         let answer = checked.answer(&proof.own, &said, &welcome);
         let greeting = (asked.hello.client, asked.hello.connection, asked.hello.fetches);
-        self.admit(peer, greeting, &checked);
-        self.answers.items(peer, Operation::Prove, header.request, 1, |body| {
+        self.admit(peer, greeting, &checked, now_ns);
+        answers.items(peer, Operation::Prove, header.request, 1, |body| {
             body.extend_from_slice(&welcome);
             body.extend_from_slice(&answer);
         });
-        Ok(PayloadTo::Discard)
-    }
-
-    /// Whether a ticket whose holder is known lets that one in.
-    fn is_good(&self, checked: &Checked, now: u64, wanted: &Wanted) -> Result<(), Status> {
-        let ticket = &checked.ticket;
-        // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
-        // from our future.
-        if now >= checked.end.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
-            return Err(Status::TicketEnded);
-        }
-        let life = self.lives.get(&ticket.holder).filter(|_| ticket.role == Role::Node);
-        if life.is_some_and(|life| *life > ticket.incarnation) {
-            return Err(Status::Stale);
-        }
-        let all = Rights::READ.and(Rights::WRITE);
-        let allowed = match (wanted.fetches, wanted.path) {
-            (true, _) => ticket.rights.has(all.and(Rights::FETCH)) && ticket.tenant.is_none(),
-            // Who maps the pool can read and write all of it.
-            (false, Path::Shared) => ticket.rights.has(all) && ticket.tenant.is_none(),
-            (false, Path::Stream) => ticket.rights.has(Rights::READ),
-        };
-        // On a connection that goes on, what it holds is its holder's.
-        let other = wanted
-            .had
-            .is_some_and(|had| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
-        if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }
+        Ok(())
     }
 
     /// Lets a holder in, or lets it stay.
-    fn admit(&mut self, peer: PeerKey, (client, connection, fetches): (u64, u64, bool), checked: &Checked) {
-        let (now_ns, ticket) = (self.now_ns, checked.ticket);
-        let (Some(gate), Some(session)) = (&mut self.gate, self.sessions.get_mut(peer)) else { return };
+    fn admit(
+        &mut self,
+        peer: PeerKey,
+        (client, connection, fetches): (u64, u64, bool),
+        checked: &Checked,
+        now_ns: u64,
+    ) {
+        let (ticket, Some(gate)) = (checked.ticket, &mut self.gate) else { return };
+        let session = super::find(&mut self.sessions, peer);
         let end = checked.end.saturating_add(GRACE_S);
         let left = end.saturating_sub(gate.time.now(now_ns));
         let look_ns = now_ns.saturating_add(left.saturating_mul(SECOND_NS));
@@ -206,8 +193,7 @@ impl Service {
         let shown = Shown { ticket, end, look_ns };
         session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
         if !session.greeted {
-            self.sessions.greet(peer, client, connection, fetches);
-            self.counters.greeted += 1;
+            self.greet(peer, client, connection, fetches);
         }
     }
 
@@ -219,16 +205,16 @@ impl Service {
     }
 
     /// Closes the connections whose tickets have ended and were not renewed.
-    pub(super) fn end_tickets(&mut self) {
-        let now_ns = self.now_ns;
+    pub(in crate::service) fn end_tickets(&mut self, outputs: &mut Outputs, now_ns: u64) {
         while let Some(gate) = &mut self.gate
             && let Some(&(look_ns, index)) = gate.ends.first()
             && look_ns <= now_ns
         {
             gate.ends.pop_first();
             let now = gate.time.now(now_ns);
-            let Some((peer, _)) = self.sessions.at(index) else { continue };
-            let Some(session) = self.sessions.get_mut(peer) else { continue };
+            let session = self.sessions.get_mut(index as usize).and_then(Option::as_mut);
+            let Some(session) = session.filter(|session| !session.closing) else { continue };
+            let peer = PeerKey { index, generation: session.generation };
             let Some(shown) = &mut session.pass.ticket else { continue };
             if now < shown.end {
                 // The control plane was not heard, so that its time stands.
@@ -237,22 +223,27 @@ impl Service {
                 continue;
             }
             self.counters.tickets_ended += 1;
-            self.close(peer, CloseReason::TicketEnded);
+            self.close(outputs, peer, CloseReason::TicketEnded);
         }
     }
 
     /// Closes the connections of lives of nodes that are over by the newest map.
-    pub(super) fn end_former_lives(&mut self) {
-        let lives = &self.lives;
-        let over = self.sessions.select(|session| {
+    pub(in crate::service) fn end_former_lives(&mut self, outputs: &mut Outputs, shard: &Ownership) {
+        let over = self.select(|session| {
             let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node);
-            ticket.is_some_and(|ticket| lives.get(&ticket.holder).is_some_and(|life| *life > ticket.incarnation))
+            ticket.is_some_and(|ticket| shard.is_over(ticket.holder, ticket.incarnation))
         });
-        over.into_iter().for_each(|peer| self.close(peer, CloseReason::Refused(Status::Stale)));
+        over.into_iter().for_each(|peer| self.close(outputs, peer, CloseReason::Refused(Status::Stale)));
     }
 
     /// Whether a connection may ask this at all; what it may not is answered here.
-    pub(super) fn may_change(&mut self, peer: PeerKey, operation: Operation, header: &Header) -> bool {
+    pub(in crate::service) fn may_change(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+    ) -> bool {
         let changes = matches!(
             operation,
             Operation::Put
@@ -267,7 +258,7 @@ impl Service {
                 | Operation::Seal
                 | Operation::Discard
         );
-        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
+        let session = super::find(&mut self.sessions, peer);
         if !changes || session.pass.rights.has(Rights::WRITE) {
             return true;
         }
@@ -276,7 +267,7 @@ impl Service {
         if header.payload_bytes > 0 {
             session.pending = Some(Pending::Refused { request: header.request, operation, status, argument: 0 });
         } else {
-            self.answer(peer, operation, header, status);
+            answers.answer(peer, operation, header, status);
         }
         false
     }
@@ -287,4 +278,28 @@ struct Wanted {
     fetches: bool,
     path: Path,
     had: Option<Ticket>,
+}
+
+/// A check that a ticket lets its holder in.
+fn check_ticket(shard: &Ownership, checked: &Checked, now: u64, wanted: &Wanted) -> Result<(), Status> {
+    let ticket = &checked.ticket;
+    // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
+    // from our future.
+    if now >= checked.end.saturating_add(GRACE_S) || shard.epoch().0 > ticket.epochs.1 {
+        return Err(Status::TicketEnded);
+    }
+    if ticket.role == Role::Node && shard.is_over(ticket.holder, ticket.incarnation) {
+        return Err(Status::Stale);
+    }
+    let all = Rights::READ.and(Rights::WRITE);
+    let allowed = match (wanted.fetches, wanted.path) {
+        (true, _) => ticket.rights.has(all.and(Rights::FETCH)) && ticket.tenant.is_none(),
+        // Who maps the pool can read and write all of it.
+        (false, Path::Shared) => ticket.rights.has(all) && ticket.tenant.is_none(),
+        (false, Path::Stream) => ticket.rights.has(Rights::READ),
+    };
+    // On a connection that goes on, what it holds is its holder's.
+    let other =
+        wanted.had.is_some_and(|had| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
+    if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }
 }

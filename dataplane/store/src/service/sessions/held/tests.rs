@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::service::held::{Deadlines, Handles, List};
+use super::{Deadlines, Handles, List};
 
 proptest! {
     #[test]

@@ -5,13 +5,13 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::SegmentId;
-use kvplane_proto::message::{Items, Kind, Operation, RunItem};
-use kvplane_proto::{FrameFlags, Limits, Status};
+use kvplane_proto::message::{Items, RunItem};
+use kvplane_proto::{Limits, Status};
 
-use super::Service;
-use super::segments::SegmentTable;
-use super::session::Pending;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
+use super::super::answers::items_of;
+use super::super::timing::Outputs;
+use super::super::types::{CloseReason, Hold, Memory, PeerKey, Place};
+use super::Segments;
 
 /// Lists of segments that are kept for the next frames.
 const SPARE_LISTS: usize = 64;
@@ -28,18 +28,18 @@ impl ManyReads {
         Self { entries: Vec::new(), free: Vec::new(), spare: Vec::new() }
     }
 
-    fn list(&mut self) -> Vec<SegmentId> {
+    pub(super) fn list(&mut self) -> Vec<SegmentId> {
         self.spare.pop().unwrap_or_default()
     }
 
-    fn recycle(&mut self, mut list: Vec<SegmentId>) {
+    pub(super) fn recycle(&mut self, mut list: Vec<SegmentId>) {
         if self.spare.len() < SPARE_LISTS {
             list.clear();
             self.spare.push(list);
         }
     }
 
-    fn start(&mut self, peer: PeerKey, segments: Vec<SegmentId>) -> Hold {
+    pub(super) fn start(&mut self, peer: PeerKey, segments: Vec<SegmentId>) -> Hold {
         let read = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
@@ -67,16 +67,16 @@ impl ManyReads {
 }
 
 /// A range of a frame that cannot be used.
-struct Refusal {
-    status: Status,
+pub(super) struct Refusal {
+    pub(super) status: Status,
     /// Ranges that were good, before this one.
-    good: u64,
+    pub(super) good: u64,
 }
 
-impl SegmentTable {
+impl Segments {
     /// Checks the ranges of a frame: their places, the segments to count as used, and how many bytes they are. Nothing
     /// is counted yet.
-    fn check_many(
+    pub(super) fn check_many(
         &self,
         runs: Items<'_, RunItem>,
         write: bool,
@@ -99,6 +99,20 @@ impl SegmentTable {
         }
         Ok(bytes)
     }
+
+    /// The answer to a gathered read has left, or never will.
+    pub(in crate::service) fn finish_read_many(&mut self, read: u32, outputs: &mut Outputs) {
+        let segments = self.many.finish(read);
+        self.release_many(segments, outputs);
+    }
+
+    /// Nothing uses these segments for a frame any more.
+    pub(super) fn release_many(&mut self, segments: Vec<SegmentId>, outputs: &mut Outputs) {
+        for &segment in &segments {
+            self.release(segment, outputs);
+        }
+        self.many.recycle(segments);
+    }
 }
 
 /// Appends the places of a run that is inside its segment; what follows on each other is one.
@@ -114,8 +128,8 @@ fn push_places(places: &mut Vec<Place>, start: usize, run: &RunItem) {
 }
 
 /// The runs of a body, which stay within the limits of a frame.
-fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, RunItem>, CloseReason> {
-    let runs = Service::items::<RunItem>(header, body)?;
+pub(super) fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, RunItem>, CloseReason> {
+    let runs = items_of::<RunItem>(header, body)?;
     let (mut ranges, mut bytes) = (0, 0);
     for run in runs.clone() {
         if run.ranges == 0 || run.bytes == 0 {
@@ -132,68 +146,4 @@ fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, RunItem>, Cl
         return Err(CloseReason::Malformed("a gathered request without ranges"));
     }
     Ok(runs)
-}
-
-impl Service {
-    pub(super) fn read_many(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let runs = runs_of(header, body)?;
-        let mut used = self.segments.many.list();
-        let listed = self.answers.list_places(|places| self.segments.check_many(runs, false, places, &mut used));
-        let (bytes, places) = match listed {
-            Ok(listed) => listed,
-            Err(refusal) => {
-                self.segments.many.recycle(used);
-                self.answer_id(peer, Operation::ReadMany, header.request, refusal.status, refusal.good);
-                return Ok(PayloadTo::Discard);
-            }
-        };
-        self.segments.count_users(&used);
-        self.counters.read_bytes += bytes;
-        let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
-        let header =
-            Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
-        let payload = Some((Places::Many(places), self.segments.many.start(peer, used)));
-        self.answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
-        Ok(PayloadTo::Discard)
-    }
-
-    pub(super) fn write_many(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let runs = runs_of(header, body)?;
-        let stated: u64 = runs.clone().map(|run| u64::from(run.ranges) * u64::from(run.bytes)).sum();
-        if header.payload_bytes != stated {
-            return Err(CloseReason::Malformed("a payload of another length than its ranges"));
-        }
-        let request = header.request;
-        let mut used = self.segments.many.list();
-        let listed = self.answers.list_places(|places| self.segments.check_many(runs, true, places, &mut used));
-        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
-        match listed {
-            Ok((bytes, places)) => {
-                self.segments.count_users(&used);
-                self.counters.write_bytes += bytes;
-                session.pending = Some(Pending::WriteMany { request, segments: used, expected: header.checksum() });
-                Ok(PayloadTo::Places(places))
-            }
-            Err(Refusal { status, good }) => {
-                let operation = Operation::WriteMany;
-                session.pending = Some(Pending::Refused { request, operation, status, argument: good });
-                self.segments.many.recycle(used);
-                Ok(PayloadTo::Discard)
-            }
-        }
-    }
-
-    /// The answer to a gathered read has left, or never will.
-    pub(super) fn finish_read_many(&mut self, read: u32) {
-        let segments = self.segments.many.finish(read);
-        self.release_many(segments);
-    }
-
-    /// Nothing uses these segments for a frame any more.
-    pub(super) fn release_many(&mut self, segments: Vec<SegmentId>) {
-        for &segment in &segments {
-            self.segments.release(segment, &mut self.answers.outputs);
-        }
-        self.segments.many.recycle(segments);
-    }
 }

@@ -3,6 +3,9 @@
 //! A position is on at most one list of a table. Taking one out needs no search and no list allocates by itself, so the
 //! service's memory follows from the limits on pins, reservations and connections, not from how many there were.
 
+#[cfg(test)]
+mod tests;
+
 const NONE: u32 = u32::MAX;
 /// In place of a predecessor: the position is on no list.
 const UNLINKED: u32 = u32::MAX - 1;

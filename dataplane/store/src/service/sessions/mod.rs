@@ -1,15 +1,23 @@
-//! The connections of a shard: who is connected, and which pins, reservations and ranges of drafts each of them holds.
+//! The connections of a shard: whose they are, what their tickets allow, and which pins, reservations and ranges of
+//! drafts each of them holds.
 //!
 //! Sessions know nothing of objects. Whatever a session holds is lent to it here and taken back from it here, and a
 //! session that leaves says what it still held.
 
+mod gate;
+mod handshake;
+mod held;
+mod session;
+
+use gate::Gate;
+use held::{Deadlines, Handles};
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{PinId, ReservationId};
+pub(super) use session::{Pending, Session};
 
-use super::drafts::TicketId;
-use super::held::{Deadlines, Handles};
-use super::session::Session;
-use super::types::{Path, PeerKey};
+use super::put_sessions::TicketId;
+use super::timing::Outputs;
+use super::types::{CloseReason, Output, Path, PeerKey};
 
 /// All connections, by their index. Limits of the store bound what they hold.
 pub(super) struct Sessions {
@@ -21,6 +29,26 @@ pub(super) struct Sessions {
     pins: Handles,
     reservations: Handles,
     tickets: Handles,
+    /// Tickets of connections, where they are required.
+    gate: Option<Box<Gate>>,
+    /// Length of the pool, which welcomes state.
+    pool_bytes: u64,
+    counters: SessionCounters,
+}
+
+/// What became of connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SessionCounters {
+    /// Welcomed.
+    pub(super) greeted: u64,
+    /// Closed from our side.
+    pub(super) closed: u64,
+    /// Refused for want of a good ticket.
+    pub(super) strangers: u64,
+    /// Closed because their tickets had ended.
+    pub(super) tickets_ended: u64,
+    /// Requests that tickets do not allow.
+    pub(super) unauthorized: u64,
 }
 
 /// A session that has ended, and all that it held.
@@ -33,8 +61,8 @@ pub(super) struct Departed {
 }
 
 impl Sessions {
-    /// No connections, with room for so many pins and reservations.
-    pub(super) fn new(pins: u32, reservations: u32) -> Self {
+    /// No connections yet, to a pool of this length, with room for so many pins and reservations.
+    pub(super) fn new(pool_bytes: u64, pins: u32, reservations: u32) -> Self {
         Self {
             sessions: Vec::new(),
             greeting: Deadlines::new(0),
@@ -42,6 +70,9 @@ impl Sessions {
             pins: Handles::new(pins),
             reservations: Handles::new(reservations),
             tickets: Handles::new(0),
+            gate: None,
+            pool_bytes,
+            counters: SessionCounters::default(),
         }
     }
 
@@ -64,6 +95,7 @@ impl Sessions {
         let entry = self.sessions.get_mut(peer.index as usize)?;
         let mut session = entry.take_if(|session| session.generation == peer.generation)?;
         self.greeting.cancel(peer.index);
+        self.forget_ticket(peer.index, &session.pass);
         let (mut pins, mut reservations, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((index, generation)) = self.tickets.take_first(&mut session.tickets) {
             tickets.push(TicketId { index, generation });
@@ -111,15 +143,20 @@ impl Sessions {
         if let Some(session) = self.get_mut(peer) {
             session.greet(client, connection, fetches);
             self.greeting.cancel(peer.index);
+            self.counters.greeted += 1;
         }
     }
 
-    /// A connection is being closed from our side: it stays in the table, so that what it holds comes back only when
-    /// its I/O has ended. Nothing where there is none, or it is being closed already.
-    pub(super) fn close(&mut self, peer: PeerKey) -> Option<&Session> {
-        self.get_mut(peer)?.closing = true;
+    /// Closes a connection from our side: it stays in the table, so that what it holds comes back only when its I/O has
+    /// ended. Nothing where there is none, or it is being closed already.
+    pub(super) fn close(&mut self, outputs: &mut Outputs, peer: PeerKey, reason: CloseReason) {
+        let Some(session) = self.get_mut(peer) else { return };
+        session.closing = true;
+        let pass = session.pass;
         self.greeting.cancel(peer.index);
-        self.at(peer.index).map(|(_, session)| session)
+        self.forget_ticket(peer.index, &pass);
+        self.counters.closed += 1;
+        outputs.push_back(Output::Close { peer, reason });
     }
 
     /// Remembers a pin that a peer holds over shared memory.
@@ -165,9 +202,18 @@ impl Sessions {
         self.tickets.take(&mut session.tickets, peer.index, ticket.index, ticket.generation)
     }
 
-    /// When the next connection must have said hello, or the next put must have completed.
+    /// When the next connection must have said hello, the next put must have completed, or a ticket may have ended.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        self.greeting.next_ns().into_iter().chain(self.put_deadlines.next_ns()).min()
+        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.gate_timeout()].into_iter().flatten().min()
+    }
+
+    pub(super) const fn counters(&self) -> &SessionCounters {
+        &self.counters
+    }
+
+    /// The session of a peer whose request is being carried out.
+    fn find(&mut self, peer: PeerKey) -> &mut Session {
+        find(&mut self.sessions, peer)
     }
 
     /// A connection that has not said hello in time.
@@ -201,7 +247,7 @@ mod tests {
     const PEER: PeerKey = PeerKey { index: 3, generation: 7 };
 
     fn joined() -> Sessions {
-        let mut sessions = Sessions::new(8, 8);
+        let mut sessions = Sessions::new(0, 8, 8);
         sessions.join(PEER, Path::Shared, 100);
         sessions
     }
@@ -234,8 +280,11 @@ mod tests {
         sessions.greet(PEER, 1, 1, false);
         let reservation = ReservationId { index: 0, generation: 1 };
         sessions.lend_reservation(PEER, reservation, 900);
-        assert!(sessions.close(PEER).is_some());
-        assert!(sessions.get(PEER).is_none() && sessions.close(PEER).is_none());
+        let mut outputs = Outputs::default();
+        sessions.close(&mut outputs, PEER, CloseReason::Fenced);
+        sessions.close(&mut outputs, PEER, CloseReason::Fenced);
+        assert!(sessions.get(PEER).is_none());
+        assert_eq!(sessions.counters().closed, 1);
         assert_eq!(sessions.select(|session| session.closing), [PEER]);
         assert_eq!(sessions.take_overdue(900), Some((reservation, PEER, Path::Shared)));
         assert_eq!(sessions.leave(PEER).expect("it is in the table").reservations, [reservation]);

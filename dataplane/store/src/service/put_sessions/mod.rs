@@ -1,0 +1,246 @@
+//! Put sessions: objects that are written in ranges, and who writes and reads them at the moment.
+//!
+//! [`PutSessions`] joins the states of drafts ([`crate::drafts`]) to the store's reservations, which are their room, and
+//! to tickets. A *ticket* is a hold on a range of a draft: of a writer that fills it, or of a reader of what is there.
+//! Over shared memory tickets are lent as reservations and pins are, under ids that are told apart by their highest bit.
+//! A ticket of a peer comes back with its connection.
+//!
+//! Not here: whose connections those are ([`super::Sessions`]), and how a draft becomes an object.
+
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::map::ShardKey;
+use kvplane_proto::{Digest, Limits, Status};
+
+use super::stream_read::Wanted;
+use super::types::{Memory, Place};
+use crate::drafts::{Complete, DraftId, Drafts, FillError, Numbers, SealError};
+use crate::store::Store;
+
+/// Ids of tickets have this bit in their index.
+const TICKET: u32 = 1 << 31;
+
+/// Somebody's hold on a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ticket {
+    /// Fills it.
+    Fill { draft: DraftId, offset: u64, bytes: u64 },
+    /// Reads it.
+    Read { draft: DraftId },
+    /// Reads it, and the draft is an object by now.
+    Pinned { pin: PinId },
+}
+
+/// All tickets.
+#[derive(Debug, Default)]
+struct Tickets {
+    places: Vec<(u32, Option<Ticket>)>,
+    vacant: Vec<u32>,
+}
+
+/// A ticket's place and generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TicketId {
+    pub(in crate::service) index: u32,
+    pub(in crate::service) generation: u32,
+}
+
+impl TicketId {
+    pub(super) const fn reservation(self) -> ReservationId {
+        ReservationId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    pub(super) const fn pin(self) -> PinId {
+        PinId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    /// The ticket that an id names, if it names one.
+    pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
+        if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
+    }
+}
+
+impl Tickets {
+    fn add(&mut self, ticket: Ticket) -> Option<TicketId> {
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None if self.places.len() < Limits::DRAFT_TICKETS as usize => {
+                self.places.push((0, None));
+                self.places.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let place = &mut self.places[index as usize];
+        *place = (place.0.wrapping_add(1).max(1), Some(ticket));
+        Some(TicketId { index, generation: place.0 })
+    }
+
+    fn take(&mut self, id: TicketId) -> Ticket {
+        let place = &mut self.places[id.index as usize];
+        assert_eq!(place.0, id.generation, "a ticket that is held");
+        self.vacant.push(id.index);
+        place.1.take().expect("a ticket that is held")
+    }
+
+    fn at(&self, id: TicketId) -> Option<Ticket> {
+        self.places.get(id.index as usize)?.1
+    }
+
+    /// The readers of a draft that became an object: each holds a pin of that from now on.
+    fn pin_readers(&mut self, draft: DraftId, mut pin: impl FnMut() -> PinId) {
+        for ticket in self.places.iter_mut().filter_map(|place| place.1.as_mut()) {
+            if *ticket == (Ticket::Read { draft }) {
+                *ticket = Ticket::Pinned { pin: pin() };
+            }
+        }
+    }
+}
+
+/// A range of a draft that a reader may have: where it is, and how long the object will be.
+pub(super) struct Readable {
+    ticket: TicketId,
+    place: Place,
+    object_bytes: u64,
+}
+
+/// The put sessions of a shard, and the tickets for their ranges.
+#[derive(Debug, Default)]
+pub(super) struct PutSessions {
+    drafts: Drafts,
+    tickets: Tickets,
+}
+
+impl PutSessions {
+    /// Begins a draft of an object of so many bytes in this room. The number by which its client names it; nothing
+    /// where there are too many.
+    fn begin(
+        &mut self,
+        shard: ShardKey,
+        (client, idle_ns, now_ns): (u64, u64, u64),
+        of: (Digest, u64),
+        reservation: ReservationId,
+    ) -> Option<ReservationId> {
+        let draft = self.drafts.begin(client, of, reservation, idle_ns, now_ns)?;
+        Some(ReservationId::from_bits(Numbers::of(shard).number(draft)))
+    }
+
+    /// The open draft that a client means by a number, its object and its room.
+    fn find(&mut self, shard: ShardKey, client: u64, number: u64) -> Option<(DraftId, Digest, ReservationId)> {
+        let draft = Numbers::of(shard).draft(number);
+        self.drafts.of(client, draft).map(|(digest, reservation)| (draft, digest, reservation))
+    }
+
+    /// A range that is to be filled: its ticket, and where it is.
+    fn fill(
+        &mut self,
+        store: &Store,
+        (client, draft, reservation): (u64, DraftId, ReservationId),
+        (offset, bytes): (u64, u64),
+        now_ns: u64,
+    ) -> Result<(TicketId, Place), Status> {
+        self.drafts.fill(client, draft, offset, bytes, now_ns).map_err(fill_status)?;
+        let Some(ticket) = self.tickets.add(Ticket::Fill { draft, offset, bytes }) else {
+            self.drafts.filled(draft, (offset, bytes), None, now_ns);
+            return Err(Status::Busy);
+        };
+        Ok((ticket, place_of(store, reservation, offset, bytes)))
+    }
+
+    /// A range of an object that is being written, for a reader. What fails comes with the object's length.
+    fn read(&mut self, store: &Store, digest: Digest, offset: u64, bytes: u64) -> Result<Readable, (Status, u64)> {
+        let Some(found) = self.drafts.find(digest, offset, bytes) else { return Err((Status::NotFound, 0)) };
+        Wanted::Range { offset, bytes }.check(found.bytes).map_err(|status| (status, found.bytes))?;
+        if !found.is_there {
+            return Err((Status::Pending, found.bytes));
+        }
+        let ticket = self.tickets.add(Ticket::Read { draft: found.draft }).ok_or((Status::Busy, 0))?;
+        self.drafts.reading(found.draft);
+        let place = place_of(store, found.reservation, offset, bytes);
+        Ok(Readable { ticket, place, object_bytes: found.bytes })
+    }
+
+    /// Takes a ticket back, with the checksum of what was filled. What became of the fill.
+    pub(super) fn end_ticket(&mut self, store: &mut Store, id: TicketId, checksum: Option<u64>, now_ns: u64) -> Status {
+        let (freed, status) = match self.tickets.take(id) {
+            Ticket::Fill { draft, offset, bytes } => {
+                let is_open = self.drafts.is_open(draft);
+                let freed = self.drafts.filled(draft, (offset, bytes), checksum, now_ns);
+                (freed, if is_open { Status::Ok } else { Status::Stale })
+            }
+            Ticket::Read { draft } => (self.drafts.read(draft), Status::Ok),
+            Ticket::Pinned { pin } => {
+                store.unpin(pin).expect("a reader's pin is held");
+                (None, Status::Ok)
+            }
+        };
+        if let Some(reservation) = freed {
+            store.abort(reservation).expect("a draft's room is held");
+        }
+        status
+    }
+
+    /// A client's draft that may become an object: nothing may write there any more.
+    fn complete(&mut self, shard: ShardKey, client: u64, number: u64) -> Result<(DraftId, Complete), SealError> {
+        let draft = Numbers::of(shard).draft(number);
+        self.drafts.complete(client, draft).map(|complete| (draft, complete))
+    }
+
+    /// A draft has become an object of this version, or was refused. Its readers hold the object from now on.
+    fn seal(&mut self, store: &mut Store, draft: DraftId, digest: Digest, version: Option<Version>) {
+        if version.is_some() {
+            self.tickets.pin_readers(draft, || store.hold(digest).expect("there were free pins").0);
+        }
+        self.drafts.seal(draft, version);
+    }
+
+    /// Ends a draft. While somebody writes or reads there its room stays, and false is returned: who sends a range of it
+    /// ([`Self::fills`]) is to be cut off.
+    fn end(&mut self, store: &mut Store, draft: DraftId, reservation: ReservationId) -> bool {
+        let freed = self.drafts.end(draft);
+        match freed {
+            Some(freed) => store.abort(freed).expect("a draft's room is held"),
+            None => store.expire(reservation),
+        }
+        freed.is_some()
+    }
+
+    /// True for the ticket of who fills a range of this draft.
+    fn fills(&self, ticket: TicketId, draft: DraftId) -> bool {
+        matches!(self.tickets.at(ticket), Some(Ticket::Fill { draft: filled, .. }) if filled == draft)
+    }
+
+    /// A draft that was left alone for too long, and its room.
+    pub(super) fn overdue(&self, now_ns: u64) -> Option<(DraftId, ReservationId)> {
+        self.drafts.due(now_ns)
+    }
+
+    /// The open drafts of objects that the shard does not own any more, with their rooms.
+    fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(DraftId, ReservationId)> {
+        let void = self.drafts.open().filter(|(_, digest)| !owns(*digest));
+        void.map(|(draft, _)| (draft, self.drafts.reservation(draft))).collect()
+    }
+
+    /// When the next draft is left alone for too long.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        self.drafts.poll_timeout()
+    }
+}
+
+fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
+    let extent = store.reserved_extent(reservation).expect("an open draft has its room");
+    Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
+}
+
+const fn fill_status(error: FillError) -> Status {
+    match error {
+        FillError::Stale => Status::Stale,
+        FillError::Empty => Status::Empty,
+        FillError::OutOfRange => Status::OutOfRange,
+        FillError::Filled => Status::Exists,
+        FillError::Overlap | FillError::TooMany => Status::BadRequest,
+        FillError::Busy => Status::Busy,
+    }
+}

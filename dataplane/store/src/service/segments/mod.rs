@@ -1,0 +1,277 @@
+//! Segments: registered memory that peers read and write by offset.
+//!
+//! A region that is being unregistered takes no new requests, and its memory is given back only when those in flight
+//! have ended: until then a peer's bytes may still be on their way into it.
+//!
+//! [`Segments`] knows nothing of objects, connections or time. It carries out the four requests for segments
+//! (`requests.rs`), and counts for each segment who still uses it.
+
+mod many;
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::ids::SegmentId;
+use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
+use kvplane_proto::{Limits, Status};
+use many::ManyReads;
+
+use super::sessions::Pending;
+use super::timing::Outputs;
+use super::types::{Hold, Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
+
+struct Entry {
+    info: SegmentInfo,
+    generation: u32,
+    users: u32,
+    leaving: bool,
+}
+
+/// The registered memory of a process, and the requests that use it. Single-threaded; part of a [`super::Service`].
+pub struct Segments {
+    /// What peers open them by.
+    name: String,
+    entries: Vec<Option<Entry>>,
+    /// Positions by address: registered ranges do not overlap, so the last that starts at or before an address is the
+    /// only one that may hold it.
+    by_address: BTreeMap<u64, u32>,
+    generation: u32,
+    /// Answers that are leaving from a segment: to whom, from which.
+    reads: Vec<Option<(PeerKey, SegmentId)>>,
+    free_reads: Vec<u32>,
+    many: ManyReads,
+    /// Bytes that peers have read, and written.
+    read_bytes: u64,
+    write_bytes: u64,
+}
+
+impl Segments {
+    /// Generations go on from `life`, which differs between the lives of a process: an id that was told in a former one
+    /// names nothing.
+    pub(super) const fn new(name: String, life: u32) -> Self {
+        Self {
+            name,
+            entries: Vec::new(),
+            by_address: BTreeMap::new(),
+            generation: life,
+            reads: Vec::new(),
+            free_reads: Vec::new(),
+            many: ManyReads::new(),
+            read_bytes: 0,
+            write_bytes: 0,
+        }
+    }
+
+    fn live(&self) -> impl Iterator<Item = (usize, &Entry)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index, entry.as_ref()?)))
+    }
+
+    /// What was registered under this id, unless it is being unregistered.
+    #[must_use]
+    pub fn info(&self, segment: SegmentId) -> Option<SegmentInfo> {
+        self.find(segment).filter(|entry| !entry.leaving).map(|entry| entry.info)
+    }
+
+    /// True where peers may use this segment.
+    #[must_use]
+    pub fn is_accessible(&self, segment: SegmentId) -> bool {
+        self.info(segment).is_some_and(|info| info.remote_accessible)
+    }
+
+    /// What peers see when they open this process's segments.
+    #[must_use]
+    pub fn descriptor(&self) -> SegmentDescriptor {
+        let regions = self
+            .live()
+            .filter(|(_, entry)| !entry.leaving && entry.info.remote_accessible)
+            .map(|(index, entry)| RegionDescriptor {
+                segment: SegmentId { index: index as u32, generation: entry.generation },
+                address: entry.info.address,
+                bytes: entry.info.bytes,
+                shareable: entry.info.shareable,
+                writable: entry.info.writable,
+            })
+            .collect();
+        SegmentDescriptor { name: self.name.clone(), regions }
+    }
+
+    /// Bytes that peers have read, and bytes that they have written.
+    pub(super) const fn bytes(&self) -> (u64, u64) {
+        (self.read_bytes, self.write_bytes)
+    }
+
+    /// Lets peers use this memory.
+    ///
+    /// # Errors
+    /// When it is empty, overlaps registered memory, or is one too many.
+    pub fn register(&mut self, info: SegmentInfo) -> Result<SegmentId, RegisterError> {
+        if info.bytes == 0 {
+            return Err(RegisterError::Empty);
+        }
+        let overlaps = |(_, other): &(usize, &Entry)| {
+            other.info.address <= last_address(&info) && info.address <= last_address(&other.info)
+        };
+        if let Some((_, other)) = self.live().find(overlaps) {
+            return Err(RegisterError::Overlap { address: other.info.address, bytes: other.info.bytes });
+        }
+        let index = match self.entries.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.entries.len() < Limits::REGIONS_PER_SEGMENT => {
+                self.entries.push(None);
+                self.entries.len() - 1
+            }
+            None => return Err(RegisterError::TooMany { limit: Limits::REGIONS_PER_SEGMENT }),
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        self.by_address.insert(info.address, index as u32);
+        self.entries[index] = Some(Entry { info, generation, users: 0, leaving: false });
+        Ok(SegmentId { index: index as u32, generation })
+    }
+
+    fn find(&self, id: SegmentId) -> Option<&Entry> {
+        let entry = self.entries.get(id.index as usize)?.as_ref()?;
+        (entry.generation == id.generation).then_some(entry)
+    }
+
+    fn get(&mut self, id: SegmentId) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(id.index as usize)?.as_mut()?;
+        (entry.generation == id.generation).then_some(entry)
+    }
+
+    fn forget(&mut self, index: u32) {
+        if let Some(entry) = self.entries[index as usize].take() {
+            self.by_address.remove(&entry.info.address);
+        }
+    }
+
+    /// Takes memory from peers. [`Output::Unregistered`] says when nothing uses it any more: at once for a stale id.
+    pub(super) fn unregister(&mut self, segment: SegmentId, outputs: &mut Outputs) {
+        match self.get(segment) {
+            Some(entry) if entry.users > 0 => return entry.leaving = true,
+            Some(_) => self.forget(segment.index),
+            None => {}
+        }
+        outputs.push_back(Output::Unregistered { segment });
+    }
+
+    /// Peers that are being sent bytes of this segment.
+    pub(super) fn readers(&self, segment: SegmentId) -> impl Iterator<Item = PeerKey> {
+        let single = self.reads.iter().flatten().filter(move |(_, used)| *used == segment).map(|&(peer, _)| peer);
+        single.chain(self.many.readers(segment))
+    }
+
+    /// Checks a range that a peer of a foreign protocol named by address, and holds it until
+    /// [`super::Service::release_by_address`]: unregistering waits for that as for any other use.
+    ///
+    /// The range must lie within one registered region. One that spans two adjacent regions is refused: each is
+    /// registered, unregistered and protected by itself, and the foreign engine checks against one at a time too.
+    ///
+    /// # Errors
+    /// `OutOfRange` for a range that is empty, not registered or about to be unregistered; `Unauthorized` for one that
+    /// peers may not use, or may only read.
+    pub fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
+        let (_, &index) = self.by_address.range(..=address).next_back().ok_or(Status::OutOfRange)?;
+        let entry = self.entries[index as usize].as_mut().expect("an address of a registered range");
+        // Not below 0: the range starts at or before the address. No sum of two numbers that came from outside.
+        let offset = address - entry.info.address;
+        let inside = offset < entry.info.bytes && (1..=entry.info.bytes - offset).contains(&bytes);
+        if !inside || entry.leaving {
+            return Err(Status::OutOfRange);
+        }
+        if !entry.info.remote_accessible || (write && !entry.info.writable) {
+            return Err(Status::Unauthorized);
+        }
+        entry.users += 1;
+        let id = SegmentId { index, generation: entry.generation };
+        let moved = if write { &mut self.write_bytes } else { &mut self.read_bytes };
+        *moved += bytes;
+        Ok((id, Place { memory: Memory::Segment(id), offset, bytes }))
+    }
+
+    /// Checks a range and counts a user of it.
+    fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
+        let segment_bytes = self.usable_bytes(id, write)?;
+        match offset.checked_add(bytes) {
+            // What is longer than a frame's payload may be cannot be answered.
+            Some(end) if end <= segment_bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
+            Some(end) if end <= segment_bytes && bytes > 0 => {
+                self.count_users(&[id]);
+                Ok(Place { memory: Memory::Segment(id), offset, bytes })
+            }
+            _ => Err(Status::OutOfRange),
+        }
+    }
+
+    /// The length of a segment that peers may use in this way.
+    fn usable_bytes(&self, id: SegmentId, write: bool) -> Result<u64, Status> {
+        let entry = self.find(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
+        if !entry.info.remote_accessible || write && !entry.info.writable {
+            return Err(Status::Unauthorized);
+        }
+        Ok(entry.info.bytes)
+    }
+
+    /// Counts one user more for each of these segments, which were just looked up.
+    fn count_users(&mut self, segments: &[SegmentId]) {
+        for &id in segments {
+            self.get(id).expect("a segment that was just looked up").users += 1;
+        }
+    }
+
+    /// Remembers for whom a range was acquired.
+    fn start_read(&mut self, peer: PeerKey, segment: SegmentId) -> Hold {
+        let read = self.free_reads.pop().unwrap_or_else(|| {
+            self.reads.push(None);
+            self.reads.len() as u32 - 1
+        });
+        self.reads[read as usize] = Some((peer, segment));
+        Hold::Segment { segment, read }
+    }
+
+    /// The answer to a read has left, or never will.
+    pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut Outputs) {
+        let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
+        assert!(reader.is_some(), "an answer's segment was let go twice");
+        self.free_reads.push(read);
+        self.release(segment, outputs);
+    }
+
+    /// One use of a segment less.
+    pub(super) fn release(&mut self, id: SegmentId, outputs: &mut Outputs) {
+        let entry = self.get(id).expect("a segment in use stays registered");
+        entry.users -= 1;
+        if entry.users == 0 && entry.leaving {
+            self.forget(id.index);
+            outputs.push_back(Output::Unregistered { segment: id });
+        }
+    }
+
+    /// The payload of a write has arrived, or never will: nothing of it uses segments any more. Nothing for other
+    /// payloads.
+    pub(super) fn end_write(&mut self, pending: Pending, outputs: &mut Outputs) {
+        match pending {
+            Pending::Write { segment, .. } => self.release(segment, outputs),
+            Pending::WriteMany { segments, .. } => self.release_many(segments, outputs),
+            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => {}
+        }
+    }
+}
+
+/// The last address of a range that is not empty; what is past the end of the address space does not count.
+const fn last_address(info: &SegmentInfo) -> u64 {
+    info.address.saturating_add(info.bytes - 1)
+}
+
+#[cfg(test)]
+impl Segments {
+    /// Users of all segments.
+    pub(super) fn users(&self) -> u32 {
+        assert_eq!(self.reads.len() - self.free_reads.len(), self.reads.iter().flatten().count());
+        let users = self.live().map(|(_, entry)| entry.users).sum();
+        assert!(users > 0 || self.many.under_way() == 0);
+        users
+    }
+}

@@ -1,0 +1,163 @@
+//! Requests for segments: what each of them reads or writes, and where.
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
+use kvplane_proto::{FrameFlags, Status};
+
+use super::super::answers::{Answers, items_of};
+use super::super::sessions::Pending;
+use super::super::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
+use super::Segments;
+use super::many::{Refusal, runs_of};
+
+/// Where the payload of a write goes, and what becomes of it when it has arrived.
+pub(in crate::service) struct Write {
+    pub(in crate::service) pending: Pending,
+    pub(in crate::service) to: PayloadTo,
+}
+
+impl Segments {
+    /// Describes the segments to a peer that opens them by their name, or by none: peer-to-peer use without a catalog.
+    pub(in crate::service) fn open(&self, answers: &mut Answers, peer: PeerKey, header: &Header, body: &[u8]) {
+        if !body.is_empty() && body != self.name.as_bytes() {
+            answers.answer(peer, Operation::OpenSegment, header, Status::NotFound);
+            return;
+        }
+        let descriptor = self.descriptor().encode();
+        answers.items(peer, Operation::OpenSegment, header.request, 1, |body| body.extend_from_slice(&descriptor));
+    }
+
+    /// Answers each range of a read by a frame of its own.
+    pub(in crate::service) fn read(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
+        for item in items_of::<ReadItem>(header, body)? {
+            match self.acquire(item.segment, item.offset, item.bytes, false) {
+                Ok(place) => {
+                    self.read_bytes += place.bytes;
+                    let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
+                        .with_payload(place.bytes, checksum);
+                    let payload = Some((Places::One(place), self.start_read(peer, item.segment)));
+                    answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+                }
+                Err(status) => answers.status(peer, Operation::Read, item.request, status, 0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the payload of a write.
+    pub(in crate::service) fn write(&mut self, header: &Header, body: &[u8]) -> Result<Write, CloseReason> {
+        let mut items = items_of::<WriteItem>(header, body)?;
+        let (Some(item), None) = (items.next(), items.next()) else {
+            return Err(CloseReason::Malformed("a write of not one range"));
+        };
+        let request = header.request;
+        Ok(match self.acquire(item.segment, item.offset, header.payload_bytes, true) {
+            Ok(place) => {
+                self.write_bytes += place.bytes;
+                let pending = Pending::Write { request, segment: item.segment, expected: header.checksum() };
+                Write { pending, to: PayloadTo::Place(place) }
+            }
+            Err(status) => {
+                let pending = Pending::Refused { request, operation: Operation::Write, status, argument: 0 };
+                Write { pending, to: PayloadTo::Discard }
+            }
+        })
+    }
+
+    /// Answers all ranges of a gathered read together.
+    pub(in crate::service) fn read_many(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let runs = runs_of(header, body)?;
+        let mut used = self.many.list();
+        let listed = answers.list_places(|places| self.check_many(runs, false, places, &mut used));
+        let (bytes, places) = match listed {
+            Ok(listed) => listed,
+            Err(Refusal { status, good }) => {
+                self.many.recycle(used);
+                answers.status(peer, Operation::ReadMany, header.request, status, good);
+                return Ok(());
+            }
+        };
+        self.count_users(&used);
+        self.read_bytes += bytes;
+        let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
+        let header =
+            Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
+        let payload = Some((Places::Many(places), self.many.start(peer, used)));
+        answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+        Ok(())
+    }
+
+    /// Takes the payload of a gathered write, whose places `answers` keeps for the host.
+    pub(in crate::service) fn write_many(
+        &mut self,
+        answers: &mut Answers,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<Write, CloseReason> {
+        let runs = runs_of(header, body)?;
+        let bytes_of = |run: RunItem| u64::from(run.ranges) * u64::from(run.bytes);
+        if header.payload_bytes != runs.clone().map(bytes_of).sum::<u64>() {
+            return Err(CloseReason::Malformed("a payload of another length than its ranges"));
+        }
+        let request = header.request;
+        let mut used = self.many.list();
+        let listed = answers.list_places(|places| self.check_many(runs, true, places, &mut used));
+        Ok(match listed {
+            Ok((bytes, places)) => {
+                self.count_users(&used);
+                self.write_bytes += bytes;
+                let pending = Pending::WriteMany { request, segments: used, expected: header.checksum() };
+                Write { pending, to: PayloadTo::Places(places) }
+            }
+            Err(Refusal { status, good }) => {
+                self.many.recycle(used);
+                let pending = Pending::Refused { request, operation: Operation::WriteMany, status, argument: good };
+                Write { pending, to: PayloadTo::Discard }
+            }
+        })
+    }
+
+    /// Answers a write whose payload has arrived; `checksum` is what its bytes sum to. False where that is not what the
+    /// peer states.
+    pub(in crate::service) fn finish_write(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        pending: Pending,
+        checksum: Option<u64>,
+    ) -> bool {
+        let (operation, request, expected) = match pending {
+            Pending::Write { request, expected, .. } => (Operation::Write, request, expected),
+            Pending::WriteMany { request, expected, .. } => (Operation::WriteMany, request, expected),
+            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => return true,
+        };
+        self.end_write(pending, &mut answers.outputs);
+        let is_good = expected.is_none() || expected == checksum;
+        answers.status(peer, operation, request, if is_good { Status::Ok } else { Status::Corrupt }, 0);
+        is_good
+    }
+
+    /// The memory that a write was to go to turned out to be gone: it is refused when its payload has come.
+    pub(in crate::service) fn refuse_write(&mut self, answers: &mut Answers, pending: Pending) -> Pending {
+        let (request, operation) = match &pending {
+            Pending::Write { request, .. } => (*request, Operation::Write),
+            Pending::WriteMany { request, .. } => (*request, Operation::WriteMany),
+            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => return pending,
+        };
+        self.end_write(pending, &mut answers.outputs);
+        Pending::Refused { request, operation, status: Status::OutOfRange, argument: 0 }
+    }
+}
