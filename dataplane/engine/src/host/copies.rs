@@ -13,9 +13,6 @@ use kvplane_sys::{IoBuf, Region, STREAMING_BYTES, cpu};
 use super::Host;
 use super::roles::Link;
 
-/// Copied bytes after which the clock is read again, whatever else there is to copy.
-pub(super) const BYTES_PER_CLOCK: u64 = 32 << 10;
-
 impl Host {
     /// The caller's memory behind the name of a region.
     ///
@@ -69,16 +66,10 @@ impl Host {
         self.copied(lane, slice, result, now_ns);
     }
 
-    /// When a copy of so many bytes, done just now, ended. Several in a row share a look at the clock, up to what takes
-    /// a few microseconds: the last of them is exact, and so is one alone.
+    /// When a copy of so many bytes, done just now, ended.
     pub(super) fn copied_at(&mut self, bytes: u64, now_ns: u64) -> u64 {
-        self.copied_bytes += bytes;
         let more = self.client.as_ref().is_some_and(Client::has_output);
-        if !more || self.copied_bytes >= BYTES_PER_CLOCK {
-            self.copied_bytes = 0;
-            self.now_ns = cpu::monotonic_ns();
-        }
-        self.now_ns.max(now_ns)
+        self.rounds.copied_ns(bytes, more, cpu::monotonic_ns).max(now_ns)
     }
 
     /// A copy is done, or why it could not be. Where the connection has ended meanwhile, that is why; the client hears

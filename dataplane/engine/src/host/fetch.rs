@@ -98,7 +98,7 @@ impl Host {
     /// Serves the slots that a map of this state of the control plane gives to this shard, and fetches what was in
     /// those that came.
     pub fn follow_owners(&mut self, state: u64, owners: &SlotOwners) {
-        let now_ns = self.now_ns;
+        let now_ns = self.rounds.now_ns();
         let Some(service) = &mut self.service else { return };
         service.follow(state, owners);
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };

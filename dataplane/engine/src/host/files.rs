@@ -154,7 +154,7 @@ impl Host {
         for lane in gone {
             progress = true;
             if let Some(client) = &mut self.client {
-                client.lane_gone(lane, self.now_ns);
+                client.lane_gone(lane, self.rounds.now_ns());
             }
         }
         Ok(progress)

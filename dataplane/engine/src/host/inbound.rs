@@ -65,7 +65,7 @@ impl Host {
         match self.lent.remove(hold as usize) {
             Lent::Answer(hold, leaving) => {
                 if let Some(service) = &mut self.service {
-                    service.left(&leaving, hold, self.now_ns);
+                    service.left(&leaving, hold, self.rounds.now_ns());
                     service.sent(hold);
                 }
             }
@@ -130,8 +130,8 @@ impl Host {
     /// A connection could not be sealed. Said now and then: whoever connects may have that as often as it likes.
     fn tls_failed(&mut self, text: &str) {
         self.counters.tls_failed += 1;
-        if self.now_ns >= self.tls_said_ns {
-            self.tls_said_ns = self.now_ns.saturating_add(TLS_SAID_NS);
+        if self.rounds.now_ns() >= self.tls_said_ns {
+            self.tls_said_ns = self.rounds.now_ns().saturating_add(TLS_SAID_NS);
             tracing::warn!("a data connection ended: {text}");
         }
         self.last_problem = Some(text.to_owned());
@@ -149,8 +149,8 @@ impl Host {
     pub(super) fn take_tcp(&mut self) -> bool {
         self.take_inputs(&Inputs {
             link: Link::Tcp,
-            next: |host| host.tcp.next_ready(host.now_ns),
-            input: |host, id, scratch| host.tcp.input(id, scratch, host.now_ns),
+            next: |host| host.tcp.next_ready(host.rounds.now_ns()),
+            input: |host, id, scratch| host.tcp.input(id, scratch, host.rounds.now_ns()),
             again: |host, id| host.tcp.ready_again(id),
         })
     }
@@ -171,7 +171,7 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = (driver.input)(self, id, &mut scratch);
-                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let now_ns = if matches!(input, Input::Wait) { self.rounds.now_ns() } else { self.arrival_ns() };
                 let more = self.take_input((driver.link)(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
@@ -241,7 +241,7 @@ impl Host {
             for _ in 0..FRAMES_PER_ROUND {
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.shm.input(&self.poller, id, &mut scratch);
-                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let now_ns = if matches!(input, Input::Wait) { self.rounds.now_ns() } else { self.arrival_ns() };
                 let more = self.take_input(Link::Shm(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {

@@ -22,6 +22,7 @@ mod outbound;
 mod parts;
 mod rdma;
 mod roles;
+mod rounds;
 mod same_host;
 mod stock;
 mod tier;
@@ -36,7 +37,6 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 pub use config::{HostConfig, HostCounters};
-use copies::BYTES_PER_CLOCK;
 pub use fetch::FetchConfig;
 use fetch::FetchWork;
 pub use foreign::{Handshake, StockAnswer, StockEngines};
@@ -50,20 +50,13 @@ pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
 use parts::Buffers;
 pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
+use rounds::Rounds;
 use same_host::SameHost;
 use tier::TierWork;
 pub use tier::{PART_LEAST_BYTES, TierNotice, TierSetup};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
-/// Empty rounds after which the clock is read again. Where something has come it is read in any case.
-const ROUNDS_PER_CLOCK: u32 = 16;
-/// Rounds after which the poller is asked although there is something better to look at, and although there is
-/// enough to do without asking.
-const ROUNDS_PER_LOOK: u32 = 16;
-const BUSY_ROUNDS_PER_LOOK: u32 = 12;
-/// Bytes moved in a round from which on asking the poller costs nothing in comparison.
-const LONG_ROUND_BYTES: usize = 64 << 10;
 /// Nobody looked for so long: what has a deadline could not meet it.
 const AWAY_NS: u64 = kvplane_proto::Limits::STALL_NS / 4;
 /// The longest park; bounds what a lost doorbell could cost.
@@ -113,18 +106,7 @@ pub struct Host {
     /// When it may be said again that a connection could not be sealed.
     tls_said_ns: u64,
     counters: HostCounters,
-    now_ns: u64,
-    /// Bytes that were copied here since the clock was read.
-    copied_bytes: u64,
-    rounds_since_clock: u32,
-    /// Bytes that TCP had moved in this round when the clock was read.
-    clocked_bytes: usize,
-    /// Rounds since the poller was asked.
-    rounds_since_look: u32,
-    /// Rounds in a row that did nothing, since the last park.
-    idle_rounds: u32,
-    /// Whether the last round moved a lot.
-    long_round: bool,
+    rounds: Rounds,
 }
 
 /// The pool, as lists read names from it.
@@ -202,13 +184,7 @@ impl Host {
             last_problem: None,
             tls_said_ns: 0,
             counters: HostCounters::default(),
-            now_ns: cpu::monotonic_ns(),
-            copied_bytes: 0,
-            rounds_since_clock: 0,
-            clocked_bytes: 0,
-            rounds_since_look: 0,
-            idle_rounds: 0,
-            long_round: false,
+            rounds: Rounds::new(cpu::monotonic_ns()),
         };
         host.set_up_tcp(config);
         host.begin_fetches(fetch);
@@ -259,41 +235,64 @@ impl Host {
     /// # Errors
     /// When the poller fails: the host cannot go on.
     pub fn poll(&mut self) -> io::Result<bool> {
-        if self.readiness.is_empty() {
-            self.look()?;
-        }
-        let told = !self.readiness.is_empty();
-        let mut readiness = core::mem::take(&mut self.readiness);
-        for one in readiness.drain(..) {
-            self.ready(&one);
-        }
-        self.readiness = readiness;
-        // Spinning, the clock is read now and then only: what comes is seen sooner the shorter an empty round is.
-        if told || self.rounds_since_clock >= ROUNDS_PER_CLOCK {
+        let something_came = self.look()?;
+        if self.rounds.begin(something_came) {
             self.read_clock();
         }
-        self.rounds_since_clock += 1;
-        self.clocked_bytes = 0;
-        let mut progress = self.rdma_work.driver.poll(self.now_ns);
-        progress |= self.take_events(self.now_ns);
+        // Before anything is answered: what has come is taken, so that answers to it leave in this round.
+        let mut progress = self.take_arrivals()?;
+        // Before lanes are served: what was requested is answered first, then what this host asks of others.
+        progress |= self.serve_store()?;
+        progress |= self.serve_lanes();
+        // After all that could have ended or begun a wait.
+        self.run_timers(self.rounds.now_ns());
+        if self.same_host.is_waiting() {
+            self.see_off();
+        }
+        // Last, as all of the above fills queues: a frame that was queued now leaves with its neighbours.
+        progress |= self.send_all()?;
+        let moved_bytes = self.tcp.take_moved_bytes();
+        progress |= moved_bytes > 0;
+        self.rounds.end(progress, moved_bytes);
+        self.count_round(progress, something_came);
+        Ok(progress)
+    }
+
+    /// Takes what drivers have: completions and events of connections first, as payloads need room that they free.
+    fn take_arrivals(&mut self) -> io::Result<bool> {
+        let now_ns = self.rounds.now_ns();
+        let mut progress = self.rdma_work.driver.poll(now_ns);
+        progress |= self.take_events(now_ns);
         progress |= self.take_tcp();
         progress |= self.take_rdma();
         progress |= self.take_shm();
         progress |= self.take_files()?;
-        progress |= self.drain_service();
-        progress |= self.drive_tier(self.now_ns)?;
+        Ok(progress)
+    }
+
+    /// Answers of the service, then the tier, which works on what those left behind, then one step of each list.
+    fn serve_store(&mut self) -> io::Result<bool> {
+        let mut progress = self.drain_service();
+        progress |= self.drive_tier(self.rounds.now_ns())?;
         if let (Some(service), Some(pool)) = (&mut self.service, &self.pool) {
             progress |= service.drive_lists(&PoolView(pool));
         }
-        progress |= self.take_stock_lanes();
-        let now_ns = self.now_ns;
+        Ok(progress)
+    }
+
+    /// What this host asks of others, and stock engines in both directions.
+    fn serve_lanes(&mut self) -> bool {
+        let mut progress = self.take_stock_lanes();
+        let now_ns = self.rounds.now_ns();
         progress |= self.drive_fetches(now_ns);
         progress |= self.serve_stock(now_ns);
-        self.run_timers(now_ns);
-        if self.same_host.is_waiting() {
-            self.see_off();
-        }
-        progress |= self.drain_outputs(now_ns);
+        progress
+    }
+
+    /// Gives the client's outputs to the drivers, and has each driver send what was queued.
+    fn send_all(&mut self) -> io::Result<bool> {
+        let now_ns = self.rounds.now_ns();
+        let mut progress = self.drain_outputs(now_ns);
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
         self.rdma_work.driver.flush();
@@ -302,55 +301,49 @@ impl Host {
         if let Some(service) = &mut self.service {
             service.round_over(cpu::monotonic_ns);
         }
-        let moved_bytes = self.tcp.take_moved_bytes();
-        progress |= moved_bytes > 0;
-        self.long_round = moved_bytes >= LONG_ROUND_BYTES;
-        self.idle_rounds = if progress { 0 } else { self.idle_rounds.saturating_add(1) };
+        Ok(progress)
+    }
+
+    fn count_round(&mut self, progress: bool, something_came: bool) {
         self.counters.busy_rounds += u64::from(progress);
-        if progress || told {
+        if progress || something_came {
             self.counters.zero_copy = *self.tcp.zero_copy();
             self.counters.crowded_out = self.tcp.strangers().1;
         }
-        Ok(progress)
     }
 
     /// Reads the clock for a round. Whose thread drives us may have been busy with something else.
     fn read_clock(&mut self) {
-        let since_ns = core::mem::replace(&mut self.now_ns, cpu::monotonic_ns());
-        self.rounds_since_clock = 0;
-        if self.now_ns.saturating_sub(since_ns) >= AWAY_NS
+        let now_ns = cpu::monotonic_ns();
+        let since_ns = self.rounds.read(now_ns);
+        if now_ns.saturating_sub(since_ns) >= AWAY_NS
             && let Some(client) = &mut self.client
         {
-            client.was_away(since_ns, self.now_ns);
+            client.was_away(since_ns, now_ns);
         }
     }
 
-    /// When what is being taken has come: the clock is read for the first thing of a round, and again after many bytes.
-    /// By the time of the last empty round a request could be answered before it was sent, and any rail would be fast.
+    /// When what is being taken has come.
     fn arrival_ns(&mut self) -> u64 {
-        let moved_bytes = self.tcp.moved_bytes();
-        if self.rounds_since_clock > 1 || moved_bytes - self.clocked_bytes >= BYTES_PER_CLOCK as usize {
-            self.now_ns = cpu::monotonic_ns();
-            (self.rounds_since_clock, self.clocked_bytes) = (1, moved_bytes);
-        }
-        self.now_ns
+        self.rounds.arrival_ns(self.tcp.moved_bytes(), cpu::monotonic_ns)
     }
 
-    /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. Neither right
-    /// after something was done: a host that parks then asks anyway, and one that spins is back at once.
-    fn look(&mut self) -> io::Result<()> {
-        self.rounds_since_look += 1;
-        let due = if self.idle_rounds == 0 {
-            self.long_round || self.rounds_since_look >= BUSY_ROUNDS_PER_LOOK
-        } else {
-            let better = self.tcp.try_active() || self.shm.open() > 0 || self.rdma_work.driver.open() > 0;
-            !better || self.rounds_since_look >= ROUNDS_PER_LOOK
-        };
-        if due {
-            self.poller.wait(Duration::ZERO, &mut self.readiness)?;
-            self.rounds_since_look = 0;
+    /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. True if
+    /// something is ready.
+    fn look(&mut self) -> io::Result<bool> {
+        if self.readiness.is_empty() {
+            let Self { rounds, tcp, shm, rdma_work, .. } = self;
+            if rounds.takes_look(|| tcp.try_active() || shm.open() > 0 || rdma_work.driver.open() > 0) {
+                self.poller.wait(Duration::ZERO, &mut self.readiness)?;
+            }
         }
-        Ok(())
+        let is_ready = !self.readiness.is_empty();
+        let mut readiness = core::mem::take(&mut self.readiness);
+        for one in readiness.drain(..) {
+            self.ready(&one);
+        }
+        self.readiness = readiness;
+        Ok(is_ready)
     }
 
     fn ready(&mut self, readiness: &Readiness) {
@@ -382,7 +375,7 @@ impl Host {
         }
         progress |= self.take_rdma_events();
         // Copies that have ended have read the clock.
-        let now_ns = self.now_ns;
+        let now_ns = self.rounds.now_ns();
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
             let info = self.service.as_ref().and_then(|service| service.segments().info(segment));
@@ -424,7 +417,7 @@ impl Host {
     /// The time of the present round: at most a few empty rounds old.
     #[must_use]
     pub const fn now_ns(&self) -> u64 {
-        self.now_ns
+        self.rounds.now_ns()
     }
 
     /// Waits for the next event, at most `longest`. `pending` is asked once more after sleep was announced: whether
@@ -446,7 +439,7 @@ impl Host {
         let rdma_sleeps = self.rdma_work.driver.prepare_sleep().unwrap_or(true);
         let foreign_sleeps = self.foreign_work.as_ref().is_none_or(foreign::ForeignWork::prepare_sleep);
         if rdma_sleeps && foreign_sleeps && !pending() && self.shm.next_ready(0).is_none() {
-            let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.now_ns)) {
+            let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.rounds.now_ns())) {
                 _ if self.rdma_work.driver.is_closing() => PARK_WAITING,
                 (true, true) => PARK_WAITING,
                 (true, false) => PARK_WAITING_LONG,
@@ -455,10 +448,9 @@ impl Host {
             let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.poller.wait(timeout, &mut self.readiness)?;
-            self.now_ns = cpu::monotonic_ns();
+            self.rounds.read(cpu::monotonic_ns());
         }
-        self.rounds_since_clock = ROUNDS_PER_CLOCK;
-        (self.rounds_since_look, self.idle_rounds) = (0, 0);
+        self.rounds.wake();
         self.shm.awake();
         if let Some(work) = &self.foreign_work {
             work.awake();

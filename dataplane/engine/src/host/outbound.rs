@@ -17,11 +17,11 @@ impl Host {
             while let Some(output) = self.client.as_mut().and_then(kvplane_client::Client::poll_output) {
                 progress = true;
                 if !matches!(output, ClientOutput::CopySegment { via: Via::Cma, .. }) {
-                    self.cross(now_ns.max(self.now_ns));
+                    self.cross(now_ns.max(self.rounds.now_ns()));
                 }
-                self.client_output(output, now_ns.max(self.now_ns));
+                self.client_output(output, now_ns.max(self.rounds.now_ns()));
             }
-            if !self.cross(now_ns.max(self.now_ns)) {
+            if !self.cross(now_ns.max(self.rounds.now_ns())) {
                 return progress;
             }
         }
@@ -65,7 +65,7 @@ impl Host {
                     return;
                 }
                 let payload = payload.map(|(buffers, hold)| {
-                    let leaving = service.leaving(&header, self.now_ns);
+                    let leaving = service.leaving(&header, self.rounds.now_ns());
                     Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold, leaving)) as u64) }
                 });
                 match Link::of_peer(peer) {

@@ -339,7 +339,7 @@ impl Host {
             progress = true;
             // A connection's end comes after the last of its copies.
             self.take_rdma_copies();
-            self.event(event, Link::Rdma, self.now_ns);
+            self.event(event, Link::Rdma, self.rounds.now_ns());
         }
         if let Some(problem) = self.rdma_work.driver.take_problem() {
             self.last_problem = Some(problem);

@@ -14,8 +14,9 @@ use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_transport::{ConnectionId, Gone};
 
 use super::Host;
-use super::copies::{BYTES_PER_CLOCK, copy, range};
+use super::copies::{copy, range};
 use super::roles::Link;
+use super::rounds::BYTES_PER_CLOCK;
 
 /// Copies of one call to the kernel.
 const GATHERED: usize = 512;
@@ -349,7 +350,7 @@ impl Host {
         if let Some(region) = &region {
             self.forget_rdma(region);
         }
-        self.same_host.closely_until_ns = self.now_ns.saturating_add(CLOSE_NS);
+        self.same_host.closely_until_ns = self.rounds.now_ns().saturating_add(CLOSE_NS);
         // Asked for again, it is waited for once.
         if !self.same_host.leaving.iter().any(|(leaving, _)| *leaving == segment) {
             self.same_host.leaving.push((segment, region));

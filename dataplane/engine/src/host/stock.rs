@@ -78,7 +78,7 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.stock_lanes.input(&self.poller, id, &mut scratch);
-                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let now_ns = if matches!(input, Input::Wait) { self.rounds.now_ns() } else { self.arrival_ns() };
                 // The request's memory is back before its answer is looked at.
                 self.take_stock_events(now_ns);
                 let more = self.take_input(Link::Mooncake(id), &input, &scratch, now_ns);
