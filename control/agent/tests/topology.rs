@@ -9,12 +9,12 @@ use std::process::Command;
 use kvplane_topology::{Machine, PlanRequest, Sysfs, hwloc, merge, plan, rail_matrix};
 use tree::Tree;
 
-#[path = "../../../topology/tests/saved/tree/mod.rs"]
+#[path = "../../../topology/tests/suite/saved/tree/mod.rs"]
 mod tree;
 
-const HGX: &str = include_str!("../../../topology/tests/saved/machines/hgx.txt");
-const CXL: &str = include_str!("../../../topology/tests/saved/machines/cxl.txt");
-const SMALL: &str = include_str!("../../../topology/tests/saved/machines/small.txt");
+const HGX: &str = include_str!("../../../topology/tests/suite/saved/machines/hgx.txt");
+const CXL: &str = include_str!("../../../topology/tests/suite/saved/machines/cxl.txt");
+const SMALL: &str = include_str!("../../../topology/tests/suite/saved/machines/small.txt");
 
 /// Where the reading process leaves what it read.
 const OUTPUT: &str = "KVPLANE_TEST_HWLOC_XML";

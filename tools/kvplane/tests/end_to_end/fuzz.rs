@@ -26,7 +26,7 @@ use crate::peers::hello_of;
 use crate::support::{Process, Way, Workplace, text};
 
 /// One good frame of every message of the control protocol, with its name, in hex.
-const GOLDEN: &str = include_str!("../../../../control/rpc/tests/golden_frames.txt");
+const GOLDEN: &str = include_str!("../../../../control/rpc/tests/suite/golden_frames.txt");
 /// Bytes of a control frame before its body; the last four are the body's length.
 const RPC_HEADER_BYTES: usize = 12;
 /// How long a peer waits for an answer before it says the next thing, or gives up.

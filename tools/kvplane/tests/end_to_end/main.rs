@@ -53,6 +53,6 @@ mod tiers;
 mod tools;
 mod topology;
 mod transfers;
-#[path = "../../../../topology/tests/saved/tree/mod.rs"]
+#[path = "../../../../topology/tests/suite/saved/tree/mod.rs"]
 mod tree;
 mod waiting;

@@ -5,10 +5,10 @@ use serde_json::Value;
 use crate::support::{Outcome, Workplace, finish, text};
 use crate::tree::Tree;
 
-const HGX: &str = include_str!("../../../../topology/tests/saved/machines/hgx.txt");
-const MATRIX: &str = include_str!("../../../../topology/tests/saved/golden/hgx.mooncake.json");
-const CXL: &str = include_str!("../../../../topology/tests/saved/machines/cxl.txt");
-const XML: &str = include_str!("../../../../topology/tests/saved/machines/cxl.hwloc.xml");
+const HGX: &str = include_str!("../../../../topology/tests/suite/saved/machines/hgx.txt");
+const MATRIX: &str = include_str!("../../../../topology/tests/suite/saved/golden/hgx.mooncake.json");
+const CXL: &str = include_str!("../../../../topology/tests/suite/saved/machines/cxl.txt");
+const XML: &str = include_str!("../../../../topology/tests/suite/saved/machines/cxl.hwloc.xml");
 
 fn topology(place: &Workplace, arguments: &[&str]) -> Outcome {
     finish(place.bare(&[&["topology"], arguments].concat()), b"")

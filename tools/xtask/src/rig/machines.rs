@@ -64,7 +64,7 @@ pub const ALL: [Machine; 8] = [
             // What it does with drives, `disks` does.
             job("kvplane-tools", Some("end_to_end"), Some("rig::shards_run")),
             job("kvplane-tools", Some("end_to_end"), Some("rig::topology_draws")),
-            job("kvplane-sys", Some("verbs"), None),
+            job("kvplane-sys", Some("suite"), Some("verbs::")),
         ],
         limit_s: 600,
         short: true,
@@ -113,7 +113,7 @@ pub const ALL: [Machine; 8] = [
         jobs: &[
             job("kvplane", Some("rig"), Some("--ignored")),
             over_rdma("kvplane", "transfer", None),
-            over_rdma("kvplane-engine", "roundtrip", None),
+            over_rdma("kvplane-engine", "suite", Some("roundtrip::")),
         ],
         limit_s: 1200,
         short: false,

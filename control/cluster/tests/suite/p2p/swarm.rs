@@ -1,0 +1,190 @@
+//! How fast everybody has everything, and who sends how much.
+
+use kvplane_cluster::p2p::{Layout, Place};
+
+use super::fluid::{Fluid, Link, SECOND};
+
+const MIB: u64 = 1 << 20;
+pub(crate) const BYTES: u64 = 64 * MIB;
+/// 200 Mbit/s.
+const RATE: f64 = 25e6;
+pub(crate) const LINK: Link = Link { up: RATE, down: RATE };
+/// How long one link takes.
+pub(crate) const ALONE_NS: f64 = BYTES as f64 / RATE * 1e9;
+
+pub(crate) fn nowhere() -> Place {
+    Place::default()
+}
+
+/// The time that no way of sending beats where links are equal and shards are sent whole.
+pub(crate) fn binomial(receivers: u64, shards: u64) -> f64 {
+    let rounds = shards + u64::from((receivers + 1).next_power_of_two().ilog2()) - 1;
+    rounds as f64 / shards as f64 * ALONE_NS
+}
+
+struct Found {
+    /// Beside the bound.
+    time: f64,
+    /// What the origin sent, in objects.
+    egress: f64,
+    /// The most that a receiver sent.
+    most: f64,
+}
+
+fn spread(receivers: u64, shards: u64, seed: u64) -> Found {
+    let mut fluid = Fluid::new(BYTES, shards, seed);
+    let origin = fluid.join(LINK, true, nowhere());
+    for _ in 0..receivers {
+        fluid.join(LINK, false, nowhere());
+    }
+    let done_ns = fluid.run(600 * SECOND).expect("everybody is done");
+    let sent = |member: &u64| fluid.peers[member].sent_bytes / BYTES as f64;
+    let most = fluid.peers.keys().filter(|&&member| member != origin).map(sent).fold(0.0, f64::max);
+    let found = Found { time: done_ns as f64 / binomial(receivers, shards), egress: sent(&origin), most };
+    println!(
+        "{receivers} receivers, {shards} shards: {:.3} x the bound, {:.3} x the fluid one, egress {:.3}, most {:.3}",
+        found.time,
+        done_ns as f64 / ALONE_NS,
+        found.egress,
+        found.most
+    );
+    found
+}
+
+#[test]
+fn many_receivers_take_little_longer_than_one() {
+    for (receivers, shards) in [(1, 64), (2, 64), (3, 128), (8, 128), (16, 256), (64, 256)] {
+        let found = spread(receivers, shards, receivers);
+        assert!(found.time <= 1.25, "{receivers} receivers: {:.3} x the bound", found.time);
+        assert!(found.egress <= 1.3, "{receivers} receivers: the origin sent {:.3} x the object", found.egress);
+        assert!(found.most <= 2.0, "{receivers} receivers: one sent {:.3} x the object", found.most);
+    }
+}
+
+/// What nobody has said how to cut is in as many shards as that takes: beside the object at the speed of one link.
+#[test]
+fn an_object_that_nobody_has_said_how_to_cut_takes_little_longer_than_its_bytes() {
+    for receivers in [2, 8, 16] {
+        let shards = BYTES / Layout::fitting_shard_bytes(&[BYTES]);
+        let time = spread(receivers, shards, receivers).time * binomial(receivers, shards) / ALONE_NS;
+        assert!(time <= 1.2, "{receivers} receivers, {shards} shards: {time:.3} x the object's bytes");
+    }
+}
+
+#[test]
+fn a_thousand_receivers_take_little_longer_than_one() {
+    let found = spread(1000, 128, 3);
+    assert!(found.time <= 1.25, "{:.3} x the bound", found.time);
+    assert!(found.egress <= 1.3 && found.most <= 2.0, "origin {:.3}, most {:.3}", found.egress, found.most);
+}
+
+#[test]
+fn without_its_origin_a_swarm_goes_on() {
+    let mut fluid = Fluid::new(BYTES, 256, 5);
+    let origin = fluid.join(LINK, true, nowhere());
+    for _ in 0..16 {
+        fluid.join(LINK, false, nowhere());
+    }
+    // All of it has left, once and a little.
+    fluid.kill_at((1.1 * ALONE_NS) as u64, origin);
+    let done_ns = fluid.run(60 * SECOND).expect("everybody is done");
+    assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
+}
+
+#[test]
+fn one_who_seeds_and_dies_costs_the_others_little() {
+    let mut fluid = Fluid::new(BYTES, 256, 6);
+    fluid.join(LINK, true, nowhere());
+    let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
+    fluid.kill_at((0.5 * ALONE_NS) as u64, members[3]);
+    let done_ns = fluid.run(60 * SECOND).expect("everybody else is done");
+    println!("a peer is killed: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
+    assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
+}
+
+/// Its host is gone and nothing says so: what it was giving is late, then given up.
+#[test]
+fn one_whose_host_stops_costs_the_others_little() {
+    let mut fluid = Fluid::new(BYTES, 256, 11);
+    fluid.join(LINK, true, nowhere());
+    let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
+    fluid.freeze_at((0.5 * ALONE_NS) as u64, members[3]);
+    let done_ns = fluid.run(60 * SECOND).expect("everybody else is done");
+    println!("a host stops: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
+    assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
+}
+
+#[test]
+fn limits_of_bytes_a_second_hold() {
+    let mut fluid = Fluid::new(BYTES, 256, 12);
+    let origin = fluid.join_limited(LINK, true, nowhere(), (RATE / 2.0) as u64);
+    for _ in 0..4 {
+        fluid.join(LINK, false, nowhere());
+    }
+    let done_ns = fluid.run(60 * SECOND).expect("everybody is done") as f64;
+    let (least, most) = (1.9 * ALONE_NS, 2.4 * ALONE_NS);
+    assert!((least..most).contains(&done_ns), "{:.3} x the bound at twice its time", done_ns / ALONE_NS);
+    assert!(fluid.peers[&origin].sent_bytes <= 1.1 * BYTES as f64);
+}
+
+#[test]
+fn one_who_is_slow_costs_the_others_nothing() {
+    let time = |slow: bool| {
+        let mut fluid = Fluid::new(BYTES, 256, 7);
+        fluid.join(LINK, true, nowhere());
+        let members: Vec<u64> = (0..15).map(|_| fluid.join(LINK, false, nowhere())).collect();
+        if slow {
+            fluid.join(Link { up: RATE / 10.0, down: RATE / 10.0 }, false, nowhere());
+        }
+        fluid.run(120 * SECOND).expect("everybody is done");
+        members.iter().map(|member| fluid.peers[member].done_ns.expect("done")).max().expect("somebody")
+    };
+    let (without, with) = (time(false) as f64, time(true) as f64);
+    println!("others: {:.3} x the fluid bound alone, {:.3} beside a slow one", without / ALONE_NS, with / ALONE_NS);
+    assert!(with <= 1.05 * without, "{:.3} x", with / without);
+}
+
+#[test]
+fn one_who_is_late_has_all_seeds_to_itself() {
+    let mut fluid = Fluid::new(BYTES, 256, 8);
+    fluid.join(LINK, true, nowhere());
+    for _ in 0..8 {
+        fluid.join(LINK, false, nowhere());
+    }
+    fluid.join_at(10 * SECOND, LINK);
+    let done_ns = fluid.run(60 * SECOND).expect("everybody is done");
+    let took = (done_ns - 10 * SECOND) as f64;
+    assert!(took <= 1.2 * ALONE_NS, "{:.3} x its own link", took / ALONE_NS);
+}
+
+#[test]
+fn a_source_with_wrong_bytes_is_found_and_left() {
+    let mut fluid = Fluid::new(BYTES, 64, 9);
+    let bad = fluid.join(LINK, true, nowhere());
+    fluid.corrupt = Some(bad);
+    fluid.join(LINK, true, nowhere());
+    for _ in 0..4 {
+        fluid.join(LINK, false, nowhere());
+    }
+    fluid.run(60 * SECOND).expect("everybody is done");
+    let (rows, lost) = fluid.objects.describe(("", "o", Some(1))).expect("there");
+    let row = rows.iter().find(|row| row.member == bad).expect("a member");
+    assert!(row.excluded.contains("is not what its hash says"), "{}", row.excluded);
+    assert_eq!((rows.iter().filter(|row| !row.excluded.is_empty()).count(), lost), (1, 0));
+}
+
+/// One copy comes to a host, and its members share it.
+#[test]
+fn a_host_fetches_once() {
+    let mut fluid = Fluid::new(BYTES, 64, 10);
+    let place = |host: &str| Place { host: host.to_owned(), rack: String::new() };
+    let origin = fluid.join(LINK, true, place("trainer"));
+    for host in ["a", "b"] {
+        for _ in 0..4 {
+            fluid.join(LINK, false, place(host));
+        }
+    }
+    fluid.run(60 * SECOND).expect("everybody is done");
+    assert!(fluid.peers[&origin].sent_bytes <= 1.3 * BYTES as f64);
+    assert!(fluid.crossed <= 2.1 * BYTES as f64, "{} x the object came to two hosts", fluid.crossed / BYTES as f64);
+}

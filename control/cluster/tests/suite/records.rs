@@ -1,0 +1,208 @@
+//! Bytes of records: golden, back and forth, damaged, arbitrary.
+
+use crate::support;
+
+use kvplane_cluster::{
+    ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header, InstanceDuty, InstanceRecord, MasterRecord,
+    MemberRecord, MemberState, PlacementRecord, Record, RecordKey, SeedRecord, SegmentKind, SegmentOwner, Tenant,
+};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::codec::{begin, seal};
+use proptest::prelude::*;
+use support::{member, owned_by, segment};
+
+fn bytes_of(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    record.encode(&mut bytes);
+    bytes
+}
+
+fn examples() -> [Record; 11] {
+    let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
+    let left = MemberState::Left;
+    let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
+    client.kind = SegmentKind::Nvme;
+    [
+        Record::Header(Header { cluster: "prod".to_owned(), epoch: Epoch(9), replicas: 2 }),
+        Record::Member(MemberRecord {
+            member: member(1, 5, 7000),
+            state: left,
+            ended: Epoch(8),
+            capacity_bytes,
+            version,
+        }),
+        Record::Segment(segment("x", owned_by(1, 5), 0)),
+        Record::Segment(client),
+        Record::Tenant(Tenant { name: "acme".to_owned(), dram_bytes: Some(1 << 33), weight: 3 }),
+        Record::Devices(Devices {
+            node: NodeId(1),
+            incarnation: Incarnation(5),
+            devices: 3 << 64 | 4,
+            since: Epoch(6),
+        }),
+        Record::Conductor(ConductorRecord::Instance(engine(true))),
+        Record::Conductor(ConductorRecord::Instance(engine(false))),
+        Record::Conductor(ConductorRecord::Master(MasterRecord {
+            name: "m@0".to_owned(),
+            tenant: "acme".to_owned(),
+            model: "llama".to_owned(),
+            block_tokens: 16,
+            publisher: "tcp://h:2".to_owned(),
+        })),
+        Record::Conductor(ConductorRecord::Placement(PlacementRecord {
+            policy: "kvplane".to_owned(),
+            ttft_ns: 7,
+            tbt_ns: 0,
+        })),
+        Record::Conductor(ConductorRecord::Seed(seed("acme", "llama"))),
+    ]
+}
+
+/// An instance that publishes events, or one that does not.
+fn engine(publishes: bool) -> InstanceRecord {
+    let events = EventsRecord {
+        publisher: "tcp://h:1".to_owned(),
+        replay: String::new(),
+        topic: "kv".to_owned(),
+        is_vllm: true,
+    };
+    InstanceRecord {
+        name: "e@0".to_owned(),
+        life: 3,
+        tenant: String::new(),
+        model: "llama".to_owned(),
+        block_tokens: 16,
+        token_bytes: 0,
+        pool_token_bytes: 327_680,
+        duty: InstanceDuty::Mixed,
+        capacity_tokens: 9,
+        report_ns: 5,
+        address: "h:80".to_owned(),
+        held: !publishes,
+        reports_cache: publishes,
+        events: publishes.then_some(events),
+    }
+}
+
+fn seed(tenant: &str, model: &str) -> SeedRecord {
+    SeedRecord { tenant: tenant.to_owned(), model: model.to_owned(), block_tokens: 16, seed: "0".to_owned() }
+}
+
+#[test]
+fn seeds_of_different_models_have_different_keys() {
+    let digests: std::collections::BTreeSet<u128> =
+        [seed("", "ab"), seed("a", "b"), seed("ab", ""), SeedRecord { block_tokens: 32, ..seed("", "ab") }]
+            .iter()
+            .map(SeedRecord::digest)
+            .collect();
+    assert_eq!(digests.len(), 4);
+    assert_eq!(seed("", "ab").digest(), SeedRecord { seed: "1".to_owned(), ..seed("", "ab") }.digest());
+}
+
+#[test]
+fn golden_record_bytes() {
+    let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
+}
+const GOLDEN: [&str; 11] = [
+    "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
+    concat!(
+        "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
+        "0000000000000a0000000100067261636b2d3106626f6f742d3104c0000201581b0083d3a3455f81",
+        "3af5",
+    ),
+    concat!(
+        "4b564352010002000100000000000000050000000000000000001000000000000000000000000000",
+        "0004c000020928230178521e419ced07ff12",
+    ),
+    concat!(
+        "4b5643520100020102000000000000000200100000000000004d0000000000000004c000",
+        "02092823",
+        "0179a89e0f8d7427dd5e",
+    ),
+    "4b564352010008010000000002000000030000000461636d65b9304dbe8229f5d7",
+    "4b56435201000901000000000000000500000000000000040000000000000003000000000000000600000000000000673805be88a31ced",
+    concat!(
+        "4b5643520100100300000000000000100000000000000000000000000005000000000002090000000000000005000000000000000e",
+        "0300654030000005006c6c616d610400683a383009007463703a2f2f683a31000002006b766dcf53d7bd25264f",
+    ),
+    concat!(
+        "4b56435201001003000000000000001000000000000000000000000000050000000000020900000000000000050000000000000001",
+        "0300654030000005006c6c616d610400683a3830bdb33fc4dcbd6dd5",
+    ),
+    "4b5643520100111000000003006d4030040061636d6505006c6c616d6109007463703a2f2f683a329bbe36f2322bceea",
+    "4b56435201001207000000000000000000000000000000076b76706c616e65ce04ec50a9419605",
+    "4b56435201001310000000040061636d6505006c6c616d61010030200ff029a516f79e",
+];
+
+#[test]
+fn keys_sort_like_their_bytes() {
+    let keys = [
+        RecordKey::Header,
+        RecordKey::Member(NodeId(1)),
+        RecordKey::Member(NodeId(256)),
+        RecordKey::Segment("a".to_owned()),
+        RecordKey::Segment("b".to_owned()),
+        RecordKey::Layout,
+        RecordKey::Tenant(String::new()),
+        RecordKey::Tenant("a".to_owned()),
+        RecordKey::Devices(NodeId(1)),
+        RecordKey::Devices(NodeId(256)),
+        RecordKey::Conductor(ConductorKey::Instance("a".to_owned())),
+        RecordKey::Conductor(ConductorKey::Master("a".to_owned())),
+        RecordKey::Conductor(ConductorKey::Placement),
+        RecordKey::Conductor(ConductorKey::Seed(1)),
+        RecordKey::Conductor(ConductorKey::Seed(256)),
+    ];
+    assert!(keys.is_sorted() && keys.iter().map(RecordKey::to_bytes).is_sorted());
+}
+
+#[test]
+fn suspicion_is_not_durable() {
+    let [_, Record::Member(record), ..] = examples() else { panic!("the second example is a member") };
+    let suspect = Record::Member(MemberRecord { state: MemberState::Suspect, ..record.clone() });
+    let active = Record::Member(MemberRecord { state: MemberState::Active, ..record });
+    assert_eq!(Record::decode(&bytes_of(&suspect)), Ok(active));
+}
+
+#[test]
+fn texts_over_their_limit_are_refused() {
+    let mut bytes = Vec::new();
+    let start = begin(&mut bytes, u32::from_le_bytes(*b"KVCR"), 1);
+    bytes.extend_from_slice(&[0; 10]);
+    bytes.push(65);
+    bytes.extend_from_slice(&[b'c'; 65]);
+    seal(&mut bytes, start);
+    let refused = Record::decode(&bytes).unwrap_err().to_string();
+    assert_eq!(refused, "stored record: length of the cluster name cannot be 65");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn records_survive_and_damage_is_noticed(which in 0usize..11, at: prop::sample::Index, flip in 1u8..) {
+        let examples = examples();
+        let record = &examples[which];
+        let mut bytes = bytes_of(record);
+        prop_assert_eq!(Record::decode(&bytes), Ok(record.clone()));
+        let at = at.index(bytes.len());
+        prop_assert!(Record::decode(&bytes[..at]).is_err());
+        bytes[at] ^= flip;
+        prop_assert!(Record::decode(&bytes).is_err());
+    }
+
+    /// Under a good seal too, bytes either are the one encoding of a record or are refused.
+    #[test]
+    fn arbitrary_bytes_never_panic(kind in 0u8..20, contents in prop::collection::vec(0u8..8, 0..200)) {
+        let _ = Record::decode(&contents);
+        let mut bytes = Vec::new();
+        let start = begin(&mut bytes, u32::from_le_bytes(*b"KVCR"), 1);
+        bytes.push(kind);
+        bytes.extend_from_slice(&contents);
+        seal(&mut bytes, start);
+        if let Ok(record) = Record::decode(&bytes) {
+            prop_assert_eq!(bytes_of(&record), bytes);
+        }
+    }
+}

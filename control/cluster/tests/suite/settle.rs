@@ -1,0 +1,435 @@
+//! Changes of owners that wait until what moved before has come.
+
+use crate::support;
+
+use kvplane_cluster::{ClusterConfig, Input, Rejection, Reply};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use support::{Driver, MS, config, member};
+
+/// Patience of five seconds.
+fn patient() -> ClusterConfig {
+    ClusterConfig { settle_most_ns: 5000 * MS, ..config() }
+}
+
+fn settled(driver: &mut Driver, node: u64, epoch: u64) -> Result<Reply, Rejection> {
+    driver.handle(Input::Settled { node: NodeId(node), incarnation: Incarnation(1), epoch: Epoch(epoch) })
+}
+
+/// Joins as a node does that says what has come.
+fn admit(driver: &mut Driver, node: u64) {
+    driver.join(member(node, 1, 7000)).unwrap();
+    settled(driver, node, 0).unwrap();
+    driver.beat(node, 1).unwrap();
+}
+
+fn owners(driver: &Driver) -> Vec<u64> {
+    driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
+}
+
+/// These nodes follow the newest map, and have all that moved by it.
+fn follow(driver: &mut Driver, nodes: &[u64]) {
+    let epoch = driver.published.epoch.0;
+    for node in nodes {
+        settled(driver, *node, epoch).unwrap();
+    }
+}
+
+/// All members follow the newest map, and have all that moved by it.
+fn all_settled(driver: &mut Driver) {
+    let members: Vec<u64> = driver.in_map().into_iter().map(|(node, _)| node).collect();
+    follow(driver, &members);
+}
+
+fn drain(driver: &mut Driver, node: u64) {
+    driver.handle(Input::Drain { node: NodeId(node), incarnation: None }).unwrap();
+}
+
+/// Nodes 1 and 2 own everything, and node 2 does not have all of its share yet.
+fn two(config: ClusterConfig) -> Driver {
+    let mut driver = Driver::new(config);
+    admit(&mut driver, 1);
+    assert_eq!(owners(&driver), [1], "the first waits for nobody");
+    settled(&mut driver, 1, 1).unwrap();
+    admit(&mut driver, 2);
+    assert_eq!(owners(&driver), [1], "who lives is not known");
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2], "all had come");
+    driver
+}
+
+#[test]
+fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    admit(&mut driver, 4);
+    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are there, and own nothing");
+    let epoch = driver.published.epoch.0;
+    settled(&mut driver, 1, epoch).unwrap();
+    assert_eq!(owners(&driver), [1, 2], "one of two has all");
+    let moved = driver.cluster.layout_since().0;
+    settled(&mut driver, 2, moved).unwrap();
+    assert_eq!(driver.published.epoch.0, epoch + 1, "the map since which nothing moved is as good as the newest");
+    follow(&mut driver, &[1, 3, 4]);
+    assert_eq!(owners(&driver), [1, 2], "node 2 may have died since");
+    follow(&mut driver, &[2]);
+    assert_eq!((owners(&driver), driver.published.epoch.0), (vec![1, 2, 3, 4], epoch + 2));
+}
+
+#[test]
+fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    for _ in 0..49 {
+        driver.sleep(100 * MS);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    }
+    driver.sleep(100 * MS);
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    assert_eq!(owners(&driver), [1, 2]);
+    // After five seconds: who still has moves to finish is alive by its heartbeats, others have to follow a map.
+    let mut waits = false;
+    for _ in 0..50 {
+        waits |= owners(&driver) == [1, 2];
+        driver.sleep(100 * MS);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    }
+    assert_eq!((waits, owners(&driver)), (true, vec![1, 2, 3]), "after ten, heartbeats do");
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    for _ in 0..50 {
+        driver.sleep(100 * MS);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    }
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    let mut driver = Driver::new(patient());
+    (1..=3).for_each(|node| driver.admit(node, 1));
+    assert_eq!(owners(&driver), [1, 2, 3], "lives of an earlier version");
+}
+
+#[test]
+fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
+    let mut driver = two(patient());
+    drain(&mut driver, 1);
+    assert_eq!(owners(&driver), [1, 2]);
+    all_settled(&mut driver);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [2]);
+    let mut driver = Driver::new(patient());
+    admit(&mut driver, 1);
+    driver.join(member(2, 1, 7000)).unwrap();
+    settled(&mut driver, 2, 0).unwrap();
+    drain(&mut driver, 1);
+    settled(&mut driver, 1, 1).unwrap();
+    assert_eq!(owners(&driver), [1], "the other is not in the map yet");
+    driver.beat(2, 1).unwrap();
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [2]);
+}
+
+#[test]
+fn deaths_farewells_and_restarts_do_not_wait() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
+    assert_eq!(owners(&driver), [2], "it left at once");
+    driver.join(member(2, 2, 7000)).unwrap();
+    assert_eq!((driver.in_map(), owners(&driver)), (vec![(2, 2), (3, 1)], vec![2]), "its next life has its slots");
+    for _ in 0..6 {
+        driver.sleep(100 * MS);
+        driver.beat(3, 1).unwrap();
+    }
+    assert_eq!(owners(&driver), [3], "nobody is left to wait for");
+}
+
+#[test]
+fn a_control_plane_that_starts_anew_knows_who_waits() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    let mut driver = driver.restart();
+    assert_eq!(owners(&driver), [1, 2]);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2], "who lives is not known after a start");
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    let mut driver = driver.restart();
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    admit(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "who has all is not known after a start");
+    all_settled(&mut driver);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3, 4]);
+}
+
+/// Three nodes that own everything; each has all of its share.
+fn three() -> Driver {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    admit(&mut driver, 3);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    all_settled(&mut driver);
+    driver
+}
+
+/// All but node 3 are heard, and have all that moved to them, for so many heartbeats.
+fn without_3(driver: &mut Driver, heartbeats: u64) {
+    for _ in 0..heartbeats {
+        driver.sleep(100 * MS);
+        (1..=2).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+        follow(driver, &[1, 2]);
+    }
+}
+
+#[test]
+fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
+    // Killed just after a heartbeat: no other has been missed yet.
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    drain(&mut driver, 1);
+    // Heartbeats that were sent before the drain may be handled after it.
+    (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    without_3(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "node 3 may be dead");
+    let before = driver.published.former.clone().unwrap();
+    without_3(&mut driver, 5);
+    assert_eq!(owners(&driver), [2], "it was, and is expelled");
+    assert!(driver.published.former.clone().unwrap().from.0 > before.from.0, "its heirs had its slots first");
+    // It was slow only.
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    drain(&mut driver, 1);
+    without_3(&mut driver, 2);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    driver.beat(3, 1).unwrap();
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [2, 3]);
+    // So slow that node 2 may have died after its answer: all answer again.
+    let mut driver = three();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 2]);
+    for _ in 0..3 {
+        driver.sleep(100 * MS);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    }
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [1, 2, 3], "node 2 has not answered");
+    follow(&mut driver, &[2]);
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_drain_waits_for_a_node_that_restarts() {
+    let mut driver = three();
+    let devices = Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(1), devices: 5 };
+    driver.handle(devices).unwrap();
+    driver.handle(Input::Restart { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
+    drain(&mut driver, 1);
+    without_3(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "it is still to come back");
+    driver.join(member(3, 2, 7000)).unwrap();
+    // First it has what is its own, and then it answers.
+    for owned in [&[1, 2, 3][..], &[2, 3]] {
+        let epoch = driver.published.epoch;
+        follow(&mut driver, &[1, 2]);
+        driver.handle(Input::Settled { node: NodeId(3), incarnation: Incarnation(2), epoch }).unwrap();
+        assert_eq!(owners(&driver), owned, "its next life takes its part of what is drained");
+    }
+}
+
+/// As when all are told to drain and to end at once. Any order: whoever has no heir stays the owner of what it has.
+#[test]
+fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
+    let mut driver = three();
+    for node in 1..=3 {
+        let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: node.into() };
+        driver.handle(devices).unwrap();
+    }
+    let ask = |driver: &mut Driver, node| {
+        driver.handle(Input::Drain { node: NodeId(node), incarnation: Some(Incarnation(1)) })
+    };
+    let restart = |driver: &mut Driver, node| {
+        driver.handle(Input::Restart { node: NodeId(node), incarnation: Incarnation(1) }).unwrap()
+    };
+    driver.sleep(50 * MS);
+    (1..=2).for_each(|node| drop(ask(&mut driver, node).unwrap()));
+    assert!(matches!(ask(&mut driver, 3), Err(Rejection::LastOwner { .. })));
+    for node in [3, 1, 2] {
+        restart(&mut driver, node);
+        for other in 1..=2 {
+            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "nobody takes its slots");
+        }
+        assert_eq!(owners(&driver), [1, 2, 3]);
+    }
+    for node in [3, 1, 2] {
+        driver.join(member(node, 2, 7000)).unwrap();
+        driver.beat(node, 2).unwrap();
+        assert_eq!(owners(&driver), [1, 2, 3], "its slots were to go nowhere");
+    }
+    let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
+    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+}
+
+#[test]
+fn a_join_waits_until_the_others_were_heard_too() {
+    let mut driver = three();
+    driver.sleep(50 * MS);
+    admit(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    without_3(&mut driver, 1);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    follow(&mut driver, &[4]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [1, 2, 3, 4]);
+}
+
+#[test]
+fn only_live_members_can_tell() {
+    let mut driver = two(patient());
+    assert!(matches!(settled(&mut driver, 9, 1), Err(Rejection::Unknown { .. })));
+    driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
+    assert!(matches!(settled(&mut driver, 1, 1), Err(Rejection::Ended { .. })));
+}
+
+#[test]
+fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 2);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1]);
+    let undrain = |driver: &mut Driver, life: u64| {
+        driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(life)) })
+    };
+    assert!(undrain(&mut driver, 9).is_err(), "a life that is not known");
+    undrain(&mut driver, 1).unwrap();
+    assert_eq!(owners(&driver), [1], "node 1 has not said that it has all");
+    all_settled(&mut driver);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2]);
+    let epoch = driver.published.epoch;
+    undrain(&mut driver, 1).unwrap();
+    assert_eq!(driver.published.epoch, epoch, "it was not drained any more");
+    let unknown = driver.handle(Input::Undrain { node: NodeId(7), incarnation: None });
+    assert!(matches!(unknown, Err(Rejection::Unknown { .. })));
+}
+
+#[test]
+fn a_drain_that_is_taken_back_outlives_the_control_plane() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 2);
+    driver.handle(Input::Undrain { node: NodeId(2), incarnation: None }).unwrap();
+    let driver = driver.restart();
+    let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
+    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+}
+
+/// All these nodes send a heartbeat each 100 ms, and report nothing.
+fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
+    for _ in 0..times {
+        driver.sleep(100 * MS);
+        nodes.iter().for_each(|node| drop(driver.beat(*node, 1).unwrap()));
+    }
+}
+
+#[test]
+fn a_life_that_has_only_joined_has_not_proven_that_it_lives() {
+    let mut driver = three();
+    for _ in 0..60 {
+        beats(&mut driver, &[1, 2, 3], 1);
+        all_settled(&mut driver);
+    }
+    // Nothing moves any more, and no move is waited for.
+    driver.join(member(3, 2, 7000)).unwrap();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 2]);
+    assert_eq!(owners(&driver), [1, 2, 3], "its process may have ended again");
+    let epoch = driver.published.epoch;
+    driver.handle(Input::Settled { node: NodeId(3), incarnation: Incarnation(2), epoch }).unwrap();
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_probe_ends_when_nobody_is_left_to_own_slots() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    for _ in 0..60 {
+        beats(&mut driver, &[1], 1);
+        follow(&mut driver, &[1]);
+    }
+    assert_eq!(owners(&driver), [1], "node 2 is dead");
+    admit(&mut driver, 3);
+    assert_eq!(owners(&driver), [1], "a probe of its own");
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [3]);
+}
+
+#[test]
+fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 3]);
+    beats(&mut driver, &[1, 2, 3], 46);
+    beats(&mut driver, &[1, 2], 4);
+    driver.sleep(MS);
+    driver.handle(Input::Tick).unwrap();
+    assert_eq!(owners(&driver), [1, 2, 3], "node 3 is silent");
+    beats(&mut driver, &[1, 2], 3);
+    assert_eq!(owners(&driver), [2], "it was dead");
+}
+
+#[test]
+fn a_control_plane_that_stood_still_begins_the_probe_again() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    follow(&mut driver, &[1, 2]);
+    // Heartbeats wait unread, for longer than answers are waited for.
+    driver.now_ns += 6000 * MS;
+    driver.handle(Input::Tick).unwrap();
+    assert_eq!(owners(&driver), [1, 2, 3], "who died meanwhile is not known");
+    follow(&mut driver, &[1, 2]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    follow(&mut driver, &[3]);
+    assert_eq!(owners(&driver), [2, 3]);
+}
+
+#[test]
+fn a_member_whose_ports_said_that_it_is_dead_gets_nothing() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..patient() });
+    for node in 1..=3 {
+        let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: 7 };
+        driver.handle(devices).unwrap();
+        admit(&mut driver, node);
+        (0..3).for_each(|_| all_settled(&mut driver));
+    }
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    drain(&mut driver, 1);
+    follow(&mut driver, &[3]);
+    driver.sleep(100 * MS);
+    driver.beat(1, 1).unwrap();
+    driver.sleep(60 * MS);
+    driver.handle(Input::Refused { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
+    assert_eq!(driver.in_map().len(), 3, "node 2 may have died with it");
+    follow(&mut driver, &[2]);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    (1..=2).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    assert_eq!(driver.in_map().len(), 2);
+}
+
+#[test]
+fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
+    let mut driver = three();
+    drain(&mut driver, 1);
+    for round in 0..2 {
+        assert_eq!(owners(&driver), [1, 2, 3], "round {round}");
+        beats(&mut driver, &[1, 2, 3], 5);
+        all_settled(&mut driver);
+    }
+    assert_eq!(owners(&driver), [2, 3]);
+}

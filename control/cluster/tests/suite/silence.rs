@@ -1,0 +1,145 @@
+//! Members that say nothing: what else has to be known of them before they are taken for dead.
+
+use crate::support;
+
+use kvplane_cluster::{ClusterConfig, Input};
+use kvplane_proto::ids::{Incarnation, NodeId};
+use support::{Driver, MS, config};
+
+fn refused(driver: &mut Driver, node: u64) {
+    let (node, incarnation) = (NodeId(node), Incarnation(5));
+    driver.handle(Input::Refused { node, incarnation }).unwrap();
+}
+
+#[test]
+fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+    (1..=2).for_each(|node| driver.admit(node, 5));
+    driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
+    driver.admit(3, 5);
+    driver.sleep(50 * MS);
+    refused(&mut driver, 1);
+    assert_eq!(driver.in_map().len(), 3, "it was heard of lately");
+    driver.sleep(61 * MS);
+    driver.beat(2, 5).unwrap();
+    (1..=3).for_each(|node| refused(&mut driver, node));
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]), "3 has a device");
+    // What is on a device counts only if its node is back before others get its slots: two intervals are left for that.
+    driver.sleep(100 * MS);
+    driver.beat(2, 5).unwrap();
+    refused(&mut driver, 3);
+    assert_eq!(driver.in_map(), vec![(2, 5)]);
+    let mut driver = Driver::new(config());
+    (1..=2).for_each(|node| driver.admit(node, 5));
+    driver.sleep(200 * MS);
+    refused(&mut driver, 1);
+    assert_eq!(driver.in_map().len(), 2, "nobody has what it had");
+}
+
+/// A control plane that starts anew gives everybody a grace; who died meanwhile needs none.
+#[test]
+fn a_member_that_died_while_the_control_plane_was_away_is_lost_when_its_ports_refuse() {
+    for replicas in [1, 2] {
+        let mut driver = Driver::new(ClusterConfig { replicas, ..config() });
+        (1..=2).for_each(|node| driver.admit(node, 5));
+        driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
+        driver.admit(3, 5);
+        let mut driver = driver.restart();
+        driver.sleep(150 * MS);
+        driver.beat(2, 5).unwrap();
+        (1..=3).for_each(|node| refused(&mut driver, node));
+        assert_eq!(driver.in_map().len(), 3, "they may not have found it yet");
+        driver.sleep(51 * MS);
+        (2..=3).for_each(|node| refused(&mut driver, node));
+        assert_eq!(driver.in_map().len(), 3, "2 was heard of, and what 3 has on its device is worth the grace");
+        refused(&mut driver, 1);
+        assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
+    }
+}
+
+fn unanswered(driver: &mut Driver, node: u64) {
+    let (node, incarnation) = (NodeId(node), Incarnation(5));
+    driver.handle(Input::Unanswered { node, incarnation }).unwrap();
+}
+
+#[test]
+fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_heard() {
+    let start = || {
+        let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+        driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
+        (1..=3).for_each(|node| driver.admit(node, 5));
+        driver
+    };
+    for silent in [1, 3] {
+        let mut driver = start();
+        driver.sleep(150 * MS);
+        (1..=3).filter(|node| *node != silent).for_each(|node| drop(driver.beat(node, 5).unwrap()));
+        unanswered(&mut driver, silent);
+        assert_eq!(driver.in_map().len(), 3, "one heartbeat was missed: it may be slow");
+        driver.sleep(51 * MS);
+        unanswered(&mut driver, 2);
+        assert_eq!(driver.in_map().len(), 3, "2 was heard of");
+        unanswered(&mut driver, silent);
+        assert_eq!((driver.in_map().len(), driver.lost.as_slice()), (2, &[(silent, 5)][..]));
+    }
+    // A control plane that hears nobody may be the one that is cut off.
+    let mut driver = start();
+    driver.sleep(201 * MS);
+    (1..=3).for_each(|node| unanswered(&mut driver, node));
+    assert_eq!(driver.in_map().len(), 3);
+    driver.beat(1, 5).unwrap();
+    unanswered(&mut driver, 2);
+    assert_eq!(driver.in_map().len(), 2, "half of the others are heard");
+    // Without a second owner nobody takes over.
+    let mut driver = Driver::new(config());
+    (1..=2).for_each(|node| driver.admit(node, 5));
+    driver.sleep(150 * MS);
+    driver.beat(2, 5).unwrap();
+    driver.sleep(100 * MS);
+    unanswered(&mut driver, 1);
+    assert_eq!(driver.in_map().len(), 2);
+}
+
+/// Whom the control plane cannot ask first-hand others may report; that is heeded only where it hears nothing either.
+#[test]
+fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_ports_cannot_be_asked() {
+    let told = |driver: &mut Driver, node: u64, first_hand: bool| {
+        let (node, incarnation) = (NodeId(node), Incarnation(5));
+        let input =
+            if first_hand { Input::Answered { node, incarnation } } else { Input::Reported { node, incarnation } };
+        driver.handle(input).unwrap();
+    };
+    let start = |replicas| {
+        let mut driver = Driver::new(ClusterConfig { replicas, ..config() });
+        (1..=3).for_each(|node| driver.admit(node, 5));
+        told(&mut driver, 3, true);
+        driver
+    };
+    let mut driver = start(2);
+    driver.sleep(150 * MS);
+    (1..=3).for_each(|node| told(&mut driver, node, false));
+    (2..=3).for_each(|node| drop(driver.beat(node, 5).unwrap()));
+    assert_eq!(driver.in_map().len(), 3, "one heartbeat was missed: it may be slow");
+    driver.sleep(51 * MS);
+    driver.beat(2, 5).unwrap();
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
+    // Who is heard is not lost, whatever is said of it; nor is one whose ports answer, though it is slow.
+    driver.sleep(300 * MS);
+    driver.beat(2, 5).unwrap();
+    (2..=3).for_each(|node| told(&mut driver, node, false));
+    assert_eq!(driver.in_map().len(), 2);
+    // What was said long ago counts for nothing, nor what is said while nobody is heard, or nobody would take over.
+    let mut driver = start(2);
+    told(&mut driver, 1, false);
+    driver.sleep(250 * MS);
+    driver.beat(2, 5).unwrap();
+    assert_eq!(driver.in_map().len(), 3);
+    driver.sleep(250 * MS);
+    told(&mut driver, 1, false);
+    assert_eq!(driver.in_map().len(), 3);
+    let mut driver = start(1);
+    driver.sleep(250 * MS);
+    (2..=3).for_each(|node| drop(driver.beat(node, 5).unwrap()));
+    told(&mut driver, 1, false);
+    assert_eq!(driver.in_map().len(), 3);
+}

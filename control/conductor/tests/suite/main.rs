@@ -1,0 +1,12 @@
+//! Tests of the Conductor from outside, in one binary: a module for each subject.
+
+mod away;
+mod books;
+mod copies;
+mod desk;
+mod durable;
+mod engine;
+mod hot;
+mod index;
+mod queue;
+mod support;

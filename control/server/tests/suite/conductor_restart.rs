@@ -1,0 +1,325 @@
+//! The Conductor after `kill -9`: what was registered is registered, what was set is set, and until engines have said
+//! again what they hold answers say that they may be incomplete.
+
+use crate::support;
+use crate::zeromq;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kvplane_rpc::conductor::*;
+use kvplane_rpc::placement::*;
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Role};
+use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use serde_json::{Value, json};
+use support::{Scratch, client, get, pack, run};
+use tokio::net::{TcpListener, TcpStream};
+use zeromq::{accept, read_frame, send};
+
+const STATE: &str = "KVPLANE_TEST_CONDUCTOR_STATE";
+
+/// Not a test: the child process of those below. Without its variable it does nothing.
+#[test]
+fn child_control_plane() {
+    let Some(state) = std::env::var_os(STATE) else { return };
+    let mut config = ControlConfig::new("test");
+    config.state_directory = Some(state.into());
+    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    config.conductor = Some(DeskConfig::default());
+    let control = ControlServer::start(config).expect("a control plane");
+    println!("\nlistens {} {}", control.address(), control.http_address().expect("it listens"));
+    // The parent kills this process; if the parent is gone, the pipe closes.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// A control plane that is killed with SIGKILL when it is dropped.
+struct Plane {
+    child: Child,
+    local: LocalCluster,
+    http: SocketAddr,
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(state: &Path) -> Plane {
+    let mut child = Command::new(std::env::current_exe().expect("our own path"))
+        .args(["--exact", "conductor_restart::child_control_plane", "--nocapture"])
+        .env(STATE, state)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a child");
+    let output = BufReader::new(child.stdout.take().expect("piped"));
+    let found = output.lines().map_while(Result::ok).find_map(|line| {
+        let (quic, http) = line.strip_prefix("listens ")?.split_once(' ')?;
+        Some((quic.parse().ok()?, http.parse().ok()?))
+    });
+    let (address, http) = found.expect("it says where it listens");
+    let name = ClusterName::new("test").expect("a good name");
+    let authority = Authority::load_or_generate(state, &name).expect("it is there");
+    let roles = [Role::Client, Role::Admin, Role::Scheduler];
+    let identities = roles.map(|role| (role, authority.issue(role).expect("an identity"))).to_vec();
+    Plane { child, local: LocalCluster::new(name, address, authority.trust().clone(), identities), http }
+}
+
+/// The answer with status 200; none where the call was refused, or the server was killed before the answer was whole.
+fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
+    let body = body.to_string();
+    let mut stream = std::net::TcpStream::connect(http).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let head = format!("POST {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: {}", body.len());
+    write!(stream, "{head}\r\n\r\n{body}").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    if head.starts_with("HTTP/1.1 200") { serde_json::from_str(body).ok() } else { None }
+}
+
+fn services(http: SocketAddr) -> Vec<Value> {
+    let found: Value = serde_json::from_str(&get(http, "/services").1).expect("JSON");
+    found["services"].as_array().expect("a list").clone()
+}
+
+/// An engine's sockets.
+struct Engine {
+    publisher: TcpListener,
+    replay: TcpListener,
+}
+
+impl Engine {
+    async fn new() -> Self {
+        let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Self { publisher: bind().await, replay: bind().await }
+    }
+
+    fn registration(&self, name: &str, model: &str, seed: &str) -> Value {
+        let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
+        json!({
+            "type": "vLLM", "instance_id": name, "modelname": model, "block_size": 4,
+            "endpoint": url(&self.publisher), "replay_endpoint": url(&self.replay),
+            "hash_profile": { "algorithm": "sha256_cbor", "python_hash_seed": seed },
+        })
+    }
+
+    /// Is followed: repeats the batches that it still has, by their numbers.
+    async fn followed(&self, batches: &[(u64, Vec<u8>)]) -> TcpStream {
+        let mut live = accept(&self.publisher, "PUB").await;
+        read_frame(&mut live).await;
+        let mut past = accept(&self.replay, "ROUTER").await;
+        assert_eq!(read_frame(&mut past).await, b"");
+        let from = read_frame(&mut past).await;
+        let from = u64::from_be_bytes(from.try_into().expect("a number"));
+        for (number, batch) in batches.iter().filter(|(number, _)| *number >= from) {
+            send(&mut past, &[b"", &number.to_be_bytes(), batch]).await;
+        }
+        send(&mut past, &[b"", &(-1i64).to_be_bytes(), b""]).await;
+        live
+    }
+}
+
+fn stored(hashes: &[u64]) -> Vec<u8> {
+    pack(&json!([0.5, [["BlockStored", hashes, null, [], 4, null]]]))
+}
+
+/// The number of an engine's blocks 1, 2, 3 and so on that are indexed, and whether the answer says `degraded`.
+fn held(http: SocketAddr, model: &str, name: &str) -> (u64, bool) {
+    let body = json!({ "model": model, "block_size": 4, "seq_hashes": [1, 2, 3, 4, 5, 6, 7, 8] });
+    let found = post(http, "/query_by_hash", &body).expect("answered");
+    let gpu = found["instances"][name]["gpu"].as_u64().unwrap_or(0);
+    (gpu / 4, found["degraded"] == json!(true))
+}
+
+async fn until(http: SocketAddr, model: &str, name: &str, expected: (u64, bool)) {
+    while held(http, model, name) != expected {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn engines_are_known_after_a_kill_and_their_blocks_are_degraded_until_they_were_replayed() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let plane = spawn(&state);
+        let (whole, cut) = (Engine::new().await, Engine::new().await);
+        post(plane.http, "/register", &whole.registration("e0", "m", "7")).expect("registered");
+        post(plane.http, "/register", &cut.registration("e1", "n", "0")).expect("registered");
+        let mut batches = vec![(0, stored(&[1, 2])), (1, stored(&[3]))];
+        let mut live = whole.followed(&batches).await;
+        let _cut = cut.followed(&[(0, stored(&[1]))]).await;
+        batches.push((2, stored(&[4])));
+        send(&mut live, &[b"", &2u64.to_be_bytes(), &batches[2].1]).await;
+        until(plane.http, "m", "e0", (4, false)).await;
+        until(plane.http, "n", "e1", (1, false)).await;
+        // In the middle of a batch.
+        drop(plane);
+
+        let plane = spawn(&state);
+        let known: Vec<Value> = services(plane.http).iter().map(|row| row["instance_id"].clone()).collect();
+        assert_eq!(known, [json!("e0"), json!("e1")]);
+        // Nobody has told it anything yet: nothing is known, and that is said.
+        assert_eq!(held(plane.http, "m", "e0"), (0, true));
+        assert!(services(plane.http).iter().all(|row| row["degraded"] == json!(true)));
+        let view: Value = serde_json::from_str(&get(plane.http, "/global_view").1).expect("JSON");
+        assert!(view["contexts"].as_array().is_some_and(|all| all.iter().all(|row| row["degraded"] == json!(true))));
+        // The same registration again is no other engine.
+        post(plane.http, "/register", &whole.registration("e0", "m", "7")).expect("the same again");
+        // It published on while nobody was there.
+        batches.push((3, stored(&[5])));
+        let mut live = whole.followed(&batches).await;
+        until(plane.http, "m", "e0", (5, false)).await;
+        send(&mut live, &[b"", &4u64.to_be_bytes(), &stored(&[6])]).await;
+        until(plane.http, "m", "e0", (6, false)).await;
+        // One that does not keep its first batches may hold more than is known, until it has cleared all.
+        let mut live = cut.followed(&[(8, stored(&[1, 2]))]).await;
+        until(plane.http, "n", "e1", (2, true)).await;
+        let cleared = pack(&json!([0.5, [["AllBlocksCleared"], ["BlockStored", [1, 2, 3], null, [], 4, null]]]));
+        send(&mut live, &[b"", &9u64.to_be_bytes(), &cleared]).await;
+        until(plane.http, "n", "e1", (3, false)).await;
+
+        // Who unregistered stays away.
+        let gone = json!({ "type": "vLLM", "instance_id": "e0", "modelname": "m", "block_size": 4 });
+        post(plane.http, "/unregister", &gone).expect("known");
+        drop(plane);
+        let plane = spawn(&state);
+        let known: Vec<Value> = services(plane.http).iter().map(|row| row["instance_id"].clone()).collect();
+        assert_eq!(known, [json!("e1")]);
+    });
+}
+
+#[test]
+fn an_engine_that_published_nothing_yet_is_whole_once_it_says_so() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let engine = Engine::new().await;
+        let plane = spawn(&state);
+        post(plane.http, "/register", &engine.registration("e0", "m", "0")).expect("registered");
+        drop(plane);
+        // The first that comes may be from the one that was killed.
+        let plane = spawn(&state);
+        assert_eq!(held(plane.http, "m", "e0"), (0, true));
+        drop(engine.publisher.accept().await);
+        let mut live = engine.followed(&[]).await;
+        until(plane.http, "m", "e0", (0, false)).await;
+        send(&mut live, &[b"", &0u64.to_be_bytes(), &stored(&[1])]).await;
+        until(plane.http, "m", "e0", (1, false)).await;
+    });
+}
+
+fn instance(name: &str) -> RegisterInstance {
+    RegisterInstance {
+        instance: name.to_owned(),
+        life: 3,
+        tenant: String::new(),
+        model: "q".to_owned(),
+        block_tokens: 4,
+        token_bytes: 0,
+        part: InstancePart::Mixed,
+        capacity_tokens: 1_000_000,
+        report_ns: 0,
+        address: format!("{name}:80"),
+        events: None,
+    }
+}
+
+fn report(seq: u64, kind: CacheReport, hashes: Vec<u64>) -> ReportCache {
+    let (lora, salt) = (String::new(), String::new());
+    let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes }];
+    ReportCache { tenant: String::new(), instance: "q0".to_owned(), life: 3, seq, kind, changes }
+}
+
+#[test]
+fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let plane = spawn(&state);
+        let (engine, admin) = (client(&plane.local, Role::Client).await, client(&plane.local, Role::Admin).await);
+        for name in ["q0", "q1"] {
+            engine.call(&instance(name)).await.expect("room");
+        }
+        engine.call(&report(1, CacheReport::Snapshot, vec![1, 2])).await.expect("taken");
+        admin.call(&HoldInstance { instance: "q1".to_owned(), held: true }).await.expect("known");
+        let set = SetPlacement { policy: PlacementPolicy::Algorithm1, ttft_ns: 5_000_000_000, tbt_ns: 0 };
+        admin.call(&set).await.expect("an operator");
+        let master = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let endpoint = format!("tcp://{}", master.local_addr().expect("bound"));
+        let spec = json!({ "type": "Mooncake", "instance_id": "store", "endpoint": endpoint, "modelname": "q" });
+        post(plane.http, "/register", &spec).expect("registered");
+        drop(plane);
+
+        let plane = spawn(&state);
+        let router = client(&plane.local, Role::Scheduler).await;
+        let engine = client(&plane.local, Role::Client).await;
+        let shown = router.call(&ShowPlacement).await.expect("hosted");
+        assert_eq!(shown, Placement { set, held: vec!["q1".to_owned()] });
+        let rows = services(plane.http);
+        let row = |name: &str| rows.iter().find(|row| row["instance_id"] == json!(name)).expect("known").clone();
+        assert_eq!((&row("q0")["degraded"], &row("q1")["degraded"]), (&json!(true), &json!(false)));
+        assert_eq!((&row("store")["degraded"], &row("store")["endpoint"]), (&json!(true), &json!(endpoint)));
+        // A scheduler that asks over QUIC learns that one of them may hold more than is known.
+        let context = PromptContext { model: "q".to_owned(), block_tokens: 4, ..PromptContext::default() };
+        let query = QueryPrefix { context, hashes: vec![1, 2, 3], most: 8, tier: BlockTier::Ssd };
+        let nothing =
+            PrefixHolder { instance: "q0".to_owned(), gpu_tokens: 0, dram_tokens: 0, ssd_tokens: 0, degraded: true };
+        assert_eq!(router.call(&query).await.expect("served").holders, [nothing]);
+        // It goes on with its reports, and is asked for a snapshot.
+        let taken = engine.call(&report(2, CacheReport::Goes, vec![3])).await.expect("taken");
+        assert_eq!(taken.wanted, CacheWanted::Snapshot);
+        let taken = engine.call(&report(3, CacheReport::Snapshot, vec![1, 2, 3])).await.expect("taken");
+        assert_eq!(taken.wanted, CacheWanted::Nothing);
+        let holders = router.call(&query).await.expect("served").holders;
+        assert_eq!(holders.len(), 1);
+        assert_eq!((holders[0].gpu_tokens, holders[0].degraded), (12, false));
+        // The instance that is held gets nothing.
+        let refused = engine.call(&RegisterInstance { life: 2, ..instance("q1") }).await;
+        assert!(refused.is_err(), "an earlier life of an instance that is remembered");
+    });
+}
+
+#[test]
+fn whatever_was_answered_before_a_kill_in_the_middle_is_known_afterwards() {
+    let scratch = Scratch::new();
+    for round in 0..3u64 {
+        let state = scratch.path().join(format!("state-{round}"));
+        let mut plane = spawn(&state);
+        let http = plane.http;
+        let answered = std::sync::atomic::AtomicU64::new(0);
+        let registration = |at: u64| {
+            json!({ "type": "vLLM", "instance_id": format!("e{at}"), "modelname": "m", "block_size": 4,
+                "endpoint": "tcp://127.0.0.1:9" })
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for at in 0..400 {
+                    if post(http, "/register", &registration(at)).is_none() {
+                        return;
+                    }
+                    answered.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                }
+            });
+            while answered.load(std::sync::atomic::Ordering::SeqCst) < 5 + 7 * round {
+                std::thread::yield_now();
+            }
+            plane.child.kill().expect("it runs");
+        });
+        let answered = answered.into_inner();
+        drop(plane);
+        let plane = spawn(&state);
+        let known = services(plane.http);
+        for at in 0..answered {
+            let name = json!(format!("e{at}"));
+            assert!(known.iter().any(|row| row["instance_id"] == name), "{name} of {answered} was answered");
+        }
+        assert!(known.len() as u64 <= answered + 1, "at most one was under way");
+    }
+}

@@ -1,0 +1,191 @@
+//! Engines' events over ZeroMQ: publishers and replay sockets of our own, spoken by hand on real sockets.
+
+use crate::support;
+use crate::zeromq;
+
+use std::time::Duration;
+
+use kvplane_rpc::conductor::*;
+use kvplane_rpc::{CallError, Client, RefusalCode, Role};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use support::{client, run};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use zeromq::{accept, read_frame, send};
+
+/// `[0, [["BlockStored", hashes, nil, [], 16, nil]]]`, of hashes below 128.
+fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {
+    let mut out = b"\x92\0\x91\x96\xabBlockStored\xdc".to_vec();
+    out.extend_from_slice(&(hashes.len() as u16).to_be_bytes());
+    out.extend(hashes);
+    out.extend_from_slice(b"\xc0\x90\x10\xc0");
+    out
+}
+
+fn register(events: EventSource) -> RegisterInstance {
+    RegisterInstance {
+        instance: "e0".to_owned(),
+        life: 1,
+        tenant: String::new(),
+        model: "m".to_owned(),
+        block_tokens: 16,
+        token_bytes: 0,
+        part: InstancePart::Mixed,
+        capacity_tokens: 1_000_000,
+        report_ns: 0,
+        address: String::new(),
+        events: Some(events),
+    }
+}
+
+/// Asks until the engine has so many blocks, and says whether something is not known of it.
+async fn until(router: &Client, blocks: u32) -> bool {
+    let context = PromptContext { model: "m".to_owned(), block_tokens: 16, ..PromptContext::default() };
+    let query = QueryPrefix { context, hashes: (1..100).collect(), most: 4, tier: BlockTier::Gpu };
+    loop {
+        let holders = router.call(&query).await.expect("served").holders;
+        if let Some(holder) = holders.first().filter(|holder| holder.gpu_tokens == blocks * 16) {
+            return holder.degraded;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn control() -> ControlHandle {
+    let mut config = ControlConfig::new("test");
+    config.conductor = Some(DeskConfig::default());
+    ControlServer::start(config).expect("a control plane")
+}
+
+/// Where an engine publishes and replays, and what it says of that.
+async fn ports(topic: &str) -> (TcpListener, TcpListener, EventSource) {
+    let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
+    let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: topic.to_owned() };
+    (publisher, replay, source)
+}
+
+#[test]
+fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
+    let control = control();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let (publisher, replay, source) = ports("kv").await;
+        router.call(&register(source)).await.expect("room");
+        let end = (-1i64).to_be_bytes();
+        let number = |seq: u64| seq.to_be_bytes();
+
+        let mut live = accept(&publisher, "PUB").await;
+        assert_eq!(read_frame(&mut live).await, b"\x01kv");
+        // It asks for what it missed: in three frames, of which the router takes the first.
+        let mut past = accept(&replay, "ROUTER").await;
+        assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(0).to_vec()));
+        send(&mut past, &[b"", &number(0), &stored(1..4)]).await;
+        send(&mut past, &[b"", &end, b""]).await;
+        assert!(!until(&router, 3).await, "it has all from the beginning on");
+        // One that was replayed comes again, then the next.
+        send(&mut live, &[b"kv@e0", &number(0), &stored(1..4)]).await;
+        send(&mut live, &[b"kv@e0", &number(1), &stored(4..6)]).await;
+        assert!(!until(&router, 5).await);
+        // A gap that the replay fills.
+        send(&mut live, &[b"kv@e0", &number(3), &stored(8..10)]).await;
+        let mut past = accept(&replay, "ROUTER").await;
+        assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(2).to_vec()));
+        send(&mut past, &[b"", &number(2), &stored(6..8)]).await;
+        send(&mut past, &[b"", &end, b""]).await;
+        assert!(!until(&router, 9).await);
+        // A gap that it does not fill: what was known is forgotten, and that is said.
+        send(&mut live, &[b"kv@e0", &number(7), &stored(1..3)]).await;
+        let mut past = accept(&replay, "ROUTER").await;
+        read_frame(&mut past).await;
+        read_frame(&mut past).await;
+        send(&mut past, &[b"", &end, b""]).await;
+        assert!(until(&router, 2).await, "it may hold more than is known");
+        // What is no batch costs nothing but itself.
+        send(&mut live, &[b"kv@e0", &number(8), b"\xc1"]).await;
+        send(&mut live, &[b"noise"]).await;
+        send(&mut live, &[b"kv@e0", &number(9), &stored(3..5)]).await;
+        assert!(until(&router, 4).await);
+
+        // The engine starts again: its numbers begin anew, and its cache is empty.
+        drop(live);
+        let mut live = accept(&publisher, "PUB").await;
+        read_frame(&mut live).await;
+        let mut past = accept(&replay, "ROUTER").await;
+        assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(10).to_vec()));
+        send(&mut past, &[b"", &end, b""]).await;
+        send(&mut live, &[b"kv@e0", &number(0), &stored(1..2)]).await;
+        assert!(!until(&router, 1).await, "all of it is known");
+    });
+}
+
+#[test]
+fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_degraded() {
+    let control = control();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let (publisher, replay, source) = ports("").await;
+        router.call(&register(source)).await.expect("room");
+        let end = (-1i64).to_be_bytes();
+        let number = |seq: u64| seq.to_be_bytes();
+        // A connection, and what is asked for of what was missed.
+        let connect = async || {
+            let mut live = accept(&publisher, "PUB").await;
+            read_frame(&mut live).await;
+            let mut past = accept(&replay, "ROUTER").await;
+            read_frame(&mut past).await;
+            let from = read_frame(&mut past).await;
+            send(&mut past, &[b"", &end, b""]).await;
+            (live, from)
+        };
+        let (mut live, _) = connect().await;
+        for at in 0..3u8 {
+            send(&mut live, &[b"", &number(at.into()), &stored(at + 1..at + 2)]).await;
+        }
+        assert!(!until(&router, 3).await);
+
+        // Before it is followed again it has published two batches: they count from the first on.
+        drop(live);
+        let (mut live, from) = connect().await;
+        assert_eq!(from, number(3));
+        send(&mut live, &[b"", &number(2), &stored(5..7)]).await;
+        let mut past = accept(&replay, "ROUTER").await;
+        read_frame(&mut past).await;
+        assert_eq!(read_frame(&mut past).await, number(0));
+        send(&mut past, &[b"", &number(0), &stored(1..3)]).await;
+        send(&mut past, &[b"", &number(1), &stored(3..5)]).await;
+        send(&mut past, &[b"", &end, b""]).await;
+        assert!(!until(&router, 6).await, "the first batch is known, and nothing is missing");
+
+        // Nobody listens any more: something may be missing from now on.
+        drop((live, publisher));
+        while !until(&router, 6).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+#[test]
+fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
+    let control = control();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let bad = EventSource { publisher: "ipc:///tmp/x".to_owned(), replay: String::new(), topic: String::new() };
+        match router.call(&register(bad)).await {
+            Err(CallError::Refused(refusal)) => assert_eq!(refusal.code, RefusalCode::BadRequest as u16),
+            other => panic!("refused, not {other:?}"),
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let publisher = format!("tcp://{}", listener.local_addr().expect("bound"));
+        let source = EventSource { publisher, replay: String::new(), topic: String::new() };
+        router.call(&register(source)).await.expect("room");
+        let (mut stream, _) = listener.accept().await.expect("it comes");
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("sent");
+        // It comes again, and is content with a publisher that has no replay.
+        let mut live = accept(&listener, "PUB").await;
+        assert_eq!(read_frame(&mut live).await, b"\x01");
+        send(&mut live, &[b"", &5u64.to_be_bytes(), &stored(1..5)]).await;
+        assert!(until(&router, 4).await, "what came before is not known");
+    });
+}

@@ -1,0 +1,14 @@
+//! Tests of the control process from outside, in one binary: a module for each subject.
+
+mod conductor;
+mod conductor_restart;
+mod control;
+mod durable;
+mod engines;
+mod masters;
+mod metadata;
+mod shims;
+mod status;
+mod support;
+mod web;
+mod zeromq;

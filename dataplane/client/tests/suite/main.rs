@@ -1,0 +1,5 @@
+//! Tests of the requesting side from outside, in one binary: a module for each subject.
+
+mod exactly_once;
+mod late_writes;
+mod scheduling;

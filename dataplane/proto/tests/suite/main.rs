@@ -1,0 +1,6 @@
+//! Tests of the wire from outside, in one binary: a module for each subject.
+
+mod wire_arbitrary;
+mod wire_document;
+mod wire_frame;
+mod wire_messages;

@@ -1,0 +1,11 @@
+//! Tests of a shard's objects from outside, in one binary: a module for each subject.
+
+mod eviction;
+mod followers;
+mod shadow;
+mod shares;
+mod store;
+mod support;
+mod tail_pages;
+mod tenants;
+mod utilisation;

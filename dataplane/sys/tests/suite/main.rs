@@ -1,0 +1,5 @@
+//! Tests of what needs `unsafe` from outside, in one binary: a module for each subject.
+
+mod process_memory;
+mod two_processes;
+mod verbs;

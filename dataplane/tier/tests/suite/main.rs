@@ -1,0 +1,15 @@
+//! Tests of the SSD log from outside, in one binary: a module for each subject.
+
+mod blank;
+mod calls;
+mod crash;
+mod crowded;
+mod damage;
+mod golden;
+mod lengths;
+mod random;
+mod rest;
+mod scrub;
+mod strikes;
+mod support;
+mod timers;

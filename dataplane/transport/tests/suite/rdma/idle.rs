@@ -1,0 +1,43 @@
+//! Connections on which nothing happens.
+
+use std::time::Instant;
+
+use kvplane_proto::message::Operation;
+use kvplane_transport::RdmaOptions;
+
+use super::bed::{Bed, DEADLINE, asks, on_devices};
+
+/// Connections are asked for a sign of life every millisecond.
+const OFTEN: u64 = 1_000_000;
+
+#[test]
+fn idle_peers_are_asked_for_a_sign_of_life_and_those_that_are_gone_are_noticed() {
+    on_devices(|devices, fabric| {
+        let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
+        let until = Instant::now() + DEADLINE;
+        while bed.asking.rdma.counters().keepalives < 5 || bed.asked.rdma.counters().keepalives < 5 {
+            bed.asking.round();
+            bed.asked.round();
+            assert!(Instant::now() < until, "nobody is asked");
+        }
+        assert!(bed.asking.gone.is_empty() && bed.asked.gone.is_empty(), "{:?}", bed.asking.gone);
+        assert!(bed.asked.frames.is_empty(), "a sign of life is no message");
+        // It does not stand in the way of anything.
+        assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Hello, 1), &[], None));
+        while bed.asked.frames.is_empty() {
+            bed.asking.round();
+            bed.asked.round();
+            assert!(Instant::now() < until, "the frame is lost");
+        }
+        let Some(fabric) = fabric else { return };
+        // The peer's device says nothing any more, and neither does its host.
+        bed.asking.rdma.close(bed.ask, kvplane_transport::Gone::Closed);
+        let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
+        fabric.set_port(1, false);
+        while bed.asking.gone.is_empty() {
+            bed.asking.round();
+            assert!(Instant::now() < until, "nobody notices");
+        }
+        fabric.set_port(1, true);
+    });
+}
