@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
     BlockChange, BlockTier, CacheReport, InstancePart, PromptContext, RegisterInstance, ReportCache, RequestStep,
-    Schedule, ScheduleMode, Scheduled, UpdateRequest,
+    Schedule, ScheduleMode, ScheduleReply, UpdateRequest,
 };
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
@@ -116,12 +116,12 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
 
 /// What the kernel says of a thread, where it counts: time on a core, and time that it could have run and did not.
 #[derive(Clone, Copy, Default)]
-struct Ran {
+struct ThreadTimes {
     on_core_ns: u64,
     kept_off_ns: u64,
 }
 
-impl Ran {
+impl ThreadTimes {
     /// Of the calling thread.
     fn here() -> Self {
         Self::read(Path::new("/proc/thread-self")).unwrap_or_default()
@@ -160,7 +160,7 @@ fn dropped() -> u64 {
 
 async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
     let failed = Arc::new(AtomicU64::new(0));
-    let (before, dropped_before) = ([Ran::server(), Ran::here()], dropped());
+    let (before, dropped_before) = ([ThreadTimes::server(), ThreadTimes::here()], dropped());
     let (count, start) = (RATE * SECONDS, Instant::now());
     let mut asked = tokio::task::JoinSet::new();
     let mut times_ns = Vec::with_capacity(count as usize);
@@ -177,7 +177,7 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
             let answer = client.call(&ask(first + at)).await;
             let took_ns = due.elapsed().as_nanos() as u64;
             match answer {
-                Ok(Scheduled::Assigned(assignment)) => {
+                Ok(ScheduleReply::Assigned(assignment)) => {
                     let update = UpdateRequest { reservation: assignment.reservation, step: RequestStep::Ended };
                     failed.fetch_add(u64::from(client.call(&update).await.is_err()), Ordering::Relaxed);
                 }
@@ -195,7 +195,7 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
         times_ns.push(done?);
     }
     let took = start.elapsed().as_secs_f64();
-    let (after, dropped) = ([Ran::server(), Ran::here()], dropped() - dropped_before);
+    let (after, dropped) = ([ThreadTimes::server(), ThreadTimes::here()], dropped() - dropped_before);
     times_ns.sort_unstable();
     late_ns.sort_unstable();
     let at = |times: &[u64], part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;

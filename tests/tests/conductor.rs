@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
     BlockTier, InstancePart, PromptContext, QueryPrefix, RegisterInstance, RequestStep, Schedule, ScheduleMode,
-    ScheduleRefusal, Scheduled, UpdateRequest,
+    ScheduleRefusal, ScheduleReply, UpdateRequest,
 };
 use kvplane::rpc::message::{ListTasks, TaskState};
 use kvplane::rpc::placement::ShowCopies;
@@ -165,7 +165,9 @@ fn a_prefix_that_many_fetch_from_the_store_is_copied() {
             let mode = ScheduleMode::Now;
             let (context, hashes) = (context.clone(), vec![7]);
             let asked = Schedule { context, hashes, tokens, mode, ..request(&number.to_string()) };
-            let Scheduled::Assigned(assigned) = router.call(asked).expect("served") else { panic!("bound at once") };
+            let ScheduleReply::Assigned(assigned) = router.call(asked).expect("served") else {
+                panic!("bound at once")
+            };
             let step = RequestStep::Ended;
             router.call(UpdateRequest { reservation: assigned.reservation, step }).expect("booked");
         }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use kvplane::{
-    AsyncClient, Begun, Buffer, ClientConfig, Fill, ObjectRange, Put, PutOptions, RangeOutcome, Region, RegionOptions,
-    Slice,
+    AsyncClient, BeginOutcome, Buffer, ClientConfig, Fill, ObjectRange, Put, PutOptions, RangeOutcome, Region,
+    RegionOptions, Slice,
 };
 
 mod bed;
@@ -94,7 +94,9 @@ fn lists_pieces_and_sessions_go_beside_batches_that_are_under_way() {
             assert!(matches!(puts[0], Ok(Put::Stored(_))));
             let options = PutOptions::default();
             let begun = client.put_sessions(&[("session", 100_000)], &options, Duration::from_secs(20));
-            let Ok(Begun::Session(session)) = begun.await.expect("a batch").remove(0) else { panic!("it was begun") };
+            let Ok(BeginOutcome::Session(session)) = begun.await.expect("a batch").remove(0) else {
+                panic!("it was begun")
+            };
             let half = |at: usize| Fill { session: &session, offset: at as u64, from: memory.slice(at, 50_000) };
             assert!(client.fill(&[half(50_000)]).await.expect("a batch")[0].is_ok());
             let range = [ObjectRange { key: b"session", offset: 60_000, into: memory.slice(MIB, 1000) }];

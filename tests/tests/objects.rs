@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use kvplane::{
-    AsyncClient, Begun, Buffer, Client, ClientConfig, Digest, Fill, Node, ObjectRange, Put, PutOptions, PutSession,
-    RangeOutcome, Region, RegionOptions, Slice, Status,
+    AsyncClient, BeginOutcome, Buffer, Client, ClientConfig, Digest, Fill, Node, ObjectRange, Put, PutOptions,
+    PutSession, RangeOutcome, Region, RegionOptions, Slice, Status,
 };
 
 mod bed;
@@ -92,8 +92,8 @@ fn an_object_is_put_from_and_read_into_many_pieces() {
 
 fn begin(client: &mut Client, key: &str, bytes: usize, options: &PutOptions, idle: Duration) -> PutSession {
     match client.put_session(key.as_bytes(), bytes as u64, options, idle).expect("a session") {
-        Begun::Session(session) => session,
-        Begun::Exists => panic!("{key} exists"),
+        BeginOutcome::Session(session) => session,
+        BeginOutcome::Exists => panic!("{key} exists"),
     }
 }
 
@@ -191,7 +191,7 @@ fn bad_ranges_of_sessions_are_refused_and_nothing_is_left() {
         assert!(long.expect_err("an hour").to_string().contains("600000"));
         client.put(b"there", b"value").expect("a put");
         let there = client.put_session(b"there", 10, &PutOptions::default(), IDLE).expect("an answer");
-        assert!(matches!(there, Begun::Exists));
+        assert!(matches!(there, BeginOutcome::Exists));
         // One that replaces: what was there stays until the commit.
         let replace = PutOptions { replace: true, ..PutOptions::default() };
         let session = begin(&mut client, "there", 100, &replace, IDLE);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvplane::{AsyncClient, Client, ClientConfig, Finished, Open, Put, PutOptions, Region, RegionOptions, Status};
+use kvplane::{AsyncClient, BatchOutcome, Client, ClientConfig, Open, Put, PutOptions, Region, RegionOptions, Status};
 
 mod bed;
 
@@ -30,7 +30,7 @@ fn batches_are_started_and_finished_later() {
         assert!(!client.exists(b"nothing").expect("an answer"));
         let mut seen = Vec::new();
         while let Some((open, finished)) = client.next_finished().expect("a batch ends") {
-            let Finished::Puts(outcomes) = finished else { panic!("not puts") };
+            let BatchOutcome::Puts(outcomes) = finished else { panic!("not puts") };
             assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Put::Stored(_)))), "{outcomes:?}");
             seen.push(open);
         }
@@ -40,7 +40,7 @@ fn batches_are_started_and_finished_later() {
         }
         let mut found = 0;
         while let Some((_, finished)) = client.next_finished().expect("a batch ends") {
-            let Finished::Gets(outcomes) = finished else { panic!("not gets") };
+            let BatchOutcome::Gets(outcomes) = finished else { panic!("not gets") };
             found += outcomes.into_iter().filter(|got| matches!(got, Ok(Some(got)) if got.bytes == 8192)).count();
         }
         assert_eq!(found, 64);

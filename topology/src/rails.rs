@@ -83,7 +83,7 @@ pub struct Rail {
 
 /// An RDMA device that is no rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excluded {
+pub struct ExcludedDevice {
     /// Device name.
     pub name: String,
     /// Why, and what would help.
@@ -152,7 +152,7 @@ pub struct RailMatrix {
     /// Usable rails by name, numbers in names counted as numbers.
     pub rails: Vec<Rail>,
     /// RDMA devices that are not, by name.
-    pub excluded: Vec<Excluded>,
+    pub excluded: Vec<ExcludedDevice>,
     /// Locations: nodes by number, then GPUs.
     pub rows: Vec<Row>,
     /// What an operator should know, one sentence each.
@@ -216,7 +216,7 @@ pub fn rail_matrix(machine: &Machine) -> RailMatrix {
     for device in &machine.rdma_devices {
         match usable_port(device) {
             Ok(port) => matrix.rails.push(rail(device, port)),
-            Err(reason) => matrix.excluded.push(Excluded { name: device.name.clone(), reason }),
+            Err(reason) => matrix.excluded.push(ExcludedDevice { name: device.name.clone(), reason }),
         }
     }
     matrix.rails.sort_by_cached_key(|rail| natural_key(&rail.name));

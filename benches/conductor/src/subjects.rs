@@ -1,6 +1,6 @@
 //! Who is measured, and our index as one of them.
 
-use kvplane_conductor::index::{ContextId, ContextKey, Found, HolderId, IndexConfig, PrefixIndex, Tier, Tiers};
+use kvplane_conductor::index::{ContextId, ContextKey, PrefixMatches, HolderId, IndexConfig, PrefixIndex, Tier, Tiers};
 
 use crate::events::Load;
 use crate::rivals::{ChainIndexOf, RadixTreeOf};
@@ -35,7 +35,7 @@ struct Ours<'a> {
     index: PrefixIndex,
     context: ContextId,
     holders: Vec<HolderId>,
-    found: Found,
+    found: PrefixMatches,
     reversed: Vec<u64>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Ours<'a> {
         let key = ContextKey { tenant: "default".into(), model: "m".into(), block_tokens: 16, ..ContextKey::default() };
         let context = index.context(&key).expect("the first context");
         let holders = (0..workers).map(|_| index.register().expect("as many as there may be")).collect();
-        Self { load, index, context, holders, found: Found::default(), reversed: Vec::new() }
+        Self { load, index, context, holders, found: PrefixMatches::default(), reversed: Vec::new() }
     }
 }
 

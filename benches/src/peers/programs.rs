@@ -17,7 +17,7 @@ use crate::Failure;
 const PATIENCE: Duration = Duration::from_secs(40);
 const START: Duration = Duration::from_millis(150);
 
-type Measured = Option<(Figures, Usage)>;
+type Measurement = Option<(Figures, Usage)>;
 
 fn free_port() -> Result<String, Failure> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string())
@@ -77,7 +77,7 @@ impl Side for Perftest {
         Ok(format!("ucx-{version}"))
     }
 
-    fn measure(&mut self, cell: Cell, seconds: f64, round: usize) -> Result<Measured, Failure> {
+    fn measure(&mut self, cell: Cell, seconds: f64, round: usize) -> Result<Measurement, Failure> {
         let block = cell.block_bytes;
         match (cell.op, self.puts, cell.batch) {
             (Op::Read, _, 1) => self.once("ucp_get", block, seconds).map(Some),
@@ -147,7 +147,7 @@ impl Side for Iperf {
         Ok(format!("iperf3-{}", text.split_whitespace().nth(1).unwrap_or("unknown")))
     }
 
-    fn measure(&mut self, cell: Cell, _seconds: f64, round: usize) -> Result<Measured, Failure> {
+    fn measure(&mut self, cell: Cell, _seconds: f64, round: usize) -> Result<Measurement, Failure> {
         if cell.block_bytes < 64 << 10 || cell.batch == 1 {
             return Ok(None);
         }

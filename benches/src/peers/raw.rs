@@ -18,7 +18,7 @@ const LARGEST_PING_BYTES: u64 = 64 << 10;
 /// Below this a copy stays in the caches of one core, and says nothing of memory.
 const SMALLEST_COPY_BYTES: u64 = 1 << 20;
 
-type Measured = Option<(Figures, Usage)>;
+type Measurement = Option<(Figures, Usage)>;
 
 /// Calls for `seconds` after a warm-up of a tenth of it.
 fn timed(
@@ -54,7 +54,7 @@ impl Side for PingPong {
         Ok(String::from("plain socket calls"))
     }
 
-    fn measure(&mut self, cell: Cell, seconds: f64, _round: usize) -> Result<Measured, Failure> {
+    fn measure(&mut self, cell: Cell, seconds: f64, _round: usize) -> Result<Measurement, Failure> {
         if cell.batch != 1 || cell.block_bytes > LARGEST_PING_BYTES {
             return Ok(None);
         }
@@ -91,7 +91,7 @@ impl Side for Memcpy {
         Ok(String::from("the C library's"))
     }
 
-    fn measure(&mut self, cell: Cell, seconds: f64, _round: usize) -> Result<Measured, Failure> {
+    fn measure(&mut self, cell: Cell, seconds: f64, _round: usize) -> Result<Measurement, Failure> {
         if cell.block_bytes < SMALLEST_COPY_BYTES {
             return Ok(None);
         }

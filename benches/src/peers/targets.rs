@@ -31,14 +31,14 @@ impl Metric {
 
 /// The bound on a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Wanted {
+pub(crate) enum ValueLimit {
     /// Not less.
     AtLeast(f64),
     /// Not more.
     AtMost(f64),
 }
 
-impl Wanted {
+impl ValueLimit {
     /// Whether a value is within the bound.
     pub(crate) fn holds(self, value: f64) -> bool {
         match self {
@@ -56,7 +56,7 @@ impl Wanted {
     }
 }
 
-impl std::fmt::Display for Wanted {
+impl std::fmt::Display for ValueLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::AtLeast(bound) => write!(f, "at least {bound}"),
@@ -71,7 +71,7 @@ pub(crate) struct Target {
     /// Nothing where an absolute value of ours counts: blocks per second for throughput, µs for latency.
     pub(crate) peer: Option<&'static str>,
     pub(crate) metric: Metric,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: ValueLimit,
     /// For which cells, in words and as a condition.
     pub(crate) cells: &'static str,
     pub(crate) applies: fn(&Cell) -> bool,
@@ -93,27 +93,34 @@ const fn scatter(cell: &Cell) -> bool {
 
 /// Every target.
 pub(crate) const ALL: [Target; 15] = [
-    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, Wanted::AtLeast(2.0), "all", everywhere),
-    ratio(TCP_BOTH, "mooncake tcp", Metric::P50, Wanted::AtMost(0.333), "4 KiB and 64 KiB", |cell| {
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, ValueLimit::AtLeast(2.0), "all", everywhere),
+    ratio(TCP_BOTH, "mooncake tcp", Metric::P50, ValueLimit::AtMost(0.333), "4 KiB and 64 KiB", |cell| {
         cell.block_bytes <= 64 * KIB
     }),
-    ratio(TCP_BOTH, "mooncake tcp", Metric::Cpu, Wanted::AtMost(0.5), "all", everywhere),
-    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, Wanted::AtLeast(10.0), "4 KiB x 1024", scatter),
-    ratio(TCP, "nixl tcp", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
-    ratio(TCP, "ucx tcp", Metric::Throughput, Wanted::AtLeast(1.0), "reads x 1; writes from x 16", like_perftest),
-    ratio(TCP_BOTH, "gloo", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
-    ratio(TCP, "iperf3", Metric::Throughput, Wanted::AtLeast(0.95), "from 64 KiB x 16", |cell| {
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Cpu, ValueLimit::AtMost(0.5), "all", everywhere),
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, ValueLimit::AtLeast(10.0), "4 KiB x 1024", scatter),
+    ratio(TCP, "nixl tcp", Metric::Throughput, ValueLimit::AtLeast(1.0), "all", everywhere),
+    ratio(TCP, "ucx tcp", Metric::Throughput, ValueLimit::AtLeast(1.0), "reads x 1; writes from x 16", like_perftest),
+    ratio(TCP_BOTH, "gloo", Metric::Throughput, ValueLimit::AtLeast(1.0), "all", everywhere),
+    ratio(TCP, "iperf3", Metric::Throughput, ValueLimit::AtLeast(0.95), "from 64 KiB x 16", |cell| {
         cell.block_bytes >= 64 * KIB && cell.batch >= 16
     }),
-    alone(TCP, Metric::Throughput, Wanted::AtLeast(250_000.0), "4 KiB x 128, blocks/s", |cell| {
+    alone(TCP, Metric::Throughput, ValueLimit::AtLeast(250_000.0), "4 KiB x 128, blocks/s", |cell| {
         cell.block_bytes == 4 * KIB && cell.batch == 128
     }),
-    ratio(TCP, "raw spinning", Metric::P50, Wanted::AtMost(1.3), "4 KiB x 1", small_single),
-    ratio(TCP_PARKED, "raw blocking", Metric::P50, Wanted::AtMost(1.0), "4 KiB x 1", small_single),
-    ratio(SAME_HOST, "nixl auto", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
-    ratio(SAME_HOST, "ucx shm", Metric::Throughput, Wanted::AtLeast(1.0), "reads x 1; writes from x 16", like_perftest),
-    ratio(MAPPED, "memcpy", Metric::Throughput, Wanted::AtLeast(0.9), "from 1 MiB", |cell| cell.block_bytes >= MIB),
-    alone(MAPPED, Metric::P50, Wanted::AtMost(2.5), "4 KiB x 1, µs", small_single),
+    ratio(TCP, "raw spinning", Metric::P50, ValueLimit::AtMost(1.3), "4 KiB x 1", small_single),
+    ratio(TCP_PARKED, "raw blocking", Metric::P50, ValueLimit::AtMost(1.0), "4 KiB x 1", small_single),
+    ratio(SAME_HOST, "nixl auto", Metric::Throughput, ValueLimit::AtLeast(1.0), "all", everywhere),
+    ratio(
+        SAME_HOST,
+        "ucx shm",
+        Metric::Throughput,
+        ValueLimit::AtLeast(1.0),
+        "reads x 1; writes from x 16",
+        like_perftest,
+    ),
+    ratio(MAPPED, "memcpy", Metric::Throughput, ValueLimit::AtLeast(0.9), "from 1 MiB", |cell| cell.block_bytes >= MIB),
+    alone(MAPPED, Metric::P50, ValueLimit::AtMost(2.5), "4 KiB x 1, µs", small_single),
 ];
 
 const fn small_single(cell: &Cell) -> bool {
@@ -132,7 +139,7 @@ const fn ratio(
     ours: &'static [&'static str],
     peer: &'static str,
     metric: Metric,
-    wanted: Wanted,
+    wanted: ValueLimit,
     cells: &'static str,
     applies: fn(&Cell) -> bool,
 ) -> Target {
@@ -142,7 +149,7 @@ const fn ratio(
 const fn alone(
     ours: &'static [&'static str],
     metric: Metric,
-    wanted: Wanted,
+    wanted: ValueLimit,
     cells: &'static str,
     applies: fn(&Cell) -> bool,
 ) -> Target {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{
-    Buffer, Client, ClientConfig, Control, Finished, Node, NodeConfig, Open, Put, PutAck, PutOptions, Slice, SsdConfig,
-    TierPolicy,
+    BatchOutcome, Buffer, Client, ClientConfig, Control, Node, NodeConfig, Open, Put, PutAck, PutOptions, Slice,
+    SsdConfig, TierPolicy,
 };
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::rng::Rng;
@@ -179,15 +179,15 @@ impl NodeBed {
 }
 
 /// Which puts there was no room for yet. What else went wrong ends the bench.
-fn refused(finished: &Finished) -> Result<Vec<usize>, Failure> {
+fn refused(finished: &BatchOutcome) -> Result<Vec<usize>, Failure> {
     match finished {
-        Finished::Gets(outcomes) => {
+        BatchOutcome::Gets(outcomes) => {
             for outcome in outcomes {
                 outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is gone")?;
             }
             Ok(Vec::new())
         }
-        Finished::Puts(outcomes) => {
+        BatchOutcome::Puts(outcomes) => {
             let refused = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err());
             Ok(refused.map(|(at, _)| at).collect())
         }

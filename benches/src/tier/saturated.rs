@@ -11,9 +11,9 @@ use crate::Failure;
 use crate::rounds::Series;
 
 /// A program that is ended with this value.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -31,7 +31,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     for (ack, word) in [(PutAck::Memory, "acknowledged in memory"), (PutAck::Buffered, "acknowledged when written")] {
         let mut with = NodeBed::start(Some((&file.0, options.file_bytes)), ack, MEMORY)?;
         let mut without = NodeBed::start(None, ack, MEMORY)?;
-        let _load = Running(fio.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+        let _load = RunningProgram(fio.command(&words).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
         let mut key = 1 << 41;
         for bytes in [KIB4, 64 << 10, MIB] {
             println!("  puts of {} KiB, {word}:", bytes >> 10);

@@ -69,7 +69,7 @@ pub(super) fn region(bytes: usize) -> Result<Arc<Region>, Failure> {
 }
 
 /// What so many slices took.
-pub(super) struct Taken {
+pub(super) struct SliceCost {
     pub(super) elapsed: Duration,
     pub(super) counters: RdmaCounters,
 }
@@ -129,7 +129,7 @@ impl Stream {
 
     /// Writes so many slices, as a spinning host does: submits what there is room for, flushes, polls, takes what is
     /// over.
-    pub(super) fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
+    pub(super) fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
         let before = *self.asking.rdma.counters();
         let start = Instant::now();
         let (mut submitted, mut done) = (0, 0);
@@ -154,7 +154,7 @@ impl Stream {
             signalled: after.signalled - before.signalled,
             ..RdmaCounters::default()
         };
-        Ok(Taken { elapsed, counters })
+        Ok(SliceCost { elapsed, counters })
     }
 }
 

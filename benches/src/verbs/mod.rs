@@ -16,7 +16,7 @@ use kvplane_transport::RdmaOptions;
 
 use crate::Failure;
 use crate::rounds::Series;
-use bed::{End, Stream, Taken, connect, loopback, part, region};
+use bed::{End, SliceCost, Stream, connect, loopback, part, region};
 use kvplane_sys::verbs::Verbs;
 use whole::{Shape, Whole};
 
@@ -93,7 +93,7 @@ impl Way {
 }
 
 impl Pipe {
-    fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
+    fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
         match self {
             Self::Whole(whole) => whole.run(slices),
             Self::Driver(stream) => stream.run(slices),

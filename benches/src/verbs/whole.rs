@@ -14,7 +14,7 @@ use kvplane_store::service::{Identity, SegmentInfo};
 use kvplane_sys::verbs::Verbs;
 use kvplane_transport::{RdmaCounters, RdmaOptions};
 
-use super::bed::{Taken, region};
+use super::bed::{SliceCost, region};
 use crate::Failure;
 
 /// Slices of one batch, where it has several.
@@ -114,7 +114,7 @@ impl Whole {
     }
 
     /// Writes so many slices, rounded up to whole batches.
-    pub(super) fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
+    pub(super) fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
         let before = *self.initiator.host().rdma_counters();
         let start = Instant::now();
         for _ in 0..slices.div_ceil(self.batch as u64) {
@@ -128,7 +128,7 @@ impl Whole {
             signalled: after.signalled - before.signalled,
             ..RdmaCounters::default()
         };
-        Ok(Taken { elapsed, counters })
+        Ok(SliceCost { elapsed, counters })
     }
 }
 

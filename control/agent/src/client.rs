@@ -44,10 +44,10 @@ use crate::which::Control;
 pub use ahead::PrefetchTo;
 pub use keys::{KeyInfo, ListCursor, ListPage};
 pub use near::Near;
-pub use open::{Finished, Open};
+pub use open::{BatchOutcome, Open};
 pub(crate) use puts::{check_options, put_request};
 pub use ranges::ObjectRange;
-pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
+pub use sessions::{BeginOutcome, Fill, GetSession, PutSession, RangeOutcome};
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -200,7 +200,7 @@ pub struct Client {
     puts: PutBook,
     deadline: Duration,
     bounce: Option<Buffer>,
-    open: Vec<open::Started>,
+    open: Vec<open::PendingBatch>,
     striping: stripes::Striping,
     capacity: capacity::Capacity,
     near: near::Nearness,

@@ -14,13 +14,13 @@ use crate::which::Control;
 pub(crate) const LOOK: Duration = Duration::from_secs(5);
 
 /// Who a process is, and the keychain of its data connections, if it has one.
-pub(crate) struct Sealing {
+pub(crate) struct DataTlsIdentity {
     control: Control,
     role: Role,
     keychain: OnceLock<Arc<Keychain>>,
 }
 
-impl Sealing {
+impl DataTlsIdentity {
     pub(crate) const fn new(control: Control, role: Role) -> Self {
         Self { control, role, keychain: OnceLock::new() }
     }

@@ -46,8 +46,8 @@ mod which;
 
 pub use asynchronous::AsyncClient;
 pub use client::{
-    Begun, Buffer, Client, ClientConfig, Fill, Finished, GetSession, Got, KeyInfo, ListCursor, ListPage, Near,
-    ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
+    BatchOutcome, BeginOutcome, Buffer, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, ListCursor, ListPage,
+    Near, ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
 };
 pub use error::Error;
 pub use link::ControlLink;
@@ -62,7 +62,7 @@ pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
 pub use transfer::{
-    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, MemoryRails, Metrics, Opcode, OwnAddress,
+    Batch, BatchCompletion, BatchStatus, BufferInfo, Explanation, FileInfo, MemoryRails, Metrics, Opcode, OwnAddress,
     PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment,
     SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
     TransferEngineConfig, TransferRequest, TransportChoice, Use,

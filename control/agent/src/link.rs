@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
-use kvplane_rpc::message::{Request, Streamed, Welcome};
+use kvplane_rpc::message::{Request, StreamingCall, Welcome};
 use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
 use kvplane_sys::interrupt::{self, Nothing};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::data_tls::{self, Sealing};
+use crate::data_tls::{self, DataTlsIdentity};
 use crate::error::Error;
 use crate::tickets::Holder;
 use crate::which::{Control, Line};
@@ -41,12 +41,12 @@ pub(crate) const fn software() -> &'static str {
     concat!("kvplane/", env!("CARGO_PKG_VERSION"))
 }
 
-struct Shared {
+struct LinkState {
     /// Grows with every map that came; 0 before the first.
     generation: AtomicU64,
     map: Mutex<Option<StateMap>>,
     holder: Holder,
-    sealing: Sealing,
+    sealing: DataTlsIdentity,
     /// A probe of the control plane is under way, or was a moment ago.
     probing: AtomicBool,
 }
@@ -63,7 +63,7 @@ type Job = Box<dyn FnOnce(Client) -> std::pin::Pin<Box<dyn Future<Output = ()>>>
 /// The line to the control plane. Clones share it; it ends with the last.
 #[derive(Clone)]
 pub struct ControlLink {
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     jobs: mpsc::Sender<Job>,
     welcome: Arc<Welcome>,
     /// Where the control plane was when we came.
@@ -127,7 +127,7 @@ impl ControlLink {
         let (address, bound_to) = (line.address(), line.tenant().map(Arc::from));
         let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
         let shared =
-            Arc::new(Shared { generation, map, holder, sealing: line.sealing(), probing: AtomicBool::new(false) });
+            Arc::new(LinkState { generation, map, holder, sealing: line.sealing(), probing: AtomicBool::new(false) });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -210,7 +210,7 @@ impl ControlLink {
     }
 
     /// What is known of sealing data connections.
-    pub(crate) fn sealing(&self) -> &Sealing {
+    pub(crate) fn sealing(&self) -> &DataTlsIdentity {
         &self.shared.sealing
     }
 
@@ -227,7 +227,7 @@ impl ControlLink {
     /// When too many calls wait, or the thread has ended.
     pub fn stream<R>(&self, request: R, each: impl FnMut(R::Item) -> bool + Send + 'static) -> Result<(), Error>
     where
-        R: Streamed + Send + 'static,
+        R: StreamingCall + Send + 'static,
         R::Item: Send + 'static,
     {
         let mut each = each;
@@ -358,7 +358,7 @@ fn ended() -> Error {
 }
 
 /// Gives each item of a stream to `each` until that has enough, the stream ends, or its end is out of reach.
-async fn drain<R: Streamed>(client: &Client, request: &R, each: &mut (dyn FnMut(R::Item) -> bool + Send)) {
+async fn drain<R: StreamingCall>(client: &Client, request: &R, each: &mut (dyn FnMut(R::Item) -> bool + Send)) {
     let Ok(mut items) = client.stream(request).await else { return };
     while let Ok(item) = items.next().await {
         if !each(item) {
@@ -385,7 +385,7 @@ async fn until(at: Option<Instant>) {
 
 async fn live(
     mut line: Line,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     mut jobs: mpsc::Receiver<Job>,
     mut stopped: oneshot::Receiver<()>,
     ready: std::sync::mpsc::SyncSender<Result<Welcome, Error>>,

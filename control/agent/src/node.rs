@@ -290,7 +290,7 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
 }
 
 /// Shards, what is to be said of them, and the device under each if there are any.
-type Started = (Vec<ShardHandle>, Vec<String>, Vec<String>);
+type NodeShards = (Vec<ShardHandle>, Vec<String>, Vec<String>);
 
 /// Whether data ports may be where the settings say.
 fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
@@ -314,7 +314,7 @@ fn start_shards(
     (node, incarnation): (NodeId, Incarnation),
     tickets: &NodeTickets,
     tls: Option<&Arc<Keychain>>,
-) -> Result<Started, Error> {
+) -> Result<NodeShards, Error> {
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;

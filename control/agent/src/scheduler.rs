@@ -13,7 +13,7 @@ use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::conductor::{
     Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Reschedule, Schedule, ScheduleRefusal,
-    Scheduled, UpdateRequest, WatchAssignments, WatchInstances,
+    ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_rpc::{CallError, Role};
@@ -57,21 +57,21 @@ struct Inner {
     /// Tables that came.
     tables: u64,
     /// By request: what was told and is not taken yet.
-    told: HashMap<String, Scheduled>,
+    told: HashMap<String, ScheduleReply>,
     /// By instance: requests that went there by our own rule.
     local: HashMap<String, u32>,
     left_alone_until: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SchedulerState {
     inner: Mutex<Inner>,
     changed: Condvar,
     watches: AtomicBool,
     assignments: AtomicBool,
 }
 
-impl Shared {
+impl SchedulerState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Each change is whole.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,7 +79,7 @@ impl Shared {
 }
 
 /// Says that a stream has ended, when it is dropped with it.
-struct Stream(Arc<Shared>, fn(&Shared) -> &AtomicBool);
+struct Stream(Arc<SchedulerState>, fn(&SchedulerState) -> &AtomicBool);
 
 impl Drop for Stream {
     fn drop(&mut self) {
@@ -92,7 +92,7 @@ impl Drop for Stream {
 pub struct Scheduler {
     link: ControlLink,
     client: u64,
-    shared: Arc<Shared>,
+    shared: Arc<SchedulerState>,
     budget: Duration,
 }
 
@@ -245,7 +245,7 @@ impl Scheduler {
         &self,
         request: &Schedule,
         until: Instant,
-        first: impl FnOnce(&Self) -> Result<Scheduled, Error>,
+        first: impl FnOnce(&Self) -> Result<ScheduleReply, Error>,
     ) -> Result<Decision, Error> {
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
             return self.decide(request);
@@ -256,22 +256,22 @@ impl Scheduler {
             match asked {
                 Err(error) if is_away(&error) => return self.decide(request),
                 Err(error) => return Err(error),
-                Ok(Scheduled::Assigned(assignment)) => {
+                Ok(ScheduleReply::Assigned(assignment)) => {
                     self.shared.inner().told.remove(id);
                     return Ok(Decision::Booked(assignment));
                 }
-                Ok(Scheduled::Refused { why, retry_after_ns }) => {
+                Ok(ScheduleReply::Refused { why, retry_after_ns }) => {
                     self.shared.inner().told.remove(id);
                     return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
                 }
-                Ok(Scheduled::Queued { reservation, .. }) => {
+                Ok(ScheduleReply::Queued { reservation, .. }) => {
                     asked = match self.wait_told(id, until) {
                         Some(told) => Ok(told),
                         None if Instant::now() < until && !interrupt::is_ended() => self.ask(request),
                         None => {
                             // It may have ended there at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
-                            Ok(Scheduled::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 })
+                            Ok(ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 })
                         }
                     };
                 }
@@ -279,9 +279,9 @@ impl Scheduler {
         }
     }
 
-    fn ask<R>(&self, request: &R) -> Result<Scheduled, Error>
+    fn ask<R>(&self, request: &R) -> Result<ScheduleReply, Error>
     where
-        R: Request<Reply = Scheduled> + Clone + Send + 'static,
+        R: Request<Reply = ScheduleReply> + Clone + Send + 'static,
     {
         self.follow()?;
         let asked = self.link.call_within(request.clone(), self.budget);
@@ -305,7 +305,7 @@ impl Scheduler {
     }
 
     /// What is told of a request; nothing when the stream has ended, so that it must be asked again, or at the end.
-    fn wait_told(&self, request: &str, until: Instant) -> Option<Scheduled> {
+    fn wait_told(&self, request: &str, until: Instant) -> Option<ScheduleReply> {
         let mut inner = self.shared.inner();
         loop {
             if let Some(told) = inner.told.remove(request) {

@@ -153,11 +153,11 @@ pub(crate) struct NodeTickets {
     node: u64,
     /// Whether its shards want tickets.
     pub(crate) wanted: bool,
-    keys: Option<Given>,
+    keys: Option<GrantedKeys>,
 }
 
 /// Keys, the control plane's seconds, and the node's own ticket.
-struct Given {
+struct GrantedKeys {
     keys: Vec<TicketKey>,
     seconds: u64,
     credential: Arc<Credential>,
@@ -201,7 +201,7 @@ impl NodeTickets {
                  node again"
             )));
         }
-        let Some(Given { keys, seconds, credential }) = keys else { return Ok(()) };
+        let Some(GrantedKeys { keys, seconds, credential }) = keys else { return Ok(()) };
         for shard in shards {
             shard.learn_keys(keys.clone(), seconds)?;
             shard.set_credential(Arc::clone(&credential))?;
@@ -210,14 +210,14 @@ impl NodeTickets {
     }
 }
 
-fn given(link: &ControlLink, node: u64, incarnation: u64) -> Result<Option<Given>, Error> {
+fn given(link: &ControlLink, node: u64, incarnation: u64) -> Result<Option<GrantedKeys>, Error> {
     let reply = link.call(GetTicketKeys { node, incarnation })?;
     if !reply.ticket.wanted {
         return Ok(None);
     }
     let credential = Arc::new(credential_of(&reply.ticket)?);
     let key = |key: kvplane_rpc::message::KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
-    Ok(Some(Given { keys: reply.keys.into_iter().map(key).collect(), seconds: reply.seconds, credential }))
+    Ok(Some(GrantedKeys { keys: reply.keys.into_iter().map(key).collect(), seconds: reply.seconds, credential }))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use kvplane_rpc::{
 };
 use tokio::task::JoinSet;
 
-use crate::data_tls::Sealing;
+use crate::data_tls::DataTlsIdentity;
 use crate::error::Error;
 use crate::link::{reconnections, software};
 
@@ -156,8 +156,8 @@ impl Line {
     }
 
     /// Who we are on it.
-    pub(crate) fn sealing(&self) -> Sealing {
-        Sealing::new(self.control.clone(), self.role)
+    pub(crate) fn sealing(&self) -> DataTlsIdentity {
+        DataTlsIdentity::new(self.control.clone(), self.role)
     }
 
     /// The only tenant that our certificate is for, if it is for one: `default` for the one without a name.

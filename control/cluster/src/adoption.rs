@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 
-use crate::cluster::{Cluster, Row, Seen, claims};
+use crate::cluster::{Cluster, Evidence, Row, claims};
 use crate::devices::Devices;
 use crate::message::{Change, MAX_VERSION_BYTES, Output, Reply};
 use crate::record::{Layout, Record};
@@ -182,7 +182,7 @@ impl Cluster {
                     shared: false,
                     settled: None,
                     newcomer: false,
-                    seen: Seen::default(),
+                    seen: Evidence::default(),
                 },
             };
             self.rows.insert(member.node, row);
@@ -228,7 +228,7 @@ impl Cluster {
             shared: false,
             settled: None,
             newcomer: false,
-            seen: Seen::default(),
+            seen: Evidence::default(),
         }
     }
 }

@@ -51,12 +51,12 @@ pub(crate) struct Row {
     /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
     pub(crate) newcomer: bool,
     /// Evidence about it that others than itself gave.
-    pub(crate) seen: Seen,
+    pub(crate) seen: Evidence,
 }
 
 /// Evidence about a member beside its own heartbeats.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Evidence {
     /// Its ports have answered this control plane.
     pub(crate) answered: bool,
     /// When it was last reported to be silent.

@@ -11,7 +11,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
 
 use crate::catalog::{ClientId, Segment, SegmentOwner};
-use crate::cluster::{Cluster, Row, Seen};
+use crate::cluster::{Cluster, Evidence, Row};
 use crate::message::{Change, Load, MAX_VERSION_BYTES, Reply};
 use crate::record::{Record, RecordKey};
 use crate::rejection::Rejection;
@@ -109,7 +109,7 @@ impl Cluster {
         let settled = former.filter(|row| row.state.in_map()).and_then(|row| row.settled).map(|_| Epoch(0));
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
-        let (load, seen) = (None, Seen::default());
+        let (load, seen) = (None, Evidence::default());
         // A life that ended in order has given its slots away. One that died has them on its devices.
         let newcomer = former.is_none_or(|row| match row.state {
             MemberState::Joining => row.newcomer,

@@ -12,7 +12,7 @@ use kvplane_proto::map::{ClusterMap, MapError};
 
 use crate::adoption::Adoption;
 use crate::catalog::Catalog;
-use crate::cluster::{Cluster, Row, Seen};
+use crate::cluster::{Cluster, Evidence, Row};
 use crate::config::{ClusterConfig, ConfigError};
 use crate::message::{Change, Counters, Output};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
@@ -200,7 +200,7 @@ impl Cluster {
             shared: false,
             settled: None,
             newcomer: false,
-            seen: Seen::default(),
+            seen: Evidence::default(),
         };
         self.rows.insert(row.member.node, row);
     }

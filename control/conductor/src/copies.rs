@@ -39,7 +39,7 @@ impl Default for CopyConfig {
 
 /// A prefix that is fetched.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fetched<K> {
+pub struct PrefixFetch<K> {
     /// Its name.
     pub key: K,
     /// How often a second.
@@ -72,7 +72,7 @@ pub enum CopyOrder<K> {
 }
 
 #[derive(Clone, Copy)]
-struct Kept {
+struct CopyState {
     bytes: u64,
     copies: u32,
     coming: bool,
@@ -81,7 +81,7 @@ struct Kept {
 /// The copies that were made.
 pub struct Copies<K> {
     config: CopyConfig,
-    kept: BTreeMap<K, Kept>,
+    kept: BTreeMap<K, CopyState>,
     left_alone: BTreeMap<K, u64>,
     /// What was counted.
     pub counts: CopyCounts,
@@ -100,7 +100,7 @@ pub struct CopyCounts {
 
 /// How busy each source is with a prefix in so many places, and how long the part of a fetch takes that is one
 /// source's.
-fn spread<K>(fetched: &Fetched<K>, places: u32, sources: Sources) -> (f64, f64) {
+fn spread<K>(fetched: &PrefixFetch<K>, places: u32, sources: Sources) -> (f64, f64) {
     let nodes = f64::from(sources.nodes.max(1));
     let pieces = fetched.pieces.max(1) as f64;
     let held = (f64::from(places) / nodes).min(1.0);
@@ -113,7 +113,7 @@ fn spread<K>(fetched: &Fetched<K>, places: u32, sources: Sources) -> (f64, f64) 
 /// Seconds that all who fetch a prefix within the horizon wait for its sources, when it is in so many places and its
 /// sources are busy with others for the part `other` of the time.
 #[must_use]
-pub fn waited_s<K>(fetched: &Fetched<K>, places: u32, sources: Sources, other: f64, horizon_s: f64) -> f64 {
+pub fn waited_s<K>(fetched: &PrefixFetch<K>, places: u32, sources: Sources, other: f64, horizon_s: f64) -> f64 {
     let (own, service_s) = spread(fetched, places, sources);
     let (load, half_s) = (own + other.max(0.0), horizon_s / 2.0);
     let each_s = if load < 1.0 { (service_s * load / (2.0 * (1.0 - load))).min(half_s) } else { load * half_s };
@@ -121,8 +121,8 @@ pub fn waited_s<K>(fetched: &Fetched<K>, places: u32, sources: Sources, other: f
 }
 
 /// What each source is busy with beside a prefix, on average.
-fn other_load<K>(all: &[Fetched<K>], own: &Fetched<K>, sources: Sources) -> f64 {
-    let load = |one: &Fetched<K>| one.per_s * one.bytes as f64 / sources.nic_bytes_s.max(1) as f64;
+fn other_load<K>(all: &[PrefixFetch<K>], own: &PrefixFetch<K>, sources: Sources) -> f64 {
+    let load = |one: &PrefixFetch<K>| one.per_s * one.bytes as f64 / sources.nic_bytes_s.max(1) as f64;
     (all.iter().map(load).sum::<f64>() - load(own)).max(0.0) / f64::from(sources.nodes.max(1))
 }
 
@@ -142,7 +142,7 @@ impl<K: Ord + Copy> Copies<K> {
     /// Bytes of copies that are there or coming.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.kept.values().map(Kept::total).sum()
+        self.kept.values().map(CopyState::total).sum()
     }
 
     /// Prefixes with copies, and copies that are coming.
@@ -165,7 +165,7 @@ impl<K: Ord + Copy> Copies<K> {
     }
 
     /// Seconds that one copy more saves those who fetch a prefix; with `less`, those that they lose with one less.
-    fn saves_s(&self, all: &[Fetched<K>], one: &Fetched<K>, sources: Sources, less: bool) -> f64 {
+    fn saves_s(&self, all: &[PrefixFetch<K>], one: &PrefixFetch<K>, sources: Sources, less: bool) -> f64 {
         let other = other_load(all, one, sources);
         let places = one.places.max(1) + self.copies_of(&one.key);
         let (few, many) = if less { (places.saturating_sub(1).max(1), places) } else { (places, places + 1) };
@@ -175,7 +175,7 @@ impl<K: Ord + Copy> Copies<K> {
     }
 
     /// What is to be done now, for all prefixes that are fetched.
-    pub fn decide(&mut self, all: &[Fetched<K>], sources: Sources, now_ns: u64) -> Vec<CopyOrder<K>> {
+    pub fn decide(&mut self, all: &[PrefixFetch<K>], sources: Sources, now_ns: u64) -> Vec<CopyOrder<K>> {
         let mut orders = self.forget_cold(all);
         self.left_alone.retain(|_, until_ns| *until_ns > now_ns);
         let mut worth: Vec<(f64, usize)> = Vec::new();
@@ -202,7 +202,7 @@ impl<K: Ord + Copy> Copies<K> {
             if new && self.kept.len() >= KEPT || !self.make_room(all, one, sources, &mut orders) {
                 continue;
             }
-            let kept = self.kept.entry(one.key).or_insert(Kept { bytes: one.bytes, copies: 0, coming: false });
+            let kept = self.kept.entry(one.key).or_insert(CopyState { bytes: one.bytes, copies: 0, coming: false });
             kept.coming = true;
             orders.push(CopyOrder::Copy(one.key));
         }
@@ -210,7 +210,7 @@ impl<K: Ord + Copy> Copies<K> {
     }
 
     /// Copies of what nobody fetches any more do not count.
-    fn forget_cold(&mut self, all: &[Fetched<K>]) -> Vec<CopyOrder<K>> {
+    fn forget_cold(&mut self, all: &[PrefixFetch<K>]) -> Vec<CopyOrder<K>> {
         let is_told = |key: &K| all.iter().any(|one| one.key == *key);
         let cold: Vec<K> =
             self.kept.iter().filter(|(key, kept)| !kept.coming && !is_told(key)).map(|(key, _)| *key).collect();
@@ -227,8 +227,8 @@ impl<K: Ord + Copy> Copies<K> {
     /// Whether the budget has room for a copy, after those have gone that lose least; then these are in `orders`.
     fn make_room(
         &mut self,
-        all: &[Fetched<K>],
-        wanted: &Fetched<K>,
+        all: &[PrefixFetch<K>],
+        wanted: &PrefixFetch<K>,
         sources: Sources,
         orders: &mut Vec<CopyOrder<K>>,
     ) -> bool {
@@ -277,7 +277,7 @@ impl<K: Ord + Copy> Copies<K> {
     }
 }
 
-impl Kept {
+impl CopyState {
     fn total(&self) -> u64 {
         self.bytes.saturating_mul(u64::from(self.copies) + u64::from(self.coming))
     }

@@ -28,20 +28,20 @@ use kvplane_proto::rng::mix64;
 use crate::copies::{Copies, CopyConfig};
 use crate::hot::HotTable;
 use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex};
-use crate::policy::{Named, Slo};
+use crate::policy::{PolicyName, Slo};
 use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 
-pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
-pub use cache::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
+pub use asked::{Answer, AssignedInstances, Mode, ScheduleRequest, Source, Step, Why};
+pub use cache::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, CacheRequest};
 pub use copies::{CopyKey, CopyState, CopyWanted};
 pub use durable::{Durable, DurableInstance};
 pub use error::DeskError;
 pub use hot::HotPrefix;
-pub use instances::{InstanceSpec, Load, Part, Publisher, Registered};
-pub use look::{Candidate, Explained, Holding, Holdings, InstanceRow, PoolRow, Table};
+pub use instances::{InstanceSpec, Load, Part, Publisher, Registration};
+pub use look::{Candidate, Holdings, InstanceRow, PlacementExplanation, PoolRow, PrefixHolding, Table};
 
 use instances::Instance;
-use requests::Kept;
+use requests::TrackedRequest;
 use times::Due;
 
 /// The most bytes of a request's id and of an instance's name.
@@ -71,8 +71,8 @@ pub struct DeskConfig {
     /// What each pool's books are made of; tokens of a block, and bytes of a token, are the pool's.
     pub books: ConductorConfig,
     /// How it decides; what is promised is said by [`ConductorConfig::slo`].
-    pub policy: Named,
-    /// Whether requests that cannot be served as promised are refused: see [`Named::make`].
+    pub policy: PolicyName,
+    /// Whether requests that cannot be served as promised are refused: see [`PolicyName::make`].
     pub refuses: bool,
     /// What copies of hot prefixes may take that the Conductor asks the shared store for.
     pub copies: CopyConfig,
@@ -92,7 +92,7 @@ impl Default for DeskConfig {
             claim_ns: 10_000_000_000,
             missed: (3, 10),
             books: ConductorConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..books },
-            policy: Named::Ours,
+            policy: PolicyName::Ours,
             refuses: false,
             copies: CopyConfig::default(),
         }
@@ -174,7 +174,7 @@ pub struct Counts {
 
 /// Something for a client that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ClientNotice {
     /// Which client.
     pub client: u64,
     /// Its request's id.
@@ -188,11 +188,11 @@ pub struct Desk {
     config: DeskConfig,
     pools: BTreeMap<u32, Pool>,
     instances: BTreeMap<Arc<str>, Instance>,
-    requests: BTreeMap<u64, Kept>,
+    requests: BTreeMap<u64, TrackedRequest>,
     /// By tenant, then by id.
     by_name: BTreeMap<String, BTreeMap<Arc<str>, u64>>,
     due: Due,
-    told: VecDeque<Told>,
+    told: VecDeque<ClientNotice>,
     /// Names of instances of which something changed that is to be remembered, and whether the placement did.
     changed: BTreeSet<Arc<str>>,
     placement_changed: bool,
@@ -232,18 +232,18 @@ impl Desk {
     }
 
     /// What is to be told, oldest first.
-    pub fn take_told(&mut self) -> Option<Told> {
+    pub fn take_told(&mut self) -> Option<ClientNotice> {
         self.told.pop_front()
     }
 
     /// How it decides now, whether it refuses, and what is promised.
     #[must_use]
-    pub const fn placement(&self) -> (Named, bool, Slo) {
+    pub const fn placement(&self) -> (PolicyName, bool, Slo) {
         (self.config.policy, self.config.refuses, self.config.books.slo)
     }
 
     /// Decides otherwise from now on, for every model. What is booked stays so; those who wait are looked at again.
-    pub fn set_placement(&mut self, policy: Named, refuses: bool, slo: Slo, now_ns: u64) {
+    pub fn set_placement(&mut self, policy: PolicyName, refuses: bool, slo: Slo, now_ns: u64) {
         (self.config.policy, self.config.refuses, self.config.books.slo) = (policy, refuses, slo);
         self.placement_changed = true;
         self.pools.values_mut().for_each(|pool| pool.conductor.set_policy(policy.make(refuses), slo));
@@ -344,7 +344,7 @@ fn fingerprint(tokens: u32, context: ContextId, hashes: &[u64]) -> u64 {
     mix64(last ^ mix64(u64::from(tokens) << 32 | hashes.len() as u64)) ^ mix64(u64::from(context.number()))
 }
 
-fn request_of(id: u64, asked: &Asked, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
-    let barred = crate::scheduler::Barred::default();
+fn request_of(id: u64, asked: &ScheduleRequest, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
+    let barred = crate::scheduler::ExcludedInstances::default();
     Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred }
 }

@@ -24,7 +24,7 @@ use std::fmt;
 
 use kvplane_proto::rng::mix64;
 
-pub use find::{Found, Match};
+pub use find::{Match, PrefixMatches};
 pub use snapshot::SnapshotError;
 
 use arena::Arena;
@@ -154,7 +154,7 @@ impl Tiers {
 
 /// What an event changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stored {
+pub struct StoreOutcome {
     /// Blocks that nobody had before.
     pub new_blocks: usize,
     /// Blocks that were forgotten to make room.
@@ -163,7 +163,7 @@ pub struct Stored {
 
 /// What a removal found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Removed {
+pub struct RemovalOutcome {
     /// Blocks that the holder had in that tier.
     pub removed_blocks: usize,
     /// Blocks that nobody has.

@@ -17,7 +17,7 @@ use crate::cost::{DecodeModel, PrefillModel, transfer_ns};
 
 /// A policy by its name, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum PolicyName {
     /// [`Spread`].
     Random,
     /// [`RoundRobin`].
@@ -36,7 +36,7 @@ pub enum Named {
     Ours,
 }
 
-impl Named {
+impl PolicyName {
     /// All of them, in the order in which they are shown; ours last.
     pub const ALL: [Self; 8] = [
         Self::Random,
@@ -97,7 +97,7 @@ impl Named {
 /// Every policy with its defaults, refusing nobody, in the order in which they are shown; ours last.
 #[must_use]
 pub fn side_by_side() -> Vec<Box<dyn Policy>> {
-    Named::ALL.map(|named| named.make(false)).into()
+    PolicyName::ALL.map(|named| named.make(false)).into()
 }
 
 /// What is to be served.
@@ -270,7 +270,7 @@ pub enum Choice {
 
 /// A request that waits in the central queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
+pub struct QueuedRequest {
     /// The request.
     pub ask: Ask,
     /// Its prefill with the most that anybody had cached when it came.
@@ -292,7 +292,7 @@ pub trait Policy: Send {
     }
 
     /// Which of those who wait is served next: lower is sooner. In nanoseconds, by convention.
-    fn rank(&self, waiting: &Waiting, _now_ns: u64, _slo: Slo) -> i64 {
+    fn rank(&self, waiting: &QueuedRequest, _now_ns: u64, _slo: Slo) -> i64 {
         waiting.ask.arrival_ns as i64
     }
 

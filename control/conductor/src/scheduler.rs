@@ -18,11 +18,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cost::{DecodeModel, PrefillModel};
-use crate::index::{ContextId, Found, HolderId, IndexConfig, IndexError, PrefixIndex, Tier};
-use crate::policy::{Ask, Choice, Placement, Policy, Slo, Waiting};
+use crate::index::{ContextId, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, Tier};
+use crate::policy::{Ask, Choice, Placement, Policy, QueuedRequest, Slo};
 
 use books::{DecodeBook, PrefillBook};
-pub use instances::{Barred, Foreign};
+pub use instances::{ExcludedInstances, Foreign};
 pub use queue::Next;
 
 /// What a Conductor is made of.
@@ -92,7 +92,7 @@ pub struct Request {
     /// Rolling hashes of its blocks.
     pub hashes: Arc<[u64]>,
     /// Instances that it must not go to.
-    pub barred: Barred,
+    pub barred: ExcludedInstances,
 }
 
 impl Request {
@@ -120,18 +120,18 @@ pub enum Progress {
 /// Room for a question's working, kept by the caller.
 #[derive(Default)]
 pub struct Scratch {
-    found: Found,
+    found: PrefixMatches,
 }
 
 impl Scratch {
     /// What was found last.
     #[must_use]
-    pub const fn found(&self) -> &Found {
+    pub const fn found(&self) -> &PrefixMatches {
         &self.found
     }
 
     /// The same, for the next question.
-    pub const fn found_mut(&mut self) -> &mut Found {
+    pub const fn found_mut(&mut self) -> &mut PrefixMatches {
         &mut self.found
     }
 }
@@ -210,7 +210,7 @@ pub struct Conductor {
     decode: Vec<DecodeBook>,
     model: PrefillModel,
     booked: BTreeMap<u64, Reservation>,
-    queue: Vec<(Waiting, Request)>,
+    queue: Vec<(QueuedRequest, Request)>,
     promises: VecDeque<Promise>,
     /// Prefill instances by their slots in the index.
     by_slot: Vec<u32>,
@@ -323,7 +323,7 @@ impl Conductor {
                     return Err(ConductorError::QueueFull { most });
                 }
                 let best_ns = self.best_ns(&request);
-                self.queue.push((Waiting { ask: request.ask(), best_ns }, request));
+                self.queue.push((QueuedRequest { ask: request.ask(), best_ns }, request));
                 Ok(())
             }
         }

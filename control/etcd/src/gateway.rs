@@ -55,7 +55,7 @@ pub struct Range<'a> {
 
 /// What a range has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct RangeResult {
     /// Its entries, in the order of their keys.
     pub entries: Vec<Entry>,
     /// Whether there are more than the limit.
@@ -223,7 +223,7 @@ impl Gateway {
     ///
     /// # Errors
     /// When nobody answers, or not so.
-    pub fn range(&self, range: &Range<'_>, deadline: Instant) -> Result<Found, GatewayError> {
+    pub fn range(&self, range: &Range<'_>, deadline: Instant) -> Result<RangeResult, GatewayError> {
         let mut request = json!({ "key": STANDARD.encode(range.from) });
         if !range.to.is_empty() {
             request["range_end"] = STANDARD.encode(range.to).into();
@@ -237,7 +237,7 @@ impl Gateway {
         let answer: RangeAnswer = self.read(&self.call("kv/range", &request, deadline)?)?;
         let nonsense = |reason: String| self.nonsense(&reason);
         let revision = number(&answer.header.revision).map_err(nonsense)?;
-        Ok(Found { entries: entries(answer.kvs).map_err(nonsense)?, more: answer.more, revision })
+        Ok(RangeResult { entries: entries(answer.kvs).map_err(nonsense)?, more: answer.more, revision })
     }
 
     /// Sets a key.

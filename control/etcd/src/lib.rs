@@ -10,5 +10,5 @@
 mod gateway;
 mod http;
 
-pub use gateway::{Compare, Entry, Found, Gateway, GatewayError, Operation, Outcome, Range};
+pub use gateway::{Compare, Entry, Gateway, GatewayError, Operation, Outcome, Range, RangeResult};
 pub use http::{Certificates, CertificatesError, Http, HttpError, Method};

@@ -10,7 +10,7 @@ use crate::frame::{self, HEAD_BYTES, Head, Kind};
 use crate::names::{DEFAULT_PORT, Peer};
 use crate::notice::{Notice, TAKEN};
 use crate::rdma_handshake::RdmaHandshake;
-use crate::timed::{Stage, Timed};
+use crate::timed::{Stage, TimedStream};
 
 /// Read at a time; a reply's memory grows with what arrives, not with what its length says.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -124,7 +124,7 @@ impl Caller {
             reason: source.to_string(),
             source: Some(source),
         };
-        let mut stream = Timed::connect(&peer, deadline).map_err(lost)?;
+        let mut stream = TimedStream::connect(&peer, deadline).map_err(lost)?;
         stream.write_all(&frame::typed(kind, body)).map_err(|error| lost((Stage::Send, error)))?;
         let mut head = [0; HEAD_BYTES];
         stream.read_exact(&mut head).map_err(|error| lost((Stage::Receive, closed(error))))?;

@@ -30,7 +30,7 @@ impl Duplex for TcpStream {
 
 /// What a connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answered {
+pub(crate) enum ConnectionOutcome {
     /// The reply that belongs to the request.
     Typed(Kind),
     /// A notice for which there is no room, or that is none.
@@ -57,7 +57,7 @@ pub(crate) struct Connection<S> {
     stream: S,
     stage: Stage,
     /// The answer, once it has been sent whole; taken by the daemon, which counts.
-    answered: Option<Answered>,
+    answered: Option<ConnectionOutcome>,
 }
 
 enum Stage {
@@ -85,7 +85,7 @@ struct Reply {
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
     body: Arc<str>,
-    answered: Answered,
+    answered: ConnectionOutcome,
 }
 
 impl Reply {
@@ -111,7 +111,7 @@ impl<S: Duplex> Connection<S> {
     }
 
     /// Whether the request has been answered.
-    pub(crate) fn take_answered(&mut self) -> Option<Answered> {
+    pub(crate) fn take_answered(&mut self) -> Option<ConnectionOutcome> {
         self.answered.take()
     }
 
@@ -215,17 +215,19 @@ fn answer(request: Option<Kind>, kept: &[u8], local: &dyn Local) -> Reply {
                 Ok(request) => local.connect(&request),
             };
             let refused = !reply.refusal.is_empty();
-            let answered = if refused { Answered::RefusedConnection } else { Answered::Typed(Kind::Connection) };
+            let answered =
+                if refused { ConnectionOutcome::RefusedConnection } else { ConnectionOutcome::Typed(Kind::Connection) };
             (answered, reply.encode().into())
         }
-        Some(kind @ Kind::Metadata) => (Answered::Typed(kind), local.descriptor()),
-        Some(kind @ Kind::Probe) => (Answered::Typed(kind), notice::ALIVE.into()),
+        Some(kind @ Kind::Metadata) => (ConnectionOutcome::Typed(kind), local.descriptor()),
+        Some(kind @ Kind::Probe) => (ConnectionOutcome::Typed(kind), notice::ALIVE.into()),
         Some(kind @ Kind::Notify) => {
             let refusal = match Notice::decode(kept) {
                 Err(error) => Some(error.to_string()),
                 Ok(notice) => local.notified(notice).err().map(|error| error.to_string()),
             };
-            let answered = if refusal.is_some() { Answered::RefusedNotice } else { Answered::Typed(kind) };
+            let answered =
+                if refusal.is_some() { ConnectionOutcome::RefusedNotice } else { ConnectionOutcome::Typed(kind) };
             (answered, notice::reply_to_notice(refusal.as_deref()).into())
         }
     };

@@ -2,7 +2,7 @@
 //! the stores where engines publish what they serve.
 //!
 //! * [`descriptor`]: the JSON that describes a segment, with a key of ours for peers that speak our own protocol.
-//! * [`Daemon`], [`Local`], [`Published`]: answer peers that ask for our descriptor, probe us or notify us.
+//! * [`Daemon`], [`Local`], [`PublishedEngine`]: answer peers that ask for our descriptor, probe us or notify us.
 //! * [`RdmaHandshake`], [`Connector`]: how RDMA connections with stock engines come about.
 //! * [`Caller`]: asks the daemons of others.
 //! * [`Metadata`], [`MetadataStore`], [`keys`]: central metadata in HTTP servers, redis and etcd.
@@ -37,7 +37,7 @@ pub use descriptor::{
 pub use environment::{Environment, VariableError};
 pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError};
 pub use notice::{MalformedNotice, Notice};
-pub use published::{Connector, Local, NoticeLimits, NoticesFull, Published};
+pub use published::{Connector, Local, NoticeLimits, NoticesFull, PublishedEngine};
 pub use rdma_handshake::{
     GidBytes, MalformedHandshake, RdmaHandshake, gid_from_text, gid_to_text, nic_path, split_nic_path,
 };

@@ -65,7 +65,7 @@ impl fmt::Display for NoticesFull {
 impl std::error::Error for NoticesFull {}
 
 #[derive(Default)]
-struct Waiting {
+struct NoticeQueue {
     notices: VecDeque<Notice>,
     bytes: usize,
 }
@@ -75,15 +75,15 @@ struct Waiting {
 /// A full queue refuses the new notice and the sender is told: one that was answered with success is never dropped. (A
 /// stock engine does not look at what it is told.)
 /// Any thread may use it.
-pub struct Published {
+pub struct PublishedEngine {
     descriptor: Mutex<Arc<str>>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<NoticeQueue>,
     limits: NoticeLimits,
     max_message_bytes: usize,
     connector: OnceLock<Connector>,
 }
 
-impl Published {
+impl PublishedEngine {
     /// Shows `descriptor`, of at most `max_message_bytes` in JSON.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Local for Published {
+impl Local for PublishedEngine {
     fn descriptor(&self) -> Arc<str> {
         Arc::clone(&lock(&self.descriptor))
     }
@@ -157,10 +157,10 @@ impl Local for Published {
     }
 }
 
-impl fmt::Debug for Published {
+impl fmt::Debug for PublishedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waiting = lock(&self.waiting).notices.len();
-        f.debug_struct("Published").field("waiting", &waiting).finish_non_exhaustive()
+        f.debug_struct("PublishedEngine").field("waiting", &waiting).finish_non_exhaustive()
     }
 }
 
@@ -172,9 +172,9 @@ mod tests {
         Notice { name: format!("n{number}"), message: "abc".to_owned() }
     }
 
-    fn published(limits: NoticeLimits) -> Published {
+    fn published(limits: NoticeLimits) -> PublishedEngine {
         let descriptor = Descriptor::tcp("127.0.0.1:1", "127.0.0.1", 2);
-        Published::new(&descriptor, 1 << 20, limits).expect("a good descriptor")
+        PublishedEngine::new(&descriptor, 1 << 20, limits).expect("a good descriptor")
     }
 
     #[test]

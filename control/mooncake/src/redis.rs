@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::environment::Environment;
 use crate::metadata::{MetadataStore, StoreError, excerpt, text};
 use crate::names::Peer;
-use crate::timed::Timed;
+use crate::timed::TimedStream;
 
 /// Longest line of an answer; values are not lines.
 const LINE_BYTES: u64 = 4096;
@@ -66,7 +66,8 @@ impl Redis {
         }
         commands.push(command.to_vec());
         let deadline = Instant::now() + limit.min(self.timeout);
-        let mut stream = Timed::connect(&self.peer, deadline).map_err(|(stage, error)| format!("{stage}: {error}"))?;
+        let mut stream =
+            TimedStream::connect(&self.peer, deadline).map_err(|(stage, error)| format!("{stage}: {error}"))?;
         let request: Vec<u8> = commands.iter().flat_map(|command| encode(command)).collect();
         stream.write_all(&request).map_err(|error| error.to_string())?;
         let mut answers = BufReader::new(stream);

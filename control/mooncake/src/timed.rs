@@ -44,12 +44,12 @@ impl fmt::Display for Stage {
 }
 
 /// A connection whose reads and writes end at a deadline.
-pub(crate) struct Timed {
+pub(crate) struct TimedStream {
     stream: TcpStream,
     deadline: Instant,
 }
 
-impl Timed {
+impl TimedStream {
     /// Connects; several addresses of a name share the time.
     pub(crate) fn connect(peer: &Peer, deadline: Instant) -> Result<Self, (Stage, io::Error)> {
         let addresses = resolve(peer, deadline).map_err(|error| (Stage::Resolve, error))?;
@@ -85,14 +85,14 @@ fn timed_out(error: io::Error) -> io::Error {
     }
 }
 
-impl Read for Timed {
+impl Read for TimedStream {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(remaining(self.deadline)?))?;
         self.stream.read(to).map_err(timed_out)
     }
 }
 
-impl Write for Timed {
+impl Write for TimedStream {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(remaining(self.deadline)?))?;
         self.stream.write(from).map_err(timed_out)
@@ -147,7 +147,7 @@ mod tests {
     fn a_silent_peer_ends_at_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let peer = Peer::parse(&listener.local_addr().expect("bound").to_string(), 1).expect("a peer");
-        let mut stream = Timed::connect(&peer, soon()).expect("it listens");
+        let mut stream = TimedStream::connect(&peer, soon()).expect("it listens");
         let error = stream.read(&mut [0; 8]).expect_err("nothing comes");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         let mut left = 64 << 20;
@@ -169,12 +169,12 @@ mod tests {
         };
         let peer = Peer::parse(&closed, 1).expect("a peer");
         let later = Instant::now() + Duration::from_secs(20);
-        let (stage, error) = Timed::connect(&peer, later).err().expect("nobody listens");
+        let (stage, error) = TimedStream::connect(&peer, later).err().expect("nobody listens");
         assert_eq!((stage, error.kind()), (Stage::Connect, io::ErrorKind::ConnectionRefused));
         let nobody = Peer::parse("no-such-host.invalid:1", 1).expect("a peer");
-        let (stage, _) = Timed::connect(&nobody, later).err().expect("it does not exist");
+        let (stage, _) = TimedStream::connect(&nobody, later).err().expect("it does not exist");
         assert_eq!(stage, Stage::Resolve);
-        let past = Timed::connect(&peer, Instant::now()).err().expect("too late");
+        let past = TimedStream::connect(&peer, Instant::now()).err().expect("too late");
         assert_eq!((past.0, past.1.kind()), (Stage::Connect, io::ErrorKind::TimedOut));
     }
 }

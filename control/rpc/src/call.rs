@@ -20,7 +20,7 @@ use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
     ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
     Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
@@ -28,7 +28,7 @@ use crate::p2p::{
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
-use crate::rights::{Called, is_bound};
+use crate::rights::{CallMessage, is_bound};
 use crate::role::Role;
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame, Service};
@@ -147,7 +147,7 @@ impl Call {
     }
 
     /// What a watcher is to get, or why not.
-    fn items<C: Called>(
+    fn items<C: CallMessage>(
         &self,
         frame: &[u8],
         watch: impl FnOnce(C) -> Result<mpsc::Receiver<ItemFrame>, Refusal>,
@@ -159,7 +159,7 @@ impl Call {
     }
 
     /// Whether the caller may make this call: its role, and for whom its certificate lets it speak.
-    fn permit<C: Called>(&self, call: &C) -> Result<(), Refusal> {
+    fn permit<C: CallMessage>(&self, call: &C) -> Result<(), Refusal> {
         let role = self.caller.role;
         let refused = |reason| Err(Refusal::new(RefusalCode::NotPermitted, reason));
         if !C::CALLERS.contains(&role) {
@@ -275,7 +275,7 @@ impl Call {
         match kind {
             Join::KIND => Some(self.answer(frame, |c| service.join(caller, c))),
             Heartbeat::KIND => Some(self.answer(frame, |c| service.heartbeat(caller, c))),
-            Settled::KIND => Some(self.answer(frame, |c| service.settled(caller, c))),
+            SettleReport::KIND => Some(self.answer(frame, |c| service.settled(caller, c))),
             GetMoves::KIND => Some(self.answer(frame, |c| service.get_moves(caller, c))),
             Leave::KIND => Some(self.answer(frame, |c| service.leave(caller, c))),
             Drain::KIND => Some(self.answer(frame, |c| service.drain(caller, c))),
@@ -296,7 +296,7 @@ impl Call {
     }
 
     /// Decodes a request, checks the caller's rights, calls, and encodes the reply or the refusal.
-    fn answer<C: Called, R: Message>(
+    fn answer<C: CallMessage, R: Message>(
         &self,
         frame: &[u8],
         serve: impl FnOnce(C) -> Result<R, Refusal>,

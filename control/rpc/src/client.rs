@@ -104,7 +104,7 @@ struct Link {
     rng: Rng,
 }
 
-struct Shared {
+struct ClientState {
     endpoint: Endpoint,
     config: quinn::ClientConfig,
     address: SocketAddr,
@@ -117,7 +117,7 @@ struct Shared {
 /// A client of the control plane; clones share one connection.
 #[derive(Clone)]
 pub struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<ClientState>,
 }
 
 impl Client {
@@ -136,7 +136,7 @@ impl Client {
         };
         let endpoint = client_endpoint(SocketAddr::new(local, 0)).map_err(ConnectError::Socket)?;
         let link = Link { connection: None, welcome: None, failures: 0, retry_at: None, last: None, rng };
-        let shared = Shared {
+        let shared = ClientState {
             endpoint,
             config: tls,
             address: config.address,

@@ -270,9 +270,9 @@ pub struct Schedule {
 
 /// The answer to [`Schedule`] and [`Reschedule`]. Tags are append-only.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Scheduled {
+pub enum ScheduleReply {
     /// It goes there.
-    Assigned(Assignment),
+    PlacementNotice(Assignment),
     /// It waits; what becomes of it is told to who watches assignments, or asks again.
     Queued {
         /// Its reservation.
@@ -378,7 +378,7 @@ pub struct Reschedule {
     pub failed: Vec<String>,
 }
 
-/// Asks for what becomes of a client's requests that wait: the reply is a stream of [`Assigned`].
+/// Asks for what becomes of a client's requests that wait: the reply is a stream of [`PlacementNotice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WatchAssignments {
     /// The client's number.
@@ -387,11 +387,11 @@ pub struct WatchAssignments {
 
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Assigned {
+pub struct PlacementNotice {
     /// Its id.
     pub request: String,
     /// What.
-    pub answer: Scheduled,
+    pub answer: ScheduleReply,
 }
 
 /// Asks why a request went where it went.
@@ -405,7 +405,7 @@ pub struct ExplainRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RequestExplained {
     /// What it was answered.
-    pub answer: Scheduled,
+    pub answer: ScheduleReply,
     /// Where it would go now, if it had to go at once.
     pub now: Option<Assignment>,
     /// Instances, those that are free soonest first.

@@ -54,7 +54,7 @@ pub use local::{LocalCluster, LocalError, Publication, RuntimeDirectory};
 pub use reset::ResetSecret;
 pub use role::{ClusterName, Role, Scope};
 pub use server::{ServeError, Server, ServerConfig};
-pub use service::{Caller, Event, ItemFrame, MapFrame, Rejection, Service, Standing, item_frame};
+pub use service::{Caller, Event, ItemFrame, MapFrame, Rejection, Service, ServiceState, item_frame};
 pub use stream::ItemStream;
 pub use tickets::random_bytes;
 pub use tls::{PROTOCOL_NAME, TlsError};

@@ -1,7 +1,7 @@
 //! The calls of the control protocol and their replies.
 //!
 //! One struct per message, each with its kind; a request's kind has the top bit clear, its reply's has it set. A
-//! request without a reply of its own gets [`Done`]. Kinds and fields are append-only within a protocol version, and
+//! request without a reply of its own gets [`EmptyReply`]. Kinds and fields are append-only within a protocol version, and
 //! golden bytes hold them fast.
 //!
 //! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed
@@ -15,8 +15,8 @@ use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
 use crate::conductor::{
-    Assigned, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders,
-    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled,
+    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PlacementNotice, PrefixHolders,
+    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply,
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 pub use crate::events::{
@@ -27,7 +27,7 @@ pub use crate::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
 pub use crate::moves::{
-    AttachDevices, DevicesKept, Drain, GetLife, GetMoves, LastLife, Moves, OfferMap, Settled, Undrain,
+    AttachDevices, DevicesKept, Drain, GetLife, GetMoves, LastLife, Moves, OfferMap, SettleReport, Undrain,
 };
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
@@ -36,8 +36,8 @@ use crate::p2p::{
 };
 use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement};
 pub use crate::segments::{
-    GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewSegments, Renewed, Segment, SegmentList, SegmentReply,
-    UnregisterSegment,
+    GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentList,
+    SegmentReply, UnregisterSegment,
 };
 pub use crate::shards::{
     CopyFigures, EventFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, Room,
@@ -72,25 +72,25 @@ pub trait Request: Message {
 }
 
 /// A message that a client sends, and what it gets back one after the other.
-pub trait Streamed: Message {
+pub trait StreamingCall: Message {
     /// What comes.
     type Item: Message;
 }
 
-impl Streamed for WatchOrders {
+impl StreamingCall for WatchOrders {
     type Item = NodeOrder;
 }
 
-impl Streamed for WatchEvents {
+impl StreamingCall for WatchEvents {
     type Item = Events;
 }
 
-impl Streamed for WatchInstances {
+impl StreamingCall for WatchInstances {
     type Item = InstanceTable;
 }
 
-impl Streamed for WatchAssignments {
-    type Item = Assigned;
+impl StreamingCall for WatchAssignments {
+    type Item = PlacementNotice;
 }
 
 macro_rules! messages {
@@ -125,65 +125,65 @@ macro_rules! messages {
 
 messages! {
     Hello = 0x0001 small => Welcome, idempotent;
-    Join = 0x0002 small => Joined;
+    Join = 0x0002 small => JoinReply;
     Heartbeat = 0x0003 small => Alive;
-    Leave = 0x0004 small => Done;
+    Leave = 0x0004 small => EmptyReply;
     GetMap = 0x0005 small => MapReply, idempotent;
     WatchMap = 0x0006 small;
-    RegisterSegment = 0x0007 small => Done;
-    RenewSegments = 0x0008 small => Renewed, idempotent;
-    UnregisterSegment = 0x0009 small => Done;
+    RegisterSegment = 0x0007 small => EmptyReply;
+    RenewSegments = 0x0008 small => RenewReply, idempotent;
+    UnregisterSegment = 0x0009 small => EmptyReply;
     GetSegment = 0x000a small => SegmentReply, idempotent;
     ListSegments = 0x000b small => SegmentList, idempotent;
     Status = 0x000c small => StatusReply, idempotent;
     ReportTiers = 0x000d small => TierOrders;
     ListTiers = 0x000e small => TierList, idempotent;
     OrderTiers = 0x000f small => TiersOrdered;
-    ReportShard = 0x0010 small => Done, idempotent;
+    ReportShard = 0x0010 small => EmptyReply, idempotent;
     ListShards = 0x0011 small => ShardList, idempotent;
     GetRoom = 0x0016 small => Room, idempotent;
-    ReportHot = 0x0018 small => Done, idempotent;
+    ReportHot = 0x0018 small => EmptyReply, idempotent;
     ListHot = 0x0019 small => HotList, idempotent;
     WatchOrders = 0x0012 small;
-    AnswerOrder = 0x0013 small => Done;
-    ReportEvents = 0x0014 large => Done;
+    AnswerOrder = 0x0013 small => EmptyReply;
+    ReportEvents = 0x0014 large => EmptyReply;
     WatchEvents = 0x0015 small;
-    Drain = 0x001a small => Done;
+    Drain = 0x001a small => EmptyReply;
     AttachDevices = 0x001b small => DevicesKept;
-    Settled = 0x001c small => Done;
-    Undrain = 0x001d small => Done;
+    SettleReport = 0x001c small => EmptyReply;
+    Undrain = 0x001d small => EmptyReply;
     CreateTask = 0x001e large => TaskCreated;
     ListTasks = 0x001f small => TaskList, idempotent;
-    CancelTask = 0x0024 small => Done;
-    AnswerCopies = 0x0025 small => Done;
-    ReportSilence = 0x0026 small => Done;
+    CancelTask = 0x0024 small => EmptyReply;
+    AnswerCopies = 0x0025 small => EmptyReply;
+    ReportSilence = 0x0026 small => EmptyReply;
     GetMoves = 0x0027 small => Moves, idempotent;
-    SetTenant = 0x0020 small => Done;
-    RemoveTenant = 0x0021 small => Done;
+    SetTenant = 0x0020 small => EmptyReply;
+    RemoveTenant = 0x0021 small => EmptyReply;
     ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
     GetTicket = 0x0040 small => TicketReply, idempotent;
     GetTicketKeys = 0x0041 small => TicketKeys;
-    RotateTickets = 0x0042 small => Done;
+    RotateTickets = 0x0042 small => EmptyReply;
     RegisterInstance = 0x0030 small => InstanceRegistered;
-    DeregisterInstance = 0x0031 small => Done;
-    ReportLoad = 0x0032 small => Done, idempotent;
+    DeregisterInstance = 0x0031 small => EmptyReply;
+    ReportLoad = 0x0032 small => EmptyReply, idempotent;
     ReportCache = 0x0033 large => CacheTaken;
     QueryPrefix = 0x0034 large => PrefixHolders, idempotent;
-    Schedule = 0x0035 large => Scheduled, idempotent;
-    UpdateRequest = 0x0036 small => Done;
-    Reschedule = 0x0037 small => Scheduled;
+    Schedule = 0x0035 large => ScheduleReply, idempotent;
+    UpdateRequest = 0x0036 small => EmptyReply;
+    Reschedule = 0x0037 small => ScheduleReply;
     WatchInstances = 0x0038 small;
     WatchAssignments = 0x0039 small;
     ExplainRequest = 0x003a small => RequestExplained, idempotent;
     HoldInstance = 0x003c small => InstanceHeld;
-    SetPlacement = 0x003d small => Done;
+    SetPlacement = 0x003d small => EmptyReply;
     ShowCopies = 0x003b small => CopiesShown, idempotent;
     ShowPlacement = 0x003e small => Placement, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound;
     HoldObject = 0x0052 large => ObjectHeld;
-    ReportObject = 0x0053 large => Done;
+    ReportObject = 0x0053 large => EmptyReply;
     RenewObjects = 0x0054 small => ObjectsRenewed;
     ReleaseObject = 0x0055 small => ObjectReleased;
     ListObjects = 0x0056 small => ObjectList, idempotent;
@@ -192,15 +192,15 @@ messages! {
     GetPeerKeys = 0x0059 small => TicketKeys;
     LocateObject = 0x005a small => ObjectPlaces;
     JoinRanks = 0x005b small => RanksJoined;
-    WantShards = 0x005c large => Done;
+    WantShards = 0x005c large => EmptyReply;
     GetLife = 0x0060 small => LastLife;
-    OfferMap = 0x0061 large => Done;
+    OfferMap = 0x0061 large => EmptyReply;
     Welcome = 0x8001 small;
-    Joined = 0x8002 small;
+    JoinReply = 0x8002 small;
     Alive = 0x8003 small;
-    Done = 0x8004 small;
+    EmptyReply = 0x8004 small;
     MapReply = 0x8005 large;
-    Renewed = 0x8008 small;
+    RenewReply = 0x8008 small;
     DevicesKept = 0x801b small;
     Moves = 0x8027 small;
     SegmentReply = 0x800a small;
@@ -223,9 +223,9 @@ messages! {
     InstanceRegistered = 0x8030 small;
     CacheTaken = 0x8033 small;
     PrefixHolders = 0x8034 large;
-    Scheduled = 0x8035 small;
+    ScheduleReply = 0x8035 small;
     InstanceTable = 0x8038 large;
-    Assigned = 0x8039 small;
+    PlacementNotice = 0x8039 small;
     RequestExplained = 0x803a small;
     InstanceHeld = 0x803c small;
     CopiesShown = 0x803b small;
@@ -278,7 +278,7 @@ pub struct Join {
 
 /// The answer to [`Join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Joined {
+pub struct JoinReply {
     /// The newest epoch.
     pub epoch: u64,
     /// How often to send a heartbeat, in nanoseconds.
@@ -321,7 +321,7 @@ pub struct Leave {
 
 /// The call is done and there is nothing to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Done;
+pub struct EmptyReply;
 
 /// The answer to [`Heartbeat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]

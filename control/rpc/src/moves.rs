@@ -78,7 +78,7 @@ pub struct DevicesKept {
 /// Says that a member follows a map, and has all that moved to it by this one or earlier ones; of every map, as
 /// liveness probes wait for that. The first comes before the first heartbeat, with epoch 0: more will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Settled {
+pub struct SettleReport {
     /// Which member.
     pub node: u64,
     /// In which life.

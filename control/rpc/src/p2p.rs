@@ -4,7 +4,7 @@
 
 use bincode::{Decode, Encode};
 
-use crate::message::Streamed;
+use crate::message::StreamingCall;
 
 /// Says what an object is. Saying it again harms nobody.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -367,6 +367,6 @@ pub struct FetchOrder {
     pub address: u64,
 }
 
-impl Streamed for WatchFetches {
+impl StreamingCall for WatchFetches {
     type Item = FetchOrders;
 }

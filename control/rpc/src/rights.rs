@@ -13,7 +13,7 @@ use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
     ListTenants, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
     Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 use crate::p2p::{
@@ -48,7 +48,7 @@ const LOOKERS: &[Role] = &[Role::Control, Role::Node, Role::Client, Role::Admin]
 const ROUTERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 
 /// A message that a caller begins with, and who may.
-pub trait Called: Message {
+pub trait CallMessage: Message {
     /// Its name in metrics and refusals.
     const METHOD: &'static str;
     /// The roles that may call it.
@@ -62,7 +62,7 @@ pub trait Called: Message {
 
 macro_rules! rights {
     ($($name:ident = $method:literal $callers:ident $(|$call:ident| $scope:expr)?;)+) => {
-        $(impl Called for $name {
+        $(impl CallMessage for $name {
             const METHOD: &'static str = $method;
             const CALLERS: &'static [Role] = $callers;
             $(fn speaks_for(&self) -> Option<Scope> {
@@ -83,7 +83,7 @@ rights! {
     GetLife = "get_life" MEMBERS |call| Some(Scope::Node(call.node));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
-    Settled = "settled" MEMBERS |call| Some(Scope::Node(call.node));
+    SettleReport = "settled" MEMBERS |call| Some(Scope::Node(call.node));
     GetMoves = "get_moves" MEMBERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));

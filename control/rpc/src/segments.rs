@@ -63,7 +63,7 @@ pub struct RenewSegments {
 
 /// The answer to [`RenewSegments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Renewed {
+pub struct RenewReply {
     /// How many segments live on.
     pub segments: u64,
 }

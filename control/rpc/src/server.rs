@@ -27,7 +27,7 @@ use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
 use crate::reset::ResetSecret;
 use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
-use crate::service::{Caller, Event, Rejection, Service, Standing};
+use crate::service::{Caller, Event, Rejection, Service, ServiceState};
 use crate::socket::server_endpoint;
 use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
@@ -97,7 +97,7 @@ impl Server {
     ///
     /// # Errors
     /// See [`ServeError`].
-    pub fn start(config: &ServerConfig, standing: Standing) -> Result<Self, ServeError> {
+    pub fn start(config: &ServerConfig, standing: ServiceState) -> Result<Self, ServeError> {
         config.limits.check().map_err(ServeError::Limits)?;
         let verifier = verifier(&config.trust).map_err(ServeError::Tls)?;
         let tls = server_config(&config.identity, &verifier, &config.limits).map_err(ServeError::Tls)?;
@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// Has it serve, or stand by. All connections are closed, and callers told why.
-    pub fn stand(&self, standing: Standing) {
+    pub fn stand(&self, standing: ServiceState) {
         self.host.standing.send_replace(standing);
     }
 
@@ -156,7 +156,7 @@ impl Drop for Server {
 
 /// What all connections share.
 pub(crate) struct Host {
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<ServiceState>,
     cluster: ClusterName,
     pub(crate) limits: Limits,
     permits: Arc<Semaphore>,
@@ -209,8 +209,8 @@ impl Host {
         let mut standing = self.standing.subscribe();
         let now = standing.borrow_and_update().clone();
         let service = match now {
-            Standing::Serving(service) => service,
-            Standing::StandingBy(words) => {
+            ServiceState::Serving(service) => service,
+            ServiceState::StandingBy(words) => {
                 return connection.close(CloseCode::StandingBy.wire(), words.as_bytes());
             }
         };
@@ -220,8 +220,8 @@ impl Host {
             // The sender lives as long as we do.
             _ = standing.changed() => {
                 let words = match &*standing.borrow() {
-                    Standing::StandingBy(words) => words.clone(),
-                    Standing::Serving(_) => "the control plane began anew".to_owned(),
+                    ServiceState::StandingBy(words) => words.clone(),
+                    ServiceState::Serving(_) => "the control plane began anew".to_owned(),
                 };
                 connection.close(CloseCode::StandingBy.wire(), words.as_bytes());
             }
@@ -231,7 +231,7 @@ impl Host {
 
     /// Counts a connection that was turned away, where somebody counts.
     fn reject(&self, reason: Rejection) {
-        if let Standing::Serving(service) = &*self.standing.borrow() {
+        if let ServiceState::Serving(service) = &*self.standing.borrow() {
             service.observe(Event::Rejected(reason));
         }
     }

@@ -11,15 +11,15 @@ use tokio::sync::{mpsc, watch};
 use crate::codec::{CodecError, Message, encode};
 use crate::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
-    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
-    ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap, OrderTiers, RegisterSegment,
-    RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
-    SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply, GetLife,
+    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply, LastLife, Leave,
+    ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap, OrderTiers, RegisterSegment,
+    RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
+    SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
     TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
     WatchOrders, Welcome,
 };
@@ -84,7 +84,7 @@ pub enum Event {
     /// A peer sent something that is not a message; its connection was closed.
     BadFrame,
     /// A call was answered, or refused by role or by the service.
-    Called {
+    CallMessage {
         /// The method's name.
         method: &'static str,
         /// Whether it succeeded.
@@ -97,9 +97,9 @@ pub trait Service: Send + Sync + 'static {
     /// Greets a caller.
     fn hello(&self, caller: Caller, call: Hello) -> Result<Welcome, Refusal>;
     /// Makes a node a member.
-    fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal>;
+    fn join(&self, caller: Caller, call: Join) -> Result<JoinReply, Refusal>;
     /// A member that is not known says which map it follows.
-    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<Done, Refusal>;
+    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<EmptyReply, Refusal>;
     /// Which life of a node is known last.
     fn get_life(&self, caller: Caller, call: GetLife) -> Result<LastLife, Refusal>;
     /// A life of a node says which devices it has.
@@ -107,21 +107,21 @@ pub trait Service: Send + Sync + 'static {
     /// A sign of life, with load.
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
     /// A member has what moved to it.
-    fn settled(&self, caller: Caller, call: Settled) -> Result<Done, Refusal>;
+    fn settled(&self, caller: Caller, call: SettleReport) -> Result<EmptyReply, Refusal>;
     /// Members that wait for what moved to them.
     fn get_moves(&self, caller: Caller, call: GetMoves) -> Result<Moves, Refusal>;
     /// Ends a membership.
-    fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
+    fn leave(&self, caller: Caller, call: Leave) -> Result<EmptyReply, Refusal>;
     /// Has a member give its slots away.
-    fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal>;
+    fn drain(&self, caller: Caller, call: Drain) -> Result<EmptyReply, Refusal>;
     /// Gives a member that was drained its share again.
-    fn undrain(&self, caller: Caller, call: Undrain) -> Result<Done, Refusal>;
+    fn undrain(&self, caller: Caller, call: Undrain) -> Result<EmptyReply, Refusal>;
     /// Puts a segment into the catalog.
-    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal>;
+    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<EmptyReply, Refusal>;
     /// Keeps a client's segments in the catalog.
-    fn renew_segments(&self, caller: Caller, call: RenewSegments) -> Result<Renewed, Refusal>;
+    fn renew_segments(&self, caller: Caller, call: RenewSegments) -> Result<RenewReply, Refusal>;
     /// Takes a segment out of the catalog.
-    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<Done, Refusal>;
+    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<EmptyReply, Refusal>;
     /// One segment by name.
     fn get_segment(&self, caller: Caller, call: GetSegment) -> Result<SegmentReply, Refusal>;
     /// A page of segments.
@@ -135,9 +135,9 @@ pub trait Service: Send + Sync + 'static {
     /// Orders something of nodes' tiers.
     fn order_tiers(&self, caller: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal>;
     /// How a node's shard does.
-    fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<Done, Refusal>;
+    fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<EmptyReply, Refusal>;
     /// Which objects a node's shard was asked for most.
-    fn report_hot(&self, caller: Caller, call: ReportHot) -> Result<Done, Refusal>;
+    fn report_hot(&self, caller: Caller, call: ReportHot) -> Result<EmptyReply, Refusal>;
     /// What nodes reported so.
     fn list_hot(&self, caller: Caller, call: ListHot) -> Result<HotList, Refusal>;
     /// What nodes reported of their shards.
@@ -147,13 +147,13 @@ pub trait Service: Send + Sync + 'static {
         Ok(Room { bytes: None })
     }
     /// A member says nothing to somebody who asked it.
-    fn report_silence(&self, _caller: Caller, _call: ReportSilence) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn report_silence(&self, _caller: Caller, _call: ReportSilence) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     /// Makes a tenant, or changes it.
-    fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<Done, Refusal>;
+    fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<EmptyReply, Refusal>;
     /// Takes a tenant away.
-    fn remove_tenant(&self, caller: Caller, call: RemoveTenant) -> Result<Done, Refusal>;
+    fn remove_tenant(&self, caller: Caller, call: RemoveTenant) -> Result<EmptyReply, Refusal>;
     /// All tenants.
     fn list_tenants(&self, caller: Caller) -> Result<TenantList, Refusal>;
     /// What tenants have of a shard; the answer says what they may have.
@@ -163,14 +163,14 @@ pub trait Service: Send + Sync + 'static {
     /// What a node needs to check tickets.
     fn get_ticket_keys(&self, caller: Caller, call: GetTicketKeys) -> Result<TicketKeys, Refusal>;
     /// Makes a new key for tickets.
-    fn rotate_tickets(&self, caller: Caller) -> Result<Done, Refusal>;
+    fn rotate_tickets(&self, caller: Caller) -> Result<EmptyReply, Refusal>;
     /// The orders of a node, until it goes.
     fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// What came of an order.
-    fn answer_order(&self, caller: Caller, call: AnswerOrder) -> Result<Done, Refusal>;
+    fn answer_order(&self, caller: Caller, call: AnswerOrder) -> Result<EmptyReply, Refusal>;
     /// How far copies are that a node was to make.
-    fn answer_copies(&self, _caller: Caller, _call: AnswerCopies) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn answer_copies(&self, _caller: Caller, _call: AnswerCopies) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     /// Has objects copied.
     fn create_task(&self, _caller: Caller, _call: CreateTask) -> Result<TaskCreated, Refusal> {
@@ -181,11 +181,11 @@ pub trait Service: Send + Sync + 'static {
         Ok(TaskList { tasks: Vec::new(), more: false })
     }
     /// Ends a task.
-    fn cancel_task(&self, _caller: Caller, call: CancelTask) -> Result<Done, Refusal> {
+    fn cancel_task(&self, _caller: Caller, call: CancelTask) -> Result<EmptyReply, Refusal> {
         Err(Refusal::new(RefusalCode::NotFound, format!("there is no task {}", call.id)))
     }
     /// What became of objects of a node.
-    fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<Done, Refusal>;
+    fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<EmptyReply, Refusal>;
     /// What becomes of all objects, until the watcher goes.
     fn watch_events(&self, caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// An instance registers with the Conductor.
@@ -193,11 +193,11 @@ pub trait Service: Send + Sync + 'static {
         Err(no_conductor())
     }
     /// An instance goes.
-    fn deregister_instance(&self, _caller: Caller, _call: DeregisterInstance) -> Result<Done, Refusal> {
+    fn deregister_instance(&self, _caller: Caller, _call: DeregisterInstance) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
     /// How busy an instance is.
-    fn report_load(&self, _caller: Caller, _call: ReportLoad) -> Result<Done, Refusal> {
+    fn report_load(&self, _caller: Caller, _call: ReportLoad) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
     /// What changed in an instance's cache.
@@ -209,15 +209,15 @@ pub trait Service: Send + Sync + 'static {
         Err(no_conductor())
     }
     /// Who should serve a request.
-    fn schedule(&self, _caller: Caller, _call: Schedule) -> Result<Scheduled, Refusal> {
+    fn schedule(&self, _caller: Caller, _call: Schedule) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
     /// How a request fares.
-    fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<Done, Refusal> {
+    fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
     /// A request must go elsewhere.
-    fn reschedule(&self, _caller: Caller, _call: Reschedule) -> Result<Scheduled, Refusal> {
+    fn reschedule(&self, _caller: Caller, _call: Reschedule) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
     /// Why a request went where it went.
@@ -229,7 +229,7 @@ pub trait Service: Send + Sync + 'static {
         Err(no_conductor())
     }
     /// How the Conductor decides from now on.
-    fn set_placement(&self, _caller: Caller, _call: SetPlacement) -> Result<Done, Refusal> {
+    fn set_placement(&self, _caller: Caller, _call: SetPlacement) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
     }
     /// How it decides.
@@ -265,7 +265,7 @@ pub trait Service: Send + Sync + 'static {
         Err(no_objects())
     }
     /// What a member got.
-    fn report_object(&self, _caller: Caller, _call: ReportObject) -> Result<Done, Refusal> {
+    fn report_object(&self, _caller: Caller, _call: ReportObject) -> Result<EmptyReply, Refusal> {
         Err(no_objects())
     }
     /// A process lives.
@@ -293,7 +293,7 @@ pub trait Service: Send + Sync + 'static {
         Err(no_objects())
     }
     /// A member is to be ordered what it does not get by its schedule.
-    fn want_shards(&self, _caller: Caller, _call: WantShards) -> Result<Done, Refusal> {
+    fn want_shards(&self, _caller: Caller, _call: WantShards) -> Result<EmptyReply, Refusal> {
         Err(no_objects())
     }
     /// What a process of the P2P store needs to let its peers in, and to be let in by them.
@@ -312,7 +312,7 @@ pub trait Service: Send + Sync + 'static {
 
 /// Whether a server has a service behind it.
 #[derive(Clone)]
-pub enum Standing {
+pub enum ServiceState {
     /// It has, and serves.
     Serving(Arc<dyn Service>),
     /// Another control plane leads: callers are sent away, with these words.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::client::Client;
 use crate::codec::{HEADER_BYTES, Header, Message, decode_body, encode};
 use crate::error::{CallError, Refusal};
-use crate::message::Streamed;
+use crate::message::StreamingCall;
 
 /// Items of a stream, as they come.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Client {
     ///
     /// # Errors
     /// When the request cannot be sent within the deadline.
-    pub async fn stream<R: Streamed>(&self, request: &R) -> Result<ItemStream<R::Item>, CallError> {
+    pub async fn stream<R: StreamingCall>(&self, request: &R) -> Result<ItemStream<R::Item>, CallError> {
         let until = Instant::now() + self.limits().call_deadline;
         let (connection, _) = self.connection(until).await?;
         let receive = self.subscribe(&connection, request).await?;

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 
 use crate::control::{Control, View};
 use crate::http::{Answer, JSON, TEXT};
-pub(crate) use drains::Drained;
+pub(crate) use drains::DrainStarts;
 use kvplane_rpc::Refusal;
 pub(crate) use segments::used_bytes;
 pub use shards::shard_json;

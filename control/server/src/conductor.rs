@@ -22,26 +22,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Change;
-use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, PoolKey, Told};
+use kvplane_conductor::desk::{ClientNotice, Desk, DeskConfig, DeskError, Load, PoolKey};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
-    Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered,
-    InstanceTable, PrefixHolders, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule,
-    Schedule, Scheduled, UpdateRequest, WatchAssignments,
+    BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered, InstanceTable,
+    PlacementNotice, PrefixHolders, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained,
+    Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
 };
-use kvplane_rpc::message::Done;
+use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 
+pub(crate) use durable::DecodedRecords;
 use durable::Keep;
-pub(crate) use durable::Restored;
 use master::{MasterRow, MasterSpec, Masters};
 pub use placement::policy_named;
-use store_blocks::Known;
-use subscriber::Followed;
+use store_blocks::StoreState;
+use subscriber::EventOrigin;
 
 use crate::control::Control;
 
@@ -84,7 +84,7 @@ struct Core {
 pub(crate) struct Host {
     core: Mutex<Core>,
     /// Blocks of our own store.
-    stored: Mutex<Known>,
+    stored: Mutex<StoreState>,
     /// Where the state is made durable.
     keeper: OnceLock<Weak<Control>>,
     rearm: Notify,
@@ -103,7 +103,12 @@ impl Host {
     ///
     /// # Errors
     /// When the limits do not allow all that is remembered.
-    pub(crate) fn new(config: DeskConfig, first: u64, mut restored: Restored, grace: Duration) -> Result<Self, String> {
+    pub(crate) fn new(
+        config: DeskConfig,
+        first: u64,
+        mut restored: DecodedRecords,
+        grace: Duration,
+    ) -> Result<Self, String> {
         let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         let desk = restored.desk(config, first, graced_ns)?;
         let models = desk.models() as u64;
@@ -141,7 +146,7 @@ impl Host {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stored(&self) -> MutexGuard<'_, Known> {
+    fn stored(&self) -> MutexGuard<'_, StoreState> {
         // What is known is whole between reports.
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -288,7 +293,7 @@ impl Host {
     }
 
     /// Follows what an instance publishes, if nobody does. With `anew` whoever follows a former registration ends.
-    fn follow(self: &Arc<Self>, followed: Followed, anew: bool) {
+    fn follow(self: &Arc<Self>, followed: EventOrigin, anew: bool) {
         let mut core = self.core();
         core.followers.retain(|_, follower| !follower.is_finished());
         let subscriber::Feed::Engine { instance, .. } = &followed.feed else { return };
@@ -302,20 +307,20 @@ impl Host {
         }
     }
 
-    pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<Done, Refusal> {
+    pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<EmptyReply, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         let gone = self.change(|core, now_ns| core.desk.deregister(&call.instance, call.life, now_ns))?;
         if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
             follower.abort();
         }
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    pub(crate) fn load(&self, call: &ReportLoad) -> Result<Done, Refusal> {
+    pub(crate) fn load(&self, call: &ReportLoad) -> Result<EmptyReply, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         let ReportLoad { seq, queued_tokens, decode_tokens, decodes, .. } = *call;
         let load = Load { seq, queued_tokens, decode_tokens, decodes };
-        self.with(|desk, now_ns| desk.report(&call.instance, call.life, load, now_ns)).map(|()| Done)
+        self.with(|desk, now_ns| desk.report(&call.instance, call.life, load, now_ns)).map(|()| EmptyReply)
     }
 
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
@@ -346,16 +351,16 @@ impl Host {
         self.with(|desk, _| desk.in_store(&context, &call.hashes)).unwrap_or(0)
     }
 
-    pub(crate) fn schedule(&self, call: Schedule) -> Result<Scheduled, Refusal> {
+    pub(crate) fn schedule(&self, call: Schedule) -> Result<ScheduleReply, Refusal> {
         let asked = convert::asked_in(call);
         self.with(|desk, now_ns| desk.schedule(&asked, now_ns)).map(|answer| answer_out(&answer))
     }
 
-    pub(crate) fn update(&self, call: UpdateRequest) -> Result<Done, Refusal> {
-        self.with(|desk, now_ns| desk.update(call.reservation, step_in(call.step), now_ns)).map(|()| Done)
+    pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
+        self.with(|desk, now_ns| desk.update(call.reservation, step_in(call.step), now_ns)).map(|()| EmptyReply)
     }
 
-    pub(crate) fn reschedule(&self, call: &Reschedule) -> Result<Scheduled, Refusal> {
+    pub(crate) fn reschedule(&self, call: &Reschedule) -> Result<ScheduleReply, Refusal> {
         let answer = self.with(|desk, now_ns| desk.reschedule(call.reservation, &call.failed, now_ns))?;
         Ok(answer_out(&answer))
     }
@@ -469,7 +474,7 @@ fn frame(table: &InstanceTable) -> Result<ItemFrame, Refusal> {
     item_frame(table).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
 }
 
-fn told_frame(told: &Told) -> Result<ItemFrame, Refusal> {
-    let assigned = Assigned { request: told.request.to_string(), answer: answer_out(&told.answer) };
+fn told_frame(told: &ClientNotice) -> Result<ItemFrame, Refusal> {
+    let assigned = PlacementNotice { request: told.request.to_string(), answer: answer_out(&told.answer) };
     item_frame(&assigned).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
 }

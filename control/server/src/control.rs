@@ -20,16 +20,16 @@ use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
-use crate::admin::Drained;
+use crate::admin::DrainStarts;
 use crate::conductor::Host;
 use crate::counts::Counts;
-use crate::follow::{Follow, Published};
+use crate::follow::{Follow, PublishedEvents};
 use crate::knock::Life;
 use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::shards::Shards;
 use crate::store::Store;
-use crate::tasks::Hosted;
+use crate::tasks::HostedTasks;
 use crate::tickets::Tickets;
 use crate::tiers::Tiers;
 
@@ -112,9 +112,9 @@ pub(crate) struct Control {
     /// The P2P store.
     pub(crate) p2p: Arc<P2p>,
     pub(crate) counts: Counts,
-    pub(crate) drained: Drained,
+    pub(crate) drained: DrainStarts,
     /// Objects that are to have copies.
-    pub(crate) hosted: Hosted,
+    pub(crate) hosted: HostedTasks,
 }
 
 impl Control {
@@ -143,8 +143,8 @@ impl Control {
             conductor: None,
             p2p: Arc::new(P2p::new(1, 0)),
             counts: Counts::default(),
-            drained: Drained::default(),
-            hosted: Hosted::default(),
+            drained: DrainStarts::default(),
+            hosted: HostedTasks::default(),
         };
         control.carry_out(&mut *control.core()?)?;
         Ok(control)
@@ -395,7 +395,7 @@ impl Control {
     }
 
     /// What members own and hold, by their numbers.
-    pub(crate) fn holdings(&self) -> Result<BTreeMap<u64, Holding>, Refusal> {
+    pub(crate) fn holdings(&self) -> Result<BTreeMap<u64, NodeHoldings>, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
         core.forget_gone();
@@ -404,7 +404,7 @@ impl Control {
             on_ssds.insert(node.node, node.shards.iter().map(|shard| shard.objects).sum());
         }
         let moving = core.cluster.is_moving();
-        let holding = |view: kvplane_cluster::MemberView<'_>| Holding {
+        let holding = |view: kvplane_cluster::MemberView<'_>| NodeHoldings {
             incarnation: view.member.incarnation.0,
             state: view.state,
             shared: view.shared,
@@ -455,7 +455,7 @@ impl Control {
 }
 
 /// What the last known life of a node owns and holds.
-pub(crate) struct Holding {
+pub(crate) struct NodeHoldings {
     pub(crate) incarnation: u64,
     pub(crate) state: MemberState,
     /// Whether it has its share of the slots.
@@ -488,7 +488,7 @@ pub(crate) struct View {
     pub(crate) members: Vec<MemberStatus>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) shards: Vec<ShardNode>,
-    pub(crate) published: Published,
+    pub(crate) published: PublishedEvents,
     pub(crate) is_followed: bool,
     pub(crate) tenants: TenantList,
 }

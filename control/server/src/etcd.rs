@@ -69,14 +69,14 @@ pub(crate) enum Place {
     /// Somebody leads.
     Follows(String),
     /// It leads.
-    Leads(Arc<Led>),
+    Leads(Arc<Takeover>),
     /// It cannot go on.
     Failed(String),
 }
 
 /// What a new leader begins with.
 #[derive(Debug)]
-pub(crate) struct Led {
+pub(crate) struct Takeover {
     /// The number of the turn.
     pub(crate) turn: u64,
     pub(crate) state_id: u64,
@@ -151,7 +151,7 @@ impl Etcd {
     }
 
     /// The turn that began with `led`.
-    pub(crate) fn turn(&self, led: &Led) -> Turn {
+    pub(crate) fn turn(&self, led: &Takeover) -> Turn {
         let (commands, doubtful) = (self.commands.clone(), Arc::clone(&self.doubtful));
         Turn { commands, doubtful, turn: led.turn, name: self.name.clone() }
     }

@@ -34,7 +34,7 @@ struct Line {
 
 /// What was published so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct PublishedEvents {
     pub(crate) reports: u64,
     pub(crate) events: u64,
     /// Events that shards dropped before they were reported.
@@ -60,7 +60,7 @@ pub(crate) struct Follow {
     wants_snapshot: bool,
     /// Nodes and lives whose events were told, and their shards.
     told: BTreeSet<(u64, u64, u16)>,
-    pub(crate) published: Published,
+    pub(crate) published: PublishedEvents,
 }
 
 impl Follow {

@@ -43,7 +43,7 @@ pub(crate) type Life = (NodeId, Incarnation);
 
 /// What is behind the ports of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Found {
+enum PortProbe {
     /// All of them answer.
     Somebody,
     /// Each refuses connections.
@@ -87,7 +87,7 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
                 asked.remove(&life);
                 match reached.entry(life) {
                     Entry::Occupied(_) => tell(&control, life, found),
-                    Entry::Vacant(first) if found == Found::Somebody => {
+                    Entry::Vacant(first) if found == PortProbe::Somebody => {
                         first.insert(true);
                         // From now on reports of its silence are not needed. A rejection says that it is gone already.
                         let _ = control.handle(Input::Answered { node: life.0, incarnation: life.1 });
@@ -106,12 +106,12 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
 }
 
 /// Tells the cluster what was found at the ports of a member that is silent.
-fn tell(control: &Control, life: Life, found: Found) {
+fn tell(control: &Control, life: Life, found: PortProbe) {
     let (node, incarnation) = life;
     let input = match found {
-        Found::Nobody => Input::Refused { node, incarnation },
-        Found::Silence => Input::Unanswered { node, incarnation },
-        Found::Somebody | Found::Parts => return,
+        PortProbe::Nobody => Input::Refused { node, incarnation },
+        PortProbe::Silence => Input::Unanswered { node, incarnation },
+        PortProbe::Somebody | PortProbe::Parts => return,
     };
     tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "it sends no heartbeats, and was asked");
     // A rejection says that it is a member no more.
@@ -119,7 +119,7 @@ fn tell(control: &Control, life: Life, found: Found) {
 }
 
 /// Greets all ports of a member at the same time.
-async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> Found {
+async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> PortProbe {
     let mut open = JoinSet::new();
     for (shard, port) in (0..).zip(ports) {
         let (port, frame) = (*port, greeting(cluster, life, ShardId(shard)));
@@ -132,11 +132,11 @@ async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> Found {
     }
     let count = |wanted: Answer| answers.iter().filter(|answer| **answer == wanted).count();
     match (count(Answer::Given), count(Answer::Refused), ports.len()) {
-        (_, _, 0) => Found::Parts,
-        (given, _, all) if given == all => Found::Somebody,
-        (_, refused, all) if refused == all => Found::Nobody,
-        (0, ..) => Found::Silence,
-        _ => Found::Parts,
+        (_, _, 0) => PortProbe::Parts,
+        (given, _, all) if given == all => PortProbe::Somebody,
+        (_, refused, all) if refused == all => PortProbe::Nobody,
+        (0, ..) => PortProbe::Silence,
+        _ => PortProbe::Parts,
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
         let life = (NodeId(7), Incarnation(5));
         // The kernel takes connections of a process that does not run.
-        assert_eq!(knock_at("c", life, &ports).await, Found::Silence);
+        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Silence);
         // Any answer will do, and so will an end: whoever listens runs.
         let serve = |listener: tokio::net::TcpListener, says: bool| {
             tokio::spawn(async move {
@@ -201,15 +201,15 @@ mod tests {
             })
         };
         let first = serve(one, true);
-        assert_eq!(knock_at("c", life, &ports).await, Found::Parts);
+        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Parts);
         let second = serve(other, false);
-        assert_eq!(knock_at("c", life, &ports).await, Found::Somebody);
+        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Somebody);
         second.abort();
         let _ = second.await;
-        assert_eq!(knock_at("c", life, &ports).await, Found::Parts);
+        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Parts);
         first.abort();
         let _ = first.await;
-        assert_eq!(knock_at("c", life, &ports).await, Found::Nobody);
-        assert_eq!(knock_at("c", life, &[]).await, Found::Parts);
+        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Nobody);
+        assert_eq!(knock_at("c", life, &[]).await, PortProbe::Parts);
     }
 }

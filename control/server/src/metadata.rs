@@ -52,11 +52,11 @@ impl Default for MetadataLimits {
 /// The keys and values. Any thread may use it.
 pub(crate) struct Metadata {
     limits: MetadataLimits,
-    kept: Mutex<Kept>,
+    kept: Mutex<MetadataTable>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct MetadataTable {
     values: HashMap<String, Value>,
     bytes: usize,
 }
@@ -134,7 +134,7 @@ impl Metadata {
         }
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut Kept) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut MetadataTable) -> T) -> T {
         // It is whole at every point, so a panic elsewhere does not spoil it.
         change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvplane_cluster::p2p::{
     Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectSpec as Spec, Objects, ObjectsConfig, Place, RankJoin,
 };
-use kvplane_rpc::message::Done;
+use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::p2p::{
     DescribeObject, FetchFailure, FetchOrder, FetchOrders, FindObject, HoldObject, JoinRanks, ListObjects,
     LocateObject, ObjectFound, ObjectHeld, ObjectList, ObjectMember, ObjectMembers, ObjectPlace, ObjectPlaces,
@@ -129,16 +129,16 @@ impl P2p {
         })
     }
 
-    pub(crate) fn report(&self, call: &ReportObject) -> Result<Done, Refusal> {
+    pub(crate) fn report(&self, call: &ReportObject) -> Result<EmptyReply, Refusal> {
         let failed = failures(&call.failed);
         self.with(|objects, now_ns| objects.report(now_ns, (call.client, call.member), &call.got, &failed))?;
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    pub(crate) fn want(&self, call: &WantShards) -> Result<Done, Refusal> {
+    pub(crate) fn want(&self, call: &WantShards) -> Result<EmptyReply, Refusal> {
         let failed = failures(&call.failed);
         self.with(|objects, now_ns| objects.want(now_ns, (call.client, call.member), &call.want, &failed))?;
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     pub(crate) fn join_ranks(&self, call: JoinRanks) -> Result<RanksJoined, Refusal> {
@@ -204,7 +204,7 @@ impl P2p {
         let key = (call.tenant.as_str(), call.name.as_str(), call.version);
         self.with(|objects, _| {
             let found = objects.locate(key, call.buffer as usize, &near, call.client)?;
-            let place = |found: kvplane_cluster::p2p::Located| ObjectPlace {
+            let place = |found: kvplane_cluster::p2p::BufferLocation| ObjectPlace {
                 member: found.member,
                 segment: found.segment,
                 address: found.address,

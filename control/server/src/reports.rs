@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 /// One node's, of one life.
 #[derive(Debug, Default)]
-pub(crate) struct Reported<T> {
+pub(crate) struct NodeReport<T> {
     pub(crate) incarnation: u64,
     heard_ns: u64,
     pub(crate) what: T,
 }
 
-impl<T> Reported<T> {
+impl<T> NodeReport<T> {
     /// How long ago the node reported last, in nanoseconds.
     pub(crate) const fn age_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.heard_ns)
@@ -20,7 +20,7 @@ impl<T> Reported<T> {
 /// All nodes'. As many as there are members that report.
 #[derive(Debug, Default)]
 pub(crate) struct Reports<T> {
-    nodes: BTreeMap<u64, Reported<T>>,
+    nodes: BTreeMap<u64, NodeReport<T>>,
 }
 
 impl<T: Default> Reports<T> {
@@ -28,14 +28,14 @@ impl<T: Default> Reports<T> {
     pub(crate) fn hear(&mut self, node: u64, incarnation: u64, now_ns: u64) -> &mut T {
         let reported = self.nodes.entry(node).or_default();
         if reported.incarnation != incarnation {
-            *reported = Reported { incarnation, ..Reported::default() };
+            *reported = NodeReport { incarnation, ..NodeReport::default() };
         }
         reported.heard_ns = now_ns;
         &mut reported.what
     }
 
     /// One node, if it has reported, or all.
-    pub(crate) fn chosen(&self, node: Option<u64>) -> impl Iterator<Item = (u64, &Reported<T>)> {
+    pub(crate) fn chosen(&self, node: Option<u64>) -> impl Iterator<Item = (u64, &NodeReport<T>)> {
         self.nodes.iter().filter(move |(number, _)| node.is_none_or(|node| node == **number)).map(|(n, of)| (*n, of))
     }
 

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kvplane_rpc::files::private_directory;
-use kvplane_rpc::{Authority, ClusterName, LocalCluster, Server, ServerConfig, Standing, random_u64};
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Server, ServerConfig, ServiceState, random_u64};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
@@ -31,7 +31,7 @@ use crate::tickets::Keep;
 
 mod running;
 
-use running::{Rest, Running, State, live, reachable};
+use running::{ControlProcess, Rest, State, live, reachable};
 
 /// File of the state within the state directory.
 pub const STATE_FILE: &str = "state.redb";
@@ -198,7 +198,7 @@ async fn listen(http: Option<SocketAddr>, events: Option<SocketAddr>) -> Result<
     Ok((http, events))
 }
 
-async fn bring_up(config: ControlConfig) -> Result<(Running, State), StartError> {
+async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), StartError> {
     let name = ClusterName::new(&config.cluster.cluster)?;
     check_listeners(&config)?;
     check_state(&config)?;
@@ -228,8 +228,8 @@ async fn bring_up(config: ControlConfig) -> Result<(Running, State), StartError>
     };
     let own = own.map(|(store, records, keep)| rest.control(store, records, keep)).transpose()?;
     let standing = match &own {
-        Some(control) => Standing::Serving(control.clone()),
-        None => Standing::StandingBy("this control plane has not asked etcd yet".to_owned()),
+        Some(control) => ServiceState::Serving(control.clone()),
+        None => ServiceState::StandingBy("this control plane has not asked etcd yet".to_owned()),
     };
     let server_config = ServerConfig {
         listen: config.listen,
@@ -264,7 +264,8 @@ async fn bring_up(config: ControlConfig) -> Result<(Running, State), StartError>
         State::Own(_) => Role::Leads,
         State::Shared(_) => Role::StandsBy("etcd was just asked".to_owned()),
     });
-    let running = Running { server, http, events, access, metadata, local, source, mark, publication, rest, role };
+    let running =
+        ControlProcess { server, http, events, access, metadata, local, source, mark, publication, rest, role };
     Ok((running, state))
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvplane_cluster::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState as State, Tasks};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
-    CancelTask, CopyState, CreateTask, Done, ListTasks, OBJECTS_PER_ORDER, TASK_NAME_BYTES, TASKS_PER_REPLY,
+    CancelTask, CopyState, CreateTask, EmptyReply, ListTasks, OBJECTS_PER_ORDER, TASK_NAME_BYTES, TASKS_PER_REPLY,
     TaskCreated, TaskList, TaskState, TaskStatus,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
@@ -25,14 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// The tasks of a control plane.
-pub(crate) struct Hosted {
+pub(crate) struct HostedTasks {
     tasks: Mutex<Tasks>,
     made: Notify,
     /// When it began, in milliseconds since 1970: for people.
     began_ms: u64,
 }
 
-impl Default for Hosted {
+impl Default for HostedTasks {
     fn default() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
@@ -44,7 +44,7 @@ impl Default for Hosted {
     }
 }
 
-impl Hosted {
+impl HostedTasks {
     fn tasks(&self) -> MutexGuard<'_, Tasks> {
         // They are whole between calls; one that ended in a bug is that call's loss.
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
@@ -125,7 +125,7 @@ impl Control {
     }
 
     /// Ends a task.
-    pub(crate) fn cancel_task_now(&self, call: &CancelTask) -> Result<Done, Refusal> {
+    pub(crate) fn cancel_task_now(&self, call: &CancelTask) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut tasks = self.hosted.tasks();
         let of = |task: &&Task| call.tenant.as_ref().is_none_or(|tenant| *tenant == task.tenant);
@@ -135,7 +135,7 @@ impl Control {
         if !tasks.cancel(call.id, now_ns) {
             return Err(refuse(RefusalCode::BadRequest, format!("task {} is over: {state:?}", call.id)));
         }
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     /// Asks first owners for the copies that are due, and waits for what they say.

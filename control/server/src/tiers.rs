@@ -9,7 +9,7 @@ use crate::reports::Reports;
 
 /// One node's.
 #[derive(Debug, Default)]
-struct Known {
+struct NodeTiers {
     carried_out: u64,
     last_order: u64,
     /// At most one of each kind.
@@ -20,7 +20,7 @@ struct Known {
 /// All nodes'. As many as there are members with SSDs.
 #[derive(Debug, Default)]
 pub(crate) struct Tiers {
-    nodes: Reports<Known>,
+    nodes: Reports<NodeTiers>,
 }
 
 impl Tiers {

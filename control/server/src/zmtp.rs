@@ -54,7 +54,7 @@ pub(crate) fn message(parts: &[&[u8]]) -> Vec<u8> {
 
 /// What a subscriber's bytes came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Said {
+pub(crate) enum SubscriberInput {
     /// It wants something that it did not want before.
     Subscribed,
     /// This is to be sent to it.
@@ -87,7 +87,7 @@ impl Subscriber {
     ///
     /// # Errors
     /// What is wrong with them: the connection is to be closed.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<Said>, &'static str> {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<SubscriberInput>, &'static str> {
         self.input.extend_from_slice(bytes);
         let mut said = Vec::new();
         if !self.greeted {
@@ -135,7 +135,7 @@ impl Subscriber {
         Ok(Some((flags, body)))
     }
 
-    fn take_frame(&mut self, flags: u8, body: &[u8]) -> Result<Option<Said>, &'static str> {
+    fn take_frame(&mut self, flags: u8, body: &[u8]) -> Result<Option<SubscriberInput>, &'static str> {
         if flags & COMMAND != 0 {
             let Some((name, rest)) =
                 body.split_first().and_then(|(bytes, rest)| rest.split_at_checked(usize::from(*bytes)))
@@ -162,7 +162,7 @@ impl Subscriber {
                     let context = rest.get(2..).unwrap_or_default();
                     let mut out = Vec::new();
                     frame(&mut out, COMMAND, &[b"\x04PONG", context].concat());
-                    Ok(Some(Said::Answer(out)))
+                    Ok(Some(SubscriberInput::Answer(out)))
                 }
                 // Of later versions, or the end of the connection, which shows by itself.
                 _ => Ok(None),
@@ -183,12 +183,12 @@ impl Subscriber {
         }
     }
 
-    fn subscribe(&mut self, topic: &[u8]) -> Result<Said, &'static str> {
+    fn subscribe(&mut self, topic: &[u8]) -> Result<SubscriberInput, &'static str> {
         if self.topics.len() >= TOPICS {
             return Err("more topics than one subscriber may want");
         }
         self.topics.push(topic.to_vec());
-        Ok(Said::Subscribed)
+        Ok(SubscriberInput::Subscribed)
     }
 
     /// A topic that is wanted twice is wanted until it was cancelled twice.
@@ -224,7 +224,7 @@ mod tests {
         for (minor, subscription) in [(0, message_form), (1, command_form)] {
             let mut peer = Subscriber::default();
             let said = peer.take(&subscriber(minor, &subscription)).expect("a good peer");
-            assert_eq!(said, [Said::Subscribed]);
+            assert_eq!(said, [SubscriberInput::Subscribed]);
             assert!(peer.is_ready() && peer.wants(b"kv@x") && !peer.wants(b"k") && !peer.wants(b""));
             let mut cancel = Vec::new();
             frame(&mut cancel, 0, b"\x00kv");
@@ -232,7 +232,7 @@ mod tests {
             assert!(!peer.wants(b"kv@x"));
             let mut ping = Vec::new();
             frame(&mut ping, COMMAND, b"\x04PING\0\x0aabc");
-            assert_eq!(peer.take(&ping), Ok(vec![Said::Answer(b"\x04\x08\x04PONGabc".to_vec())]));
+            assert_eq!(peer.take(&ping), Ok(vec![SubscriberInput::Answer(b"\x04\x08\x04PONGabc".to_vec())]));
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
                     break;
                 }
             }
-            prop_assert_eq!(said, vec![Said::Subscribed]);
+            prop_assert_eq!(said, vec![SubscriberInput::Subscribed]);
         }
 
         #[test]

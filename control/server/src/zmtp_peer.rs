@@ -24,7 +24,7 @@ pub(crate) enum Kind {
 
 /// What a peer's bytes came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum PeerInput {
     /// The handshake is over.
     Ready,
     /// A message, in parts.
@@ -69,7 +69,7 @@ impl Peer {
     ///
     /// # Errors
     /// What is wrong with them: the connection is to be closed.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<Heard>, &'static str> {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Vec<PeerInput>, &'static str> {
         self.input.extend_from_slice(bytes);
         let mut heard = Vec::new();
         if !self.greeted {
@@ -99,20 +99,20 @@ impl Peer {
         Ok(heard)
     }
 
-    fn take_frame(&mut self, flags: u8, body: Vec<u8>) -> Result<Option<Heard>, &'static str> {
+    fn take_frame(&mut self, flags: u8, body: Vec<u8>) -> Result<Option<PeerInput>, &'static str> {
         if flags & COMMAND != 0 {
             let name = body.split_first().and_then(|(bytes, rest)| rest.get(..usize::from(*bytes)));
             return match name {
                 Some(b"READY") if !self.ready => {
                     self.ready = true;
-                    Ok(Some(Heard::Ready))
+                    Ok(Some(PeerInput::Ready))
                 }
                 Some(b"ERROR") => Err("the peer refuses us"),
                 Some(b"PING") => {
                     let context = body.get(7..).unwrap_or_default();
                     let mut out = Vec::new();
                     frame(&mut out, COMMAND, &[b"\x04PONG", context].concat());
-                    Ok(Some(Heard::Answer(out)))
+                    Ok(Some(PeerInput::Answer(out)))
                 }
                 Some(_) => Ok(None),
                 None => Err("a command without a name"),
@@ -130,7 +130,7 @@ impl Peer {
             return Ok(None);
         }
         self.bytes = 0;
-        Ok(Some(Heard::Message(std::mem::take(&mut self.parts))))
+        Ok(Some(PeerInput::Message(std::mem::take(&mut self.parts))))
     }
 }
 
@@ -164,18 +164,18 @@ mod tests {
     #[test]
     fn a_publisher_is_understood_and_understands() {
         let mut peer = Peer::default();
-        assert_eq!(peer.take(&publisher()), Ok(vec![Heard::Ready]));
+        assert_eq!(peer.take(&publisher()), Ok(vec![PeerInput::Ready]));
         let long = vec![7; 300];
         let heard = peer.take(&message(&[b"t", b"12345678", &long])).expect("a message");
-        assert_eq!(heard, vec![Heard::Message(vec![b"t".to_vec(), b"12345678".to_vec(), long])]);
+        assert_eq!(heard, vec![PeerInput::Message(vec![b"t".to_vec(), b"12345678".to_vec(), long])]);
         let mut ping = Vec::new();
         frame(&mut ping, COMMAND, b"\x04PING\0\x05hello");
         let answer = [[COMMAND, 10].as_slice(), b"\x04PONG", b"hello"].concat();
-        assert_eq!(peer.take(&ping), Ok(vec![Heard::Answer(answer)]));
+        assert_eq!(peer.take(&ping), Ok(vec![PeerInput::Answer(answer)]));
         // Our own publisher takes what we send as a subscription.
         let mut other = zmtp::Subscriber::default();
         other.take(&hello(Kind::Subscriber)).expect("a peer");
-        assert_eq!(other.take(&subscription(b"kv")), Ok(vec![zmtp::Said::Subscribed]));
+        assert_eq!(other.take(&subscription(b"kv")), Ok(vec![zmtp::SubscriberInput::Subscribed]));
         assert!(other.wants(b"kv@1") && !other.wants(b"other"));
     }
 
@@ -211,7 +211,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(heard.len(), 2);
-            prop_assert_eq!(&heard[1], &Heard::Message(vec![vec![], b"12345678".to_vec(), vec![3; 200]]));
+            prop_assert_eq!(&heard[1], &PeerInput::Message(vec![vec![], b"12345678".to_vec(), vec![3; 200]]));
         }
 
         #[test]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use crate::config::{SimConfig, Work};
-use crate::outcome::{Fate, Outcome, Served};
+use crate::outcome::{Fate, Outcome, RequestOutcome};
 
 /// In what order the one queue is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
         let (_, at) = queue.pop_first().expect("somebody came");
         let (arrival_ns, took_ns, cached) = jobs[at];
         free.push(Reverse(now + took_ns));
-        served[at] = Some(Served {
+        served[at] = Some(RequestOutcome {
             fate: Fate::Served,
             ttft_ns: now + took_ns - arrival_ns,
             tbt_ns: 0,

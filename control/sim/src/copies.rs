@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvplane_conductor::copies::{Copies, CopyConfig, CopyOrder, Fetched, Sources};
+use kvplane_conductor::copies::{Copies, CopyConfig, CopyOrder, PrefixFetch, Sources};
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::hot::HotTable;
 
@@ -16,12 +16,12 @@ pub(crate) const LOOK_NS: u64 = 1_000_000_000;
 const ROWS: usize = 64;
 
 /// What is fetched, and what was copied.
-pub(crate) struct Copied {
+pub(crate) struct CopyTraffic {
     table: HotTable,
     copies: Copies<u64>,
 }
 
-impl Copied {
+impl CopyTraffic {
     pub(crate) fn new(config: CopyConfig) -> Self {
         Self { table: HotTable::default(), copies: Copies::new(config) }
     }
@@ -39,7 +39,7 @@ impl World<'_> {
     pub(crate) fn copy_hot(&mut self) {
         let Some(mut copied) = self.copied.take() else { return };
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
-        let mut all: Vec<Fetched<u64>> = Vec::new();
+        let mut all: Vec<PrefixFetch<u64>> = Vec::new();
         let mut chains: Vec<Arc<[u64]>> = Vec::new();
         for row in copied.table.most(ROWS, self.now_ns) {
             let alive = || self.nodes.iter().filter(|node| node.alive);
@@ -52,7 +52,7 @@ impl World<'_> {
             let bytes = (row.chain.len() - head) as u64 * block_bytes;
             if bytes > 0 && places > 0 {
                 let places = places.saturating_sub(made).max(1);
-                all.push(Fetched { key, per_s: row.per_minute / 60.0, bytes, pieces: 1, places });
+                all.push(PrefixFetch { key, per_s: row.per_minute / 60.0, bytes, pieces: 1, places });
                 chains.push(row.chain);
             }
         }

@@ -20,5 +20,5 @@ mod world;
 
 pub use bounds::{Order, bound};
 pub use config::{Faults, SimConfig, Work};
-pub use outcome::{Fate, Outcome, ReplicaSample, Served};
+pub use outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
 pub use world::run;

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It was served.
-    Served,
+    RequestOutcome,
     /// It was refused at arrival.
     Refused,
     /// It was refused after its prefill, which was wasted.
@@ -15,7 +15,7 @@ pub enum Fate {
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub struct Served {
+pub struct RequestOutcome {
     /// What became of it.
     pub fate: Fate,
     /// Until its first token.
@@ -45,7 +45,7 @@ pub struct ReplicaSample {
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Each request, in the order of the trace.
-    pub requests: Vec<Served>,
+    pub requests: Vec<RequestOutcome>,
     /// Work booked on prefill instances, in seconds, every ten seconds: the mean over instances.
     pub prefill_load: Vec<f64>,
     /// The most that one instance computed against the mean.
@@ -84,7 +84,9 @@ impl Outcome {
     /// The part of prompt tokens that was not computed.
     #[must_use]
     pub fn hit(&self) -> f64 {
-        let sum = |field: fn(&Served) -> u32| self.requests.iter().map(|served| u64::from(field(served))).sum::<u64>();
+        let sum = |field: fn(&RequestOutcome) -> u32| {
+            self.requests.iter().map(|served| u64::from(field(served))).sum::<u64>()
+        };
         sum(|served| served.reused_tokens) as f64 / sum(|served| served.tokens).max(1) as f64
     }
 
@@ -99,8 +101,9 @@ impl Outcome {
     /// `tbt_ns`.
     #[must_use]
     pub fn goodput(&self, ttft_ns: u64, tbt_ns: u64) -> f64 {
-        let good =
-            |served: &&Served| served.fate == Fate::Served && served.ttft_ns <= ttft_ns && served.tbt_ns <= tbt_ns;
+        let good = |served: &&RequestOutcome| {
+            served.fate == Fate::Served && served.ttft_ns <= ttft_ns && served.tbt_ns <= tbt_ns
+        };
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
     }
 

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Next, Progress, Request, Scratch};
+use kvplane_conductor::scheduler::{Conductor, ConductorConfig, ExcludedInstances, Next, Progress, Request, Scratch};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
 
 use crate::config::{DETECTED_NS, SimConfig, Work};
-use crate::copies::{Copied, LOOK_NS};
+use crate::copies::{CopyTraffic, LOOK_NS};
 use crate::decode::Decode;
-use crate::outcome::{Fate, Outcome, ReplicaSample, Served};
+use crate::outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
 
 /// Between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
@@ -60,7 +60,7 @@ pub(crate) enum Event {
     /// It is looked whether something is worth a copy.
     Copies,
     /// A copy is there.
-    Copied {
+    CopyTraffic {
         instance: usize,
         key: u64,
         chain: Arc<[u64]>,
@@ -118,12 +118,12 @@ pub(crate) struct World<'a> {
     number: u64,
     pub(crate) now_ns: u64,
     placements: Vec<Option<Placement>>,
-    served: Vec<Served>,
+    served: Vec<RequestOutcome>,
     pub(crate) open: usize,
     rng: Rng,
     pub(crate) outcome: Outcome,
     uses: BTreeMap<u64, u64>,
-    pub(crate) copied: Option<Copied>,
+    pub(crate) copied: Option<CopyTraffic>,
 }
 
 /// Serves `trace`, which is in the order of arrival, on a cluster that `policy` schedules.
@@ -176,7 +176,7 @@ impl<'a> World<'a> {
             sent_ns: 0,
             computed_ns: 0,
         };
-        let lost = |work: &Work| Served {
+        let lost = |work: &Work| RequestOutcome {
             fate: Fate::Lost,
             ttft_ns: 0,
             tbt_ns: 0,
@@ -202,7 +202,7 @@ impl<'a> World<'a> {
             rng: Rng::new(config.seed, "sim"),
             outcome: Outcome::default(),
             uses: BTreeMap::new(),
-            copied: config.copies.map(Copied::new),
+            copied: config.copies.map(CopyTraffic::new),
         };
         for (id, work) in trace.iter().enumerate() {
             world.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
@@ -278,7 +278,7 @@ impl<'a> World<'a> {
             tokens,
             context: self.context,
             hashes,
-            barred: Barred::default(),
+            barred: ExcludedInstances::default(),
         });
     }
 

@@ -19,7 +19,7 @@ use super::Client;
 use super::types::{PeerId, Request, SubmitError};
 
 /// What a batch asks of many objects.
-pub(super) struct Asked {
+pub(super) struct ExistenceBatch {
     /// Digests as they travel, each owner's together.
     list: Vec<[u8; DIGEST_BYTES]>,
     /// The position of each in the caller's list; empty where that is the same.
@@ -32,7 +32,7 @@ pub(super) struct Asked {
     heads: Vec<usize>,
 }
 
-impl Asked {
+impl ExistenceBatch {
     pub(super) const fn new() -> Self {
         Self { list: Vec::new(), places: Vec::new(), parts: Vec::new(), found: Vec::new(), heads: Vec::new() }
     }
@@ -81,7 +81,7 @@ impl Client {
         if digests.len() > Limits::BATCH_REQUESTS {
             return Err(SubmitError::TooMany { requests: digests.len(), limit: Limits::BATCH_REQUESTS });
         }
-        let mut asked = core::mem::replace(&mut self.asking, Asked::new());
+        let mut asked = core::mem::replace(&mut self.asking, ExistenceBatch::new());
         let requests = self.by_owner(digests, &mut asked);
         asked
             .parts
@@ -95,7 +95,7 @@ impl Client {
     }
 
     /// Puts digests in the order of their owners, and makes a request of each owner's part.
-    fn by_owner(&mut self, digests: &[Digest], asked: &mut Asked) -> Vec<Request> {
+    fn by_owner(&mut self, digests: &[Digest], asked: &mut ExistenceBatch) -> Vec<Request> {
         asked.clear();
         let mut requests = Vec::new();
         let Some(&first) = digests.first() else { return requests };
@@ -111,7 +111,7 @@ impl Client {
     }
 
     /// A counting sort, as there are few owners and many objects.
-    fn sort_by_owner(&mut self, digests: &[Digest], asked: &mut Asked, requests: &mut Vec<Request>) {
+    fn sort_by_owner(&mut self, digests: &[Digest], asked: &mut ExistenceBatch, requests: &mut Vec<Request>) {
         let owners: Vec<Option<PeerId>> = digests.iter().map(|digest| self.owner_peer(*digest)).collect();
         // Nobody's are the last.
         let bin = |owner: Option<PeerId>, peers: usize| owner.map_or(peers, |peer| peer.0 as usize);

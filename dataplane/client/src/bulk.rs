@@ -7,7 +7,9 @@
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
-use super::table::{Batch, Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
+use super::table::{
+    Batch, HeldHandle, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id,
+};
 use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
 use super::{Client, Config};
 
@@ -158,7 +160,7 @@ impl Slice {
     /// Whether the device was given all of it, and it was not asked for by a frame.
     fn was_sent_whole(&self) -> bool {
         let whole = self.sent_bytes == self.weight_bytes() && self.bytes == self.sent_bytes;
-        whole && self.version == 0 && self.held == Held::Nothing
+        whole && self.version == 0 && self.held == HeldHandle::Nothing
     }
 }
 
@@ -251,7 +253,7 @@ impl Client {
         let slice = self.slices.get(id.index, id.generation)?;
         let slow = self.now_ns.saturating_sub(slice.times.begun_ns) >= self.config.slow_ns;
         let mine = slice.lane == lane && slice.state == SliceState::Copying;
-        if !mine || slow || slice.tasks != 1 || slice.held != Held::Nothing {
+        if !mine || slow || slice.tasks != 1 || slice.held != HeldHandle::Nothing {
             return None;
         }
         Some(Tally {

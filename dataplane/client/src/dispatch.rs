@@ -15,7 +15,7 @@ use super::options::RailAddress;
 use super::path::Path;
 use super::table::NOWHERE;
 use super::types::{PeerId, SliceId};
-use super::waiting::Waiting;
+use super::waiting::WaitQueue;
 use super::{Client, Config};
 use crate::sched::{Candidate, Choice, Health, Priority, Rail, Ticket, pick, share_behind};
 
@@ -36,7 +36,7 @@ pub(super) struct Group {
     pub(super) path: Path,
     pub(super) rails: Vec<u32>,
     /// What waits, by where its memory is; the first of them for what may take any rail.
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<WaitQueue>,
     /// Whose turn it is among those.
     pub(super) turn: usize,
     dirty: bool,
@@ -80,7 +80,7 @@ pub(super) struct Ask {
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        let waiting = vec![Waiting::default()];
+        let waiting = vec![WaitQueue::default()];
         Self { path, rails, waiting, turn: 0, dirty: false, unavailable: None, express_until_ns: 0 }
     }
 

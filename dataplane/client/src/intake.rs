@@ -226,11 +226,11 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     };
     let ranges = || requests.iter().enumerate().filter_map(writes);
     // Most come in order, from either end.
-    let after = |one: &Written, other: &Written| one.0 == other.0 && one.1 + one.2 <= other.1;
+    let after = |one: &WrittenRange, other: &WrittenRange| one.0 == other.0 && one.1 + one.2 <= other.1;
     if in_order(ranges(), after) || in_order(ranges(), |one, other| after(other, one)) {
         return Ok(());
     }
-    let mut ranges: Vec<Written> = ranges().collect();
+    let mut ranges: Vec<WrittenRange> = ranges().collect();
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
         let ((buffer, offset, bytes, first), (next_buffer, next_offset, _, second)) = (pair[0], pair[1]);
@@ -242,9 +242,12 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
 }
 
 /// Memory that a request writes: buffer, offset, bytes, and which request.
-type Written = (u32, u64, u64, usize);
+type WrittenRange = (u32, u64, u64, usize);
 
-fn in_order(mut ranges: impl Iterator<Item = Written>, before: impl Fn(&Written, &Written) -> bool) -> bool {
+fn in_order(
+    mut ranges: impl Iterator<Item = WrittenRange>,
+    before: impl Fn(&WrittenRange, &WrittenRange) -> bool,
+) -> bool {
     let Some(mut last) = ranges.next() else { return true };
     ranges.all(|next| {
         let fine = before(&last, &next);

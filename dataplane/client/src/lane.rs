@@ -9,7 +9,7 @@ use kvplane_proto::states::Step;
 use kvplane_proto::status::Status;
 
 use crate::path::{Path, Via};
-use crate::proof::Challenged;
+use crate::proof::LaneChallenge;
 use crate::table::{NOWHERE, Slice};
 use crate::types::{Config, LaneId, PeerId};
 
@@ -107,7 +107,7 @@ pub(super) struct Lane {
     /// Why the peer refused us: its slices fail with this instead of being retried.
     pub(super) refusal: Option<Status>,
     /// What the shard challenged this connection with, if it wants tickets.
-    pub(super) challenged: Option<Box<Challenged>>,
+    pub(super) challenged: Option<Box<LaneChallenge>>,
     pub(super) dirty: bool,
     /// Why it is being reset, if it is.
     pub(super) cause: Option<Cause>,

@@ -108,7 +108,7 @@ pub struct Client {
     /// Those of the batch that is being submitted.
     stretches: Vec<intake::Stretch>,
     /// What the next batch asks of many objects at once.
-    asking: asks::Asked,
+    asking: asks::ExistenceBatch,
     /// Runs of slices that were bound together so far, by lane.
     runs: u64,
     slices: Table<Slice>,
@@ -195,7 +195,7 @@ impl Client {
             coming: 0,
             batches: Table::new(),
             stretches: Vec::new(),
-            asking: asks::Asked::new(),
+            asking: asks::ExistenceBatch::new(),
             runs: 0,
             slices: Table::new(),
             wires: Table::new(),

@@ -10,7 +10,7 @@ use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::RequestId;
 use kvplane_proto::message::{Hello, Kind, Operation};
 use kvplane_proto::status::Status;
-use kvplane_ticket::{CHALLENGE_BYTES, Challenge, Credential, PROOF_BYTES, Said};
+use kvplane_ticket::{CHALLENGE_BYTES, Challenge, Credential, HandshakeTranscript, PROOF_BYTES};
 
 use super::Client;
 use super::lane::Endpoint;
@@ -19,7 +19,7 @@ use super::types::LaneId;
 use super::fences::connection_number;
 
 /// What a lane was challenged with, and the number of ours in its last proof.
-pub(super) struct Challenged {
+pub(super) struct LaneChallenge {
     challenge: Challenge,
     own: [u8; CHALLENGE_BYTES],
     credential: Arc<Credential>,
@@ -80,8 +80,8 @@ impl Client {
         self.proofs += 1;
         let credential = Arc::clone(self.credential.as_ref()?);
         let own = credential.number(self.config.client, self.proofs);
-        let body = credential.prove(own, &Said { challenge: &challenge, hello: &hello }).encode();
-        self.lanes[lane as usize].challenged = Some(Box::new(Challenged { challenge, own, credential }));
+        let body = credential.prove(own, &HandshakeTranscript { challenge: &challenge, hello: &hello }).encode();
+        self.lanes[lane as usize].challenged = Some(Box::new(LaneChallenge { challenge, own, credential }));
         Some((Header::request(Kind::Request(Operation::Prove), RequestId::default()).with_body(&body, 1), body))
     }
 
@@ -106,10 +106,10 @@ impl Client {
         match (operation, &self.credential, &self.lanes[lane as usize].challenged) {
             (Operation::Hello, None, None) => Ok(body),
             (Operation::Prove, _, Some(challenged)) => {
-                let Challenged { challenge, own, credential } = &**challenged;
+                let LaneChallenge { challenge, own, credential } = &**challenged;
                 let (welcome, answer) =
                     body.split_last_chunk::<PROOF_BYTES>().ok_or_else(|| stranger("it proves nothing"))?;
-                let said = Said { challenge, hello: &self.hello_of(lane) };
+                let said = HandshakeTranscript { challenge, hello: &self.hello_of(lane) };
                 match credential.is_answered(own, &said, welcome, answer) {
                     true => Ok(welcome),
                     false => Err(stranger("its proof is wrong")),

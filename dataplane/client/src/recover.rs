@@ -9,7 +9,7 @@ use kvplane_proto::status::Status;
 
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
-use super::table::{Held, SliceEvent, Wire, slice_id};
+use super::table::{HeldHandle, SliceEvent, Wire, slice_id};
 use super::types::{LaneId, Output, Request};
 
 const PARK_FIRST_NS: u64 = 10_000_000;
@@ -98,7 +98,7 @@ impl Client {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         slice.step(SliceEvent::Requeue);
-        slice.held = Held::Nothing;
+        slice.held = HeldHandle::Nothing;
         (slice.bytes, slice.version, slice.expected_checksum) = (0, 0, None);
         // What asks a peer that was left does not wait: the id may be another's by then.
         let request = slice.request;

@@ -12,11 +12,11 @@ use kvplane_proto::status::Status;
 use super::Client;
 use super::lane::{Cause, Endpoint};
 use super::path::Path;
-use super::table::{Held, NOWHERE, SliceEvent, SliceState, Wire, slice_id};
+use super::table::{HeldHandle, NOWHERE, SliceEvent, SliceState, Wire, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
 
 /// A frame that no honest peer sends.
-struct Broken;
+struct ProtocolViolation;
 
 impl Client {
     /// A frame arrived on a lane. The host reads its payload, if any, to where the answer says.
@@ -29,21 +29,21 @@ impl Client {
         }
         match self.accept(lane, header, body) {
             Ok(payload) => payload,
-            Err(Broken) => {
+            Err(ProtocolViolation) => {
                 self.reset_lane(lane.index, Cause::Peer);
                 PayloadTo::Discard
             }
         }
     }
 
-    fn accept(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<PayloadTo, Broken> {
-        let Kind::Reply(operation) = header.kind else { return Err(Broken) };
+    fn accept(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<PayloadTo, ProtocolViolation> {
+        let Kind::Reply(operation) = header.kind else { return Err(ProtocolViolation) };
         if matches!(operation, Operation::Hello | Operation::Prove) {
             self.welcome(lane, operation, header, body)?;
             return Ok(PayloadTo::Discard);
         }
         if operation == Operation::Fence {
-            self.fence_answered(lane, header).ok_or(Broken)?;
+            self.fence_answered(lane, header).ok_or(ProtocolViolation)?;
             return Ok(PayloadTo::Discard);
         }
         let wire = self.wires.get(header.request.index, header.request.generation);
@@ -52,10 +52,10 @@ impl Client {
             return Ok(PayloadTo::Discard);
         };
         if wire.operation != operation {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         if operation == Operation::ReadMany && header.status == Status::Ok {
-            return self.on_many_payload(header).ok_or(Broken);
+            return self.on_many_payload(header).ok_or(ProtocolViolation);
         }
         let wire = self.close_wire(header.request);
         let left = wire.slices.iter().filter(|slice| **slice == NOWHERE).count();
@@ -74,7 +74,7 @@ impl Client {
                 Ok(PayloadTo::Discard)
             }
             Operation::ReadMany | Operation::WriteMany => {
-                self.on_many_settled(&wire.slices, header).map(|()| PayloadTo::Discard).ok_or(Broken)
+                self.on_many_settled(&wire.slices, header).map(|()| PayloadTo::Discard).ok_or(ProtocolViolation)
             }
             _ => self.on_group((lane.index, operation), &wire.slices, header, body).map(|()| PayloadTo::Discard),
         };
@@ -91,7 +91,13 @@ impl Client {
         wire
     }
 
-    fn welcome(&mut self, lane: LaneId, operation: Operation, header: &Header, body: &[u8]) -> Result<(), Broken> {
+    fn welcome(
+        &mut self,
+        lane: LaneId,
+        operation: Operation,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), ProtocolViolation> {
         let entry = &self.lanes[lane.index as usize];
         match (entry.state, operation, header.status) {
             (Endpoint::Greeting, Operation::Hello, Status::Prove) => {
@@ -110,10 +116,10 @@ impl Client {
             }
             // A newer ticket was shown; where it is not taken, the connection's end says so.
             (Endpoint::Ready, Operation::Prove, _) if entry.challenged.is_some() => return Ok(()),
-            _ => return Err(Broken),
+            _ => return Err(ProtocolViolation),
         }
         let welcome = match self.checked_welcome(lane.index, operation, body) {
-            Ok(welcome) => Welcome::decode(welcome).map_err(|_| Broken)?,
+            Ok(welcome) => Welcome::decode(welcome).map_err(|_| ProtocolViolation)?,
             Err((status, why)) => return self.not_the_peer(lane.index, status, &why),
         };
         let entry = &self.lanes[lane.index as usize];
@@ -130,23 +136,23 @@ impl Client {
 
     /// Who answers a greeting is not who was asked for, or refuses. A path of this host alone does not say that of the
     /// peer: another namespace may have another process at its address. Then the peer's other path decides.
-    fn not_the_peer(&mut self, lane: u32, status: Status, why: &str) -> Result<(), Broken> {
+    fn not_the_peer(&mut self, lane: u32, status: Status, why: &str) -> Result<(), ProtocolViolation> {
         if self.lanes[lane as usize].path == Path::Shared && self.close_path(lane, why) {
             self.reset_lane(lane, Cause::Withdrawn);
             return Ok(());
         }
         self.lanes[lane as usize].refusal = Some(status);
-        Err(Broken)
+        Err(ProtocolViolation)
     }
 
     /// An object or a range: its payload follows.
-    fn on_payload(&mut self, index: u32, header: &Header) -> Result<PayloadTo, Broken> {
+    fn on_payload(&mut self, index: u32, header: &Header) -> Result<PayloadTo, ProtocolViolation> {
         if index == NOWHERE {
             return Ok(PayloadTo::Discard);
         }
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
-        let Some(local) = slice.request.local() else { return Err(Broken) };
+        let Some(local) = slice.request.local() else { return Err(ProtocolViolation) };
         if header.status != Status::Ok {
             if header.status == Status::BufferTooSmall {
                 slice.bytes = header.argument;
@@ -158,12 +164,12 @@ impl Client {
         let whole_range = of_segment || matches!(slice.request, Request::GetRange(..) | Request::PeekRange(..));
         let bytes = header.payload_bytes;
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         let lane = slice.lane;
         let unchecked = of_segment && !self.sums_segments(lane);
         if header.checksum().is_none() && !unchecked {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         if !of_segment {
             self.note_replicated(index, header.flags.has(FrameFlags::REPLICATED));
@@ -241,11 +247,11 @@ impl Client {
         slices: &[u32],
         header: &Header,
         body: &[u8],
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ProtocolViolation> {
         if header.status != Status::Ok {
             if operation == Operation::Commit {
                 // What became of the reservations is not said, so they can be neither committed again nor aborted.
-                return Err(Broken);
+                return Err(ProtocolViolation);
             }
             for &slice in slices.iter().filter(|slice| **slice != NOWHERE) {
                 self.settle(slice, header.status);
@@ -253,14 +259,14 @@ impl Client {
             return Ok(());
         }
         if let Some(asked) = self.asked_of(slices[0]) {
-            return self.on_asked(slices[0], asked, header, body).ok_or(Broken);
+            return self.on_asked(slices[0], asked, header, body).ok_or(ProtocolViolation);
         }
         if header.items as usize != slices.len() {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         match operation {
             Operation::Remove | Operation::RemoveCopy | Operation::Exists | Operation::Discard => {
-                let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(Broken)?;
+                let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(ProtocolViolation)?;
                 for (position, &slice) in slices.iter().enumerate() {
                     let striped = heads.as_ref().is_some_and(|heads| heads.get(position));
                     let status = if there.get(position) { Status::Ok } else { Status::NotFound };
@@ -268,25 +274,27 @@ impl Client {
                 }
             }
             Operation::Size => {
-                for (&slice, item) in slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(Broken)?) {
+                for (&slice, item) in
+                    slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(ProtocolViolation)?)
+                {
                     self.slices.at(slice).bytes = item.bytes;
                     self.settle(slice, item.status);
                 }
             }
             Operation::OpenSegment => {
-                SegmentDescriptor::decode(body).map_err(|_| Broken)?;
+                SegmentDescriptor::decode(body).map_err(|_| ProtocolViolation)?;
                 let batch = self.slices.at(slices[0]).batch;
                 self.descriptions.insert(batch, body.to_vec());
                 self.settle(slices[0], Status::Ok);
             }
             Operation::List => {
-                KeyPage::decode(body).ok_or(Broken)?;
+                KeyPage::decode(body).ok_or(ProtocolViolation)?;
                 let batch = self.slices.at(slices[0]).batch;
                 self.descriptions.insert(batch, body.to_vec());
                 self.settle(slices[0], Status::Ok);
             }
             Operation::Lookup | Operation::Peek => {
-                let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
+                let items = decode_items::<LookupReply>(body, header.items).ok_or(ProtocolViolation)?;
                 for (&slice, item) in slices.iter().zip(items) {
                     match slice {
                         NOWHERE if item.status == Status::Ok => self.lanes[lane as usize].releases.push(item.pin),
@@ -301,17 +309,24 @@ impl Client {
     }
 
     /// Answers about room for objects, and about objects that are made of it.
-    fn on_places(&mut self, operation: Operation, slices: &[u32], header: &Header, body: &[u8]) -> Result<(), Broken> {
+    fn on_places(
+        &mut self,
+        operation: Operation,
+        slices: &[u32],
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), ProtocolViolation> {
         match operation {
             Operation::Begin => {
-                let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
+                let items = decode_items::<ReserveReply>(body, header.items).ok_or(ProtocolViolation)?;
                 for (&slice, item) in slices.iter().zip(items) {
                     self.slices.at(slice).version = item.reservation.to_bits();
                     self.settle(slice, item.status);
                 }
             }
             Operation::Seal => {
-                for (&slice, item) in slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(Broken)?)
+                for (&slice, item) in
+                    slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     let entry = self.slices.at(slice);
                     (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
@@ -319,25 +334,26 @@ impl Client {
                 }
             }
             Operation::Reserve | Operation::Fill => {
-                let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
+                let items = decode_items::<ReserveReply>(body, header.items).ok_or(ProtocolViolation)?;
                 slices.iter().zip(items).for_each(|(&slice, item)| self.on_reserve(slice, &item));
             }
             Operation::Commit => {
-                for (&slice, item) in slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(Broken)?)
+                for (&slice, item) in
+                    slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     let entry = self.slices.at(slice);
-                    entry.held = Held::Nothing;
+                    entry.held = HeldHandle::Nothing;
                     entry.bytes = entry.weight_bytes();
                     (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
                     self.settle(slice, item.status);
                 }
             }
-            _ => return Err(Broken),
+            _ => return Err(ProtocolViolation),
         }
         Ok(())
     }
 
-    fn on_lookup(&mut self, index: u32, item: &LookupReply) -> Result<(), Broken> {
+    fn on_lookup(&mut self, index: u32, item: &LookupReply) -> Result<(), ProtocolViolation> {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         let (lane, request) = (slice.lane, slice.request);
@@ -346,7 +362,7 @@ impl Client {
             return Ok(());
         }
         if item.bytes == 0 {
-            return Err(Broken);
+            return Err(ProtocolViolation);
         }
         self.note_replicated(index, item.flags.is_replicated());
         let slice = self.slices.at(index);
@@ -370,7 +386,7 @@ impl Client {
             }
         };
         slice.bytes = local.bytes;
-        slice.held = Held::Pin(item.pin);
+        slice.held = HeldHandle::Pin(item.pin);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[lane as usize].id(lane);
         self.outputs.push_back(Output::CopyOut { lane, slice: id, offset, local, checksum });
@@ -385,7 +401,7 @@ impl Client {
             return;
         }
         let local = slice.request.source().expect("a reservation is asked for puts and fills only");
-        slice.held = Held::Reservation(item.reservation);
+        slice.held = HeldHandle::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[slice.lane as usize].id(slice.lane);
         self.outputs.push_back(Output::CopyIn { lane, slice: id, offset: item.offset, local });
@@ -404,22 +420,22 @@ impl Client {
         debug_assert!(expected.is_none(), "shared copies are checked by the host");
         self.mark_dirty(lane.index);
         match (held, result) {
-            (Held::Reservation(reservation), Ok(checksum)) => {
+            (HeldHandle::Reservation(reservation), Ok(checksum)) => {
                 let entry = self.slices.at(slice.index);
                 entry.step(SliceEvent::Copied);
                 let commit = CommitItem { reservation, checksum };
                 self.lanes[lane.index as usize].commits.push((slice.index, commit));
             }
-            (Held::Reservation(reservation), Err(status)) => {
+            (HeldHandle::Reservation(reservation), Err(status)) => {
                 self.lanes[lane.index as usize].aborts.push(reservation);
                 self.settle(slice.index, status);
             }
-            (Held::Pin(pin), result) => {
+            (HeldHandle::Pin(pin), result) => {
                 self.lanes[lane.index as usize].releases.push(pin);
                 self.copy_outcome(slice.index, result.map(|_| ()));
             }
-            (Held::Nothing, Err(Status::Unsupported)) => self.way_closed(lane.index, slice.index),
-            (Held::Nothing, result) => self.copy_outcome(slice.index, result.map(|_| ())),
+            (HeldHandle::Nothing, Err(Status::Unsupported)) => self.way_closed(lane.index, slice.index),
+            (HeldHandle::Nothing, result) => self.copy_outcome(slice.index, result.map(|_| ())),
         }
     }
 

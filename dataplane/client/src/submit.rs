@@ -8,7 +8,7 @@ use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
 use super::second::Second;
-use super::table::{Batch, Held, NOWHERE, Slice, SliceState, Times, slice_id};
+use super::table::{Batch, HeldHandle, NOWHERE, Slice, SliceState, Times, slice_id};
 use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
 use crate::sched::Ticket;
@@ -145,7 +145,7 @@ impl Client {
             version: 0,
             is_replicated: false,
             expected_checksum: None,
-            held: Held::Nothing,
+            held: HeldHandle::Nothing,
         }
     }
 

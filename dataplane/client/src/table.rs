@@ -5,7 +5,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
-use crate::asks::Asked;
+use crate::asks::ExistenceBatch;
 use crate::path::Via;
 use crate::puts::PutBook;
 use crate::sched::{Priority, Ticket};
@@ -202,7 +202,7 @@ pub(super) struct Batch {
     /// What its puts say.
     pub(super) puts: PutBook,
     /// What its requests for many objects at once are about.
-    pub(super) asked: Asked,
+    pub(super) asked: ExistenceBatch,
     /// Its place in the order of things; bytes and size are each slice's own.
     pub(super) ticket: Ticket,
 }
@@ -220,7 +220,7 @@ impl Batch {
             ended: None,
             ranges: Vec::new(),
             puts: PutBook::new(),
-            asked: Asked::new(),
+            asked: ExistenceBatch::new(),
             ticket: Ticket {
                 priority: Priority::Medium,
                 tenant: 0,
@@ -333,7 +333,7 @@ pub(super) struct Slice {
     pub(super) is_replicated: bool,
     pub(super) expected_checksum: Option<u64>,
     /// Held on the peer while we copy over the shared path.
-    pub(super) held: Held,
+    pub(super) held: HeldHandle,
 }
 
 /// When things happened to a slice.
@@ -355,7 +355,7 @@ pub(super) const NOWHERE: u32 = u32::MAX;
 
 /// What a slice holds on a shard whose memory it copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum HeldHandle {
     Nothing,
     Pin(PinId),
     Reservation(ReservationId),

@@ -17,7 +17,7 @@ const QUEUES_MOST: usize = 64;
 
 /// A queue, and how far the group's rails are from the memory of what waits in it.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitQueue {
     ours: Place,
     theirs: Place,
     /// By the rail's position; 0 for those beyond its end. There is one of cost 0.
@@ -49,7 +49,7 @@ impl Client {
             group.waiting[0].costs = costs;
             return 0;
         }
-        group.waiting.push(Waiting { ours, theirs, costs, queue: ClassQueue::new() });
+        group.waiting.push(WaitQueue { ours, theirs, costs, queue: ClassQueue::new() });
         group.waiting.len() as u8 - 1
     }
 

@@ -16,14 +16,16 @@ pub use host::{
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;
-pub use shard::{Found, Listen, PlacedName, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
+pub use shard::{
+    Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys,
+};
 
 pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
-    SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters, TierOrder, TierPolicy, TierSnapshot,
-    Voided, Whose, Wished, WritePolicy,
+    Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, ReplicaProgress, SLOW_AFTER_NS,
+    SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters, TierOrder,
+    TierPolicy, TierSnapshot, VoidCause, Whose, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

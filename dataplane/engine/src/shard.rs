@@ -32,8 +32,8 @@ use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions,
 use crate::host::{Host, HostConfig};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
-pub use follow::{Found, PlacedName};
-use leaving::{Leaving, see_off};
+pub use follow::{ObjectPlaces, PlacedName};
+use leaving::{QuietWaiter, see_off};
 use listeners::{listen_unix, when_free};
 pub use snapshot::ShardSnapshot;
 pub use stock::StockKeys;
@@ -106,7 +106,7 @@ pub struct ShardHandle {
 /// What starts shards.
 pub struct Shard;
 
-struct Started {
+struct StartOutcome {
     address: SocketAddr,
     mooncake: Option<SocketAddr>,
     page_kind: Option<PageKind>,
@@ -129,7 +129,7 @@ impl Shard {
             .spawn(move || run(config, consumer, bell, &started))
             .map_err(|error| ShardError::Start(error.to_string()))?;
         match wait.recv() {
-            Ok(Ok(Started { address, mooncake, page_kind, device })) => Ok(ShardHandle {
+            Ok(Ok(StartOutcome { address, mooncake, page_kind, device })) => Ok(ShardHandle {
                 mailbox: Mutex::new(Some(producer)),
                 doorbell,
                 thread: Mutex::new(Some(thread)),
@@ -323,7 +323,7 @@ fn run(
     config: ShardConfig,
     mut mailbox: Consumer<Command>,
     doorbell: Doorbell,
-    started: &SyncSender<Result<Started, String>>,
+    started: &SyncSender<Result<StartOutcome, String>>,
 ) -> io::Result<()> {
     let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
     let name = format!("shard {}", config.identity.shard.0);
@@ -335,7 +335,7 @@ fn run(
         }
     };
     let _ = started.send(Ok(ready));
-    let mut leaving: Vec<Leaving> = Vec::new();
+    let mut leaving: Vec<QuietWaiter> = Vec::new();
     loop {
         let mut progress = false;
         while let Some(command) = mailbox.try_pop() {
@@ -371,7 +371,7 @@ fn run(
     }
 }
 
-fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), String> {
+fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, StartOutcome), String> {
     if let Some(core) = config.core {
         // A refusal (a changed cpuset, say) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
@@ -402,10 +402,10 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     };
     host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
     let device = host.tier_device();
-    Ok((host, Started { address, mooncake, page_kind, device }))
+    Ok((host, StartOutcome { address, mooncake, page_kind, device }))
 }
 
-fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
+fn obey(host: &mut Host, command: Command, leaving: &mut Vec<QuietWaiter>) {
     match command {
         Command::Register { info, region, answer } => {
             let registered = match host.service() {
@@ -420,7 +420,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
         }
         Command::Unregister { segment, within, answer } => {
             host.unregister(segment);
-            leaving.push(Leaving::new(segment, within, answer));
+            leaving.push(QuietWaiter::new(segment, within, answer));
         }
         Command::ListenShm { listener } => {
             // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.

@@ -125,7 +125,7 @@ pub struct Complete {
 
 /// What a reader finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct ReadableRange {
     /// Which draft.
     pub draft: DraftId,
     /// Its room.
@@ -314,10 +314,10 @@ impl Drafts {
 
     /// Looks for a range of an object that is being written, in the latest of its open drafts. Nothing where none is.
     #[must_use]
-    pub fn find(&self, digest: Digest, offset: u64, bytes: u64) -> Option<Found> {
+    pub fn find(&self, digest: Digest, offset: u64, bytes: u64) -> Option<ReadableRange> {
         let (_, &index) = self.by_object.range((digest, 0)..=(digest, u64::MAX)).next_back()?;
         let draft = &self.drafts[index as usize];
-        Some(Found {
+        Some(ReadableRange {
             draft: DraftId::new(index, draft.generation),
             reservation: draft.reservation,
             bytes: draft.bytes,

@@ -90,7 +90,7 @@ impl<P> Account<P> {
 
 /// What is remembered of an object with a soft pin or a group.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct Retention {
     group: u64,
     soft_pin_ns: u64,
     /// When its soft pin ends, and which of those that end then it is.
@@ -116,7 +116,7 @@ pub(crate) struct Order<P> {
     /// Orders softly pinned objects.
     clock: u64,
     now_ns: u64,
-    kept: BTreeMap<u32, Kept>,
+    kept: BTreeMap<u32, Retention>,
     /// Soft pins by the time at which they end.
     until: BTreeMap<(u64, u64), u32>,
     groups: Groups,
@@ -166,7 +166,7 @@ impl<P: EvictionPolicy> Order<P> {
     pub(crate) fn charge(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
         if keep.group != 0 || keep.soft_pin_ns != 0 {
             let Keep { group, soft_pin_ns, .. } = *keep;
-            self.kept.insert(id.0, Kept { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
+            self.kept.insert(id.0, Retention { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
             entries.set(id, Mark::Soft, soft_pin_ns != 0 && !keep.hard_pin);
         }
         self.account_for(entries, id, true);

@@ -99,12 +99,12 @@ impl Functions {
 }
 
 /// A topology that is destroyed when dropped.
-struct Loaded<'a> {
+struct LoadedTopology<'a> {
     functions: &'a Functions,
     topology: Topology,
 }
 
-impl Drop for Loaded<'_> {
+impl Drop for LoadedTopology<'_> {
     fn drop(&mut self) {
         // SAFETY: `init` made it, and nobody else has it.
         unsafe { (self.functions.destroy)(self.topology) }
@@ -122,7 +122,7 @@ pub fn export_xml() -> Result<String, HwlocError> {
     let mut topology: Topology = std::ptr::null_mut();
     // SAFETY: the library writes one pointer, to a topology of its own.
     check("hwloc_topology_init", unsafe { (functions.init)(&raw mut topology) })?;
-    let loaded = Loaded { functions: &functions, topology };
+    let loaded = LoadedTopology { functions: &functions, topology };
     for component in UNWANTED {
         // SAFETY: the topology is initialised and not loaded; the name ends with a zero byte. A component that the
         // library does not have is no concern of ours, so the result is not looked at.
@@ -137,8 +137,8 @@ pub fn export_xml() -> Result<String, HwlocError> {
     export(&loaded)
 }
 
-fn export(loaded: &Loaded<'_>) -> Result<String, HwlocError> {
-    let Loaded { functions, topology } = loaded;
+fn export(loaded: &LoadedTopology<'_>) -> Result<String, HwlocError> {
+    let LoadedTopology { functions, topology } = loaded;
     let (mut buffer, mut length): (*mut c_char, c_int) = (std::ptr::null_mut(), 0);
     // SAFETY: the topology is loaded; the library writes a pointer to a buffer of its own, and its length.
     let result = unsafe { (functions.export)(*topology, &raw mut buffer, &raw mut length, 0) };

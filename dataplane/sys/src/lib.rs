@@ -42,7 +42,7 @@ pub use file::{BLOCK_BYTES, DirectFile, FileOptions};
 pub use library::LibraryError;
 pub use nvme::NvmeNamespace;
 pub use poller::{Interest, Poller, Readiness};
-pub use process_memory::{CrossError, Crossing};
+pub use process_memory::{CrossError, CrossProcessRange};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{CommandRing, Completion, RegisteredFile, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};

@@ -20,7 +20,7 @@ use crate::region::Region;
 const STATUS: libc::c_int = 1;
 
 /// Memory, and what is said when some of it is gone. It stays mapped: other memory never has its address.
-struct Known {
+struct WatchedMemory {
     region: Arc<Region>,
     words: String,
     /// Those that were there before.
@@ -28,7 +28,7 @@ struct Known {
 }
 
 /// A list that only grows, so that the handler may walk it at any time.
-static KNOWN: AtomicPtr<Known> = AtomicPtr::new(std::ptr::null_mut());
+static KNOWN: AtomicPtr<WatchedMemory> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Who had the signal before; written once, before the handler is there.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
@@ -48,7 +48,7 @@ pub fn explain(region: Arc<Region>, words: String) -> io::Result<()> {
         *installed = true;
     }
     // One thread at a time, by the lock.
-    let known = Box::new(Known { region, words, next: KNOWN.load(Ordering::Relaxed) });
+    let known = Box::new(WatchedMemory { region, words, next: KNOWN.load(Ordering::Relaxed) });
     KNOWN.store(Box::into_raw(known), Ordering::Release);
     Ok(())
 }

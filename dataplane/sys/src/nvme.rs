@@ -59,7 +59,7 @@ pub struct NvmeNamespace {
 
 /// What a namespace says of itself.
 #[derive(Debug, PartialEq, Eq)]
-struct Described {
+struct NamespaceInfo {
     blocks: u64,
     block_bytes: u64,
     metadata_bytes: u16,
@@ -198,8 +198,8 @@ impl Place {
     }
 
     /// The first block of the claimed device and how many it has.
-    fn check(&self, described: &Described, bytes: u64) -> Result<(u64, u64), String> {
-        let Described { blocks, block_bytes, metadata_bytes, protection } = *described;
+    fn check(&self, described: &NamespaceInfo, bytes: u64) -> Result<(u64, u64), String> {
+        let NamespaceInfo { blocks, block_bytes, metadata_bytes, protection } = *described;
         if metadata_bytes != 0 || protection != 0 {
             return Err(format!("its blocks have {metadata_bytes} bytes of metadata, protection type {protection}"));
         }
@@ -269,11 +269,11 @@ fn identify(device: &File, id: u32) -> io::Result<Vec<u8>> {
 }
 
 /// The namespace's size, and its present format.
-fn describe(answer: &[u8]) -> Described {
+fn describe(answer: &[u8]) -> NamespaceInfo {
     let format = usize::from(answer[26]);
     let format = format & 0xf | format >> 1 & 0x30;
     let at = 128 + 4 * format;
-    Described {
+    NamespaceInfo {
         blocks: u64::from_le_bytes(core::array::from_fn(|byte| answer[byte])),
         block_bytes: 1u64.checked_shl(answer[at + 2].into()).unwrap_or(0),
         metadata_bytes: u16::from_le_bytes([answer[at], answer[at + 1]]),

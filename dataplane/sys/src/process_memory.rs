@@ -17,7 +17,7 @@ const RANGES_PER_CALL: usize = 1024;
 
 /// A range of our memory and where its other end starts in the other process.
 #[derive(Clone, Debug)]
-pub struct Crossing {
+pub struct CrossProcessRange {
     /// Ours.
     pub local: IoBuf,
     /// Theirs: an address of that process, as long as ours.
@@ -67,7 +67,7 @@ impl CrossError {
 ///
 /// # Errors
 /// At the first range that cannot be copied; those before it, and some of it, were.
-pub fn read(pid: i32, crossings: &[Crossing]) -> Result<(), CrossError> {
+pub fn read(pid: i32, crossings: &[CrossProcessRange]) -> Result<(), CrossError> {
     cross(pid, crossings, libc::process_vm_readv)
 }
 
@@ -75,7 +75,7 @@ pub fn read(pid: i32, crossings: &[Crossing]) -> Result<(), CrossError> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn write(pid: i32, crossings: &[Crossing]) -> Result<(), CrossError> {
+pub fn write(pid: i32, crossings: &[CrossProcessRange]) -> Result<(), CrossError> {
     cross(pid, crossings, libc::process_vm_writev)
 }
 
@@ -105,7 +105,7 @@ type Call = unsafe extern "C" fn(
     libc::c_ulong,
 ) -> libc::ssize_t;
 
-fn cross(pid: i32, crossings: &[Crossing], call: Call) -> Result<(), CrossError> {
+fn cross(pid: i32, crossings: &[CrossProcessRange], call: Call) -> Result<(), CrossError> {
     let mut ours = [const { MaybeUninit::<libc::iovec>::uninit() }; RANGES_PER_CALL];
     let mut theirs = [const { MaybeUninit::<libc::iovec>::uninit() }; RANGES_PER_CALL];
     // The first range that is not done, and how much of it is.

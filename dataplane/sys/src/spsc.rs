@@ -20,11 +20,11 @@ pub const MAX_CAPACITY: usize = 1 << 24;
 
 /// Two cache lines: the adjacent-line prefetcher makes pairs of lines contend.
 #[repr(align(128))]
-struct Padded<T>(T);
+struct CacheAligned<T>(T);
 
-struct Shared<T> {
-    head: Padded<AtomicUsize>,
-    tail: Padded<AtomicUsize>,
+struct RingState<T> {
+    head: CacheAligned<AtomicUsize>,
+    tail: CacheAligned<AtomicUsize>,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
     capacity: usize,
@@ -33,9 +33,9 @@ struct Shared<T> {
 
 // SAFETY: a slot is touched by the producer only while it is outside head..tail and by the consumer only while it is
 // inside; the release stores and acquire loads of head and tail hand it over. Values move between threads: T is Send.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for RingState<T> {}
 
-impl<T> Shared<T> {
+impl<T> RingState<T> {
     fn slot(&self, position: usize) -> *mut MaybeUninit<T> {
         self.slots[position & (self.slots.len() - 1)].get()
     }
@@ -47,7 +47,7 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for RingState<T> {
     fn drop(&mut self) {
         let (mut head, tail) = (*self.head.0.get_mut(), *self.tail.0.get_mut());
         while head != tail {
@@ -60,14 +60,14 @@ impl<T> Drop for Shared<T> {
 
 /// The sending end. One thread at a time uses it.
 pub struct Producer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingState<T>>,
     tail: usize,
     seen_head: usize,
 }
 
 /// The receiving end. One thread at a time uses it.
 pub struct Consumer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RingState<T>>,
     head: usize,
     seen_tail: usize,
 }
@@ -76,9 +76,9 @@ pub struct Consumer<T> {
 pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!((1..=MAX_CAPACITY).contains(&capacity), "a ring of {capacity} values");
     let slots = capacity.next_power_of_two();
-    let shared = Arc::new(Shared {
-        head: Padded(AtomicUsize::new(0)),
-        tail: Padded(AtomicUsize::new(0)),
+    let shared = Arc::new(RingState {
+        head: CacheAligned(AtomicUsize::new(0)),
+        tail: CacheAligned(AtomicUsize::new(0)),
         producer_gone: AtomicBool::new(false),
         consumer_gone: AtomicBool::new(false),
         capacity,

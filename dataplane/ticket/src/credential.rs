@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::mac::{CHALLENGE_BYTES, PROOF_BYTES, Purpose, SECRET_BYTES, is_sum, sum};
-use crate::proof::{Proof, Said};
+use crate::proof::{HandshakeTranscript, Proof};
 use crate::ticket::{TICKET_BYTES, Ticket, TicketError};
 
 /// A ticket and its secret. The secret is the holder's alone.
@@ -49,7 +49,7 @@ impl Credential {
 
     /// Proves to a shard that it is the holder who speaks. `own` is a number that was not used before.
     #[must_use]
-    pub fn prove(&self, own: [u8; CHALLENGE_BYTES], said: &Said<'_>) -> Proof {
+    pub fn prove(&self, own: [u8; CHALLENGE_BYTES], said: &HandshakeTranscript<'_>) -> Proof {
         let mac = sum(&self.secret, Purpose::Holder, &[said.challenge, &own, said.hello, &self.ticket]);
         Proof { own, mac, ticket: self.ticket }
     }
@@ -59,7 +59,7 @@ impl Credential {
     pub fn is_answered(
         &self,
         own: &[u8; CHALLENGE_BYTES],
-        said: &Said<'_>,
+        said: &HandshakeTranscript<'_>,
         welcome: &[u8],
         answer: &[u8; PROOF_BYTES],
     ) -> bool {

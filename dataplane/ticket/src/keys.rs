@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::mac::{Purpose, SECRET_BYTES, sum};
-use crate::proof::{Checked, Proof, Said};
+use crate::proof::{CheckedTicket, HandshakeTranscript, Proof};
 use crate::ticket::{Ticket, TicketError};
 use crate::time::TimeLine;
 
@@ -96,7 +96,12 @@ impl Keys {
     ///
     /// # Errors
     /// Why it is not believed.
-    pub fn check(&self, cluster: &str, said: &Said<'_>, proof: &Proof) -> Result<Checked, Disbelief> {
+    pub fn check(
+        &self,
+        cluster: &str,
+        said: &HandshakeTranscript<'_>,
+        proof: &Proof,
+    ) -> Result<CheckedTicket, Disbelief> {
         let ticket = Ticket::decode(&proof.ticket).map_err(Disbelief::Torn)?;
         let known = self.keys.iter().find(|(key, _)| key.id == ticket.key);
         let (key, line) = known.ok_or(Disbelief::NoKey(ticket.key))?;
@@ -104,6 +109,6 @@ impl Keys {
         if !proof.is_of(&secret, said) {
             return Err(Disbelief::Wrong);
         }
-        Ok(Checked::new(ticket, line.local(ticket.valid.1), secret))
+        Ok(CheckedTicket::new(ticket, line.local(ticket.valid.1), secret))
     }
 }

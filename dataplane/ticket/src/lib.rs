@@ -24,6 +24,6 @@ pub use credential::Credential;
 pub use keys::{Disbelief, Keys, MOST_KEYS, TicketKey};
 pub use mac::{CHALLENGE_BYTES, Challenges, PROOF_BYTES, SECRET_BYTES};
 pub use mint::{Mint, Terms};
-pub use proof::{Challenge, Checked, Proof, Said};
+pub use proof::{Challenge, CheckedTicket, HandshakeTranscript, Proof};
 pub use ticket::{Rights, Role, TICKET_BYTES, Ticket, TicketError};
 pub use time::{GRACE_S, HeardTime, TicketTime, TimeLine, UNHEARD_NS};

@@ -8,7 +8,7 @@ pub type Challenge = [u8; CHALLENGE_BYTES];
 
 /// What was said on a connection before the proof.
 #[derive(Clone, Copy, Debug)]
-pub struct Said<'a> {
+pub struct HandshakeTranscript<'a> {
     /// What the shard challenged with.
     pub challenge: &'a Challenge,
     /// The greeting, as it was sent: which cluster, node, life and shard was meant, and which connection of which asker
@@ -46,13 +46,13 @@ impl Proof {
     }
 
     /// Whether who knows this secret has made it.
-    pub(crate) fn is_of(&self, secret: &[u8; SECRET_BYTES], said: &Said<'_>) -> bool {
+    pub(crate) fn is_of(&self, secret: &[u8; SECRET_BYTES], said: &HandshakeTranscript<'_>) -> bool {
         is_sum(secret, Purpose::Holder, &[said.challenge, &self.own, said.hello, &self.ticket], &self.mac)
     }
 }
 
 /// A ticket whose holder has proven to be it.
-pub struct Checked {
+pub struct CheckedTicket {
     /// What it says.
     pub ticket: Ticket,
     /// When it ends, in seconds by the time of who checks: not that of the ticket where it is of another time line.
@@ -60,20 +60,25 @@ pub struct Checked {
     secret: [u8; SECRET_BYTES],
 }
 
-impl Checked {
+impl CheckedTicket {
     pub(crate) const fn new(ticket: Ticket, end: u64, secret: [u8; SECRET_BYTES]) -> Self {
         Self { ticket, end, secret }
     }
 
     /// Proves to the holder that a shard answers which knows the secret.
     #[must_use]
-    pub fn answer(&self, own: &[u8; CHALLENGE_BYTES], said: &Said<'_>, welcome: &[u8]) -> [u8; PROOF_BYTES] {
+    pub fn answer(
+        &self,
+        own: &[u8; CHALLENGE_BYTES],
+        said: &HandshakeTranscript<'_>,
+        welcome: &[u8],
+    ) -> [u8; PROOF_BYTES] {
         sum(&self.secret, Purpose::Shard, &[said.challenge, own, said.hello, welcome])
     }
 }
 
-impl core::fmt::Debug for Checked {
+impl core::fmt::Debug for CheckedTicket {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Checked({:?})", self.ticket)
+        write!(f, "CheckedTicket({:?})", self.ticket)
     }
 }

@@ -16,7 +16,7 @@ mod superblock;
 pub use footer::{FOOTER_ENTRY_BYTES, FOOTER_HEADER_BYTES, FooterEntry, FooterPage};
 pub use ownership::{Doubt, OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS, Ownership, SlotSet};
 pub use record::{AWAY_MOST, Kind, MAX_CHUNKS, RECORD_HEADER_BYTES, RecordHeader, Shape};
-pub use segment::{Filled, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
+pub use segment::{FilledNote, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockFound};
 
 use core::fmt;

@@ -36,5 +36,5 @@ pub use ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
 pub use scrub::{ScrubPass, ScrubReport, ScrubState};
 pub use tier::{ENDS_BYTES, Harm, Tier, TierStats};
 pub use types::{
-    Accepted, Ack, Event, Get, Identity, Miss, OpenOptions, Output, Put, RecordView, RecoveryReport, Removal, Token,
+    Ack, Event, Get, Identity, Miss, OpenOptions, Output, Put, PutReceipt, RecordView, RecoveryReport, Removal, Token,
 };

@@ -206,7 +206,7 @@ pub(crate) struct Job {
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningJob {
     job: Job,
     bytes: u64,
     given: u64,
@@ -225,7 +225,7 @@ struct Op {
 /// Jobs under way.
 #[derive(Debug)]
 pub(crate) struct Jobs {
-    running: Slots<Running>,
+    running: Slots<RunningJob>,
     queues: [VecDeque<SlotId>; PRIORITIES],
     ops: Slots<Op>,
     under_way: [u32; PRIORITIES],
@@ -251,7 +251,7 @@ impl Jobs {
     /// Takes on a job. There is room: everybody who asks has a bounded number of jobs, and the table is their sum.
     pub(crate) fn submit(&mut self, job: Job) {
         let (bytes, priority) = (job.pieces.bytes(), job.priority);
-        let running = Running { job, bytes, given: 0, under_way: 0, all_given: false, fault: None };
+        let running = RunningJob { job, bytes, given: 0, under_way: 0, all_given: false, fault: None };
         let id = self.running.insert(running).expect("the table of jobs holds what every owner may have");
         self.queues[priority as usize].push_back(id);
     }

@@ -40,7 +40,7 @@ use kvplane_proto::digest::Digest;
 
 use crate::config::{Layout, TierConfig};
 use crate::errors::{OpenError, Reason};
-use crate::format::{FIRST_SEGMENT_OFFSET, Filled, FooterEntry, Shape, SuperblockFound};
+use crate::format::{FIRST_SEGMENT_OFFSET, FilledNote, FooterEntry, Shape, SuperblockFound};
 use crate::index::{Entry, Index};
 use crate::memory::Memory;
 use crate::ops::{Fault, Jobs, OpId, Owner};
@@ -52,13 +52,13 @@ use crate::types::{Event, OpenOptions, Output, RecordView, Token};
 use commit::Flushes;
 use groups::Log;
 use ownership::Notes;
-use read::Read;
+use read::ReadJob;
 use reclaim::Reclaim;
 use recover::Recovery;
 use seal::Seal;
 use start::Phase;
 use strikes::Strikes;
-use untracked::Untracked;
+use untracked::UntrackedObjects;
 
 /// Sequences of one life of the shard, in bits: the life stands above them.
 const SEQUENCE_BITS: u32 = 40;
@@ -86,7 +86,7 @@ pub struct Tier {
     log: Log,
     flushes: Flushes,
     seals: VecDeque<Seal>,
-    reads: Slots<Read>,
+    reads: Slots<ReadJob>,
     gets: u32,
     /// Keys that were read and not taken.
     keys: BTreeMap<Token, Vec<u8>>,
@@ -111,11 +111,11 @@ pub struct Tier {
     /// The generation of the segment that was opened last in this life.
     last_opened: u64,
     /// What the segment has that was filled last in this life.
-    filled: Option<Filled>,
+    filled: Option<FilledNote>,
     /// The last tombstone that was appended.
     last_tombstone: u64,
     /// Records that the device may have and the index does not know.
-    untracked: Untracked,
+    untracked: UntrackedObjects,
     spare_entries: Vec<Vec<FooterEntry>>,
     scratch: Vec<u8>,
     /// Checksums of the chunks of the payload at hand.
@@ -171,7 +171,7 @@ impl Tier {
             last_opened: 0,
             filled: None,
             last_tombstone: 0,
-            untracked: Untracked::default(),
+            untracked: UntrackedObjects::default(),
             spare_entries: (0..ENTRY_LISTS).map(|_| Vec::with_capacity(entries)).collect(),
             scratch: vec![0; scratch],
             sums: Vec::new(),

@@ -71,7 +71,7 @@ pub struct Put<'a> {
 
 /// A put that was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Accepted {
+pub struct PutReceipt {
     /// The record's sequence.
     pub sequence: u64,
     /// Whether the payload must stay as it is until [`Event::Released`]; else it was copied.

@@ -16,7 +16,7 @@ mod verify;
 pub use error::TlsError;
 pub use handshake::{HANDSHAKE_BYTES, Handshake, Step};
 pub use keys::{DataTls, Keychain, Keys, Material};
-pub use session::{Opened, PLAIN_BYTES, RECORD_BYTES, Session};
+pub use session::{OpenedRecord, PLAIN_BYTES, RECORD_BYTES, Session};
 
 /// The first byte of every connection that begins with TLS: a handshake record. No frame begins so.
 pub const FIRST_BYTE: u8 = 22;

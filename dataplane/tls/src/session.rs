@@ -81,7 +81,7 @@ pub struct Session {
 
 /// What a record was.
 #[derive(Debug)]
-pub enum Opened<'a> {
+pub enum OpenedRecord<'a> {
     /// More of it has to come.
     More,
     /// These bytes.
@@ -151,8 +151,8 @@ impl Session {
     /// # Errors
     /// When a record was changed on its way, or should not have come; the connection is of no use any more. None of its
     /// bytes have been given out.
-    pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Result<(usize, Opened<'a>), TlsError> {
-        let Some(taken) = record_at(bytes)? else { return Ok((0, Opened::More)) };
+    pub fn open<'a>(&mut self, bytes: &'a mut [u8]) -> Result<(usize, OpenedRecord<'a>), TlsError> {
+        let Some(taken) = record_at(bytes)? else { return Ok((0, OpenedRecord::More)) };
         let (header, sealed) = bytes[..taken].split_at_mut(HEADER_BYTES);
         if header[0] != u8::from(ContentType::ApplicationData) {
             return Err(TlsError::new("a record came that is not sealed, behind a handshake"));
@@ -162,9 +162,9 @@ impl Session {
         self.opened += 1;
         let plain = message.payload;
         let opened = match message.typ {
-            ContentType::ApplicationData => Opened::Data(plain),
+            ContentType::ApplicationData => OpenedRecord::Data(plain),
             ContentType::Alert => match plain {
-                [_, 0] => Opened::Closed,
+                [_, 0] => OpenedRecord::Closed,
                 [_, alert] => return Err(TlsError::alert(AlertDescription::from(*alert))),
                 _ => return Err(TlsError::new("the peer ended TLS, and not even that as it should")),
             },
@@ -175,7 +175,7 @@ impl Session {
     }
 
     /// Takes the messages of a handshake that come behind it.
-    fn after_handshake(&mut self, mut plain: &[u8]) -> Result<Opened<'static>, TlsError> {
+    fn after_handshake(&mut self, mut plain: &[u8]) -> Result<OpenedRecord<'static>, TlsError> {
         let wrong = || TlsError::new("the peer sent a message of a handshake that has no place behind it");
         while let Some((&[typ, a, b, c], rest)) = plain.split_first_chunk::<4>() {
             let length = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -192,7 +192,7 @@ impl Session {
             }
             plain = rest;
         }
-        if plain.is_empty() { Ok(Opened::Nothing) } else { Err(wrong()) }
+        if plain.is_empty() { Ok(OpenedRecord::Nothing) } else { Err(wrong()) }
     }
 }
 

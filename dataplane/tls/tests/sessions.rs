@@ -2,7 +2,9 @@
 
 mod support;
 
-use kvplane_tls::{DataTls, Handshake, Keychain, Material, Opened, PLAIN_BYTES, RECORD_BYTES, Session, Step, TlsError};
+use kvplane_tls::{
+    DataTls, Handshake, Keychain, Material, OpenedRecord, PLAIN_BYTES, RECORD_BYTES, Session, Step, TlsError,
+};
 use support::{Authority, keychain};
 
 /// An end: its handshake or session, and what came for it.
@@ -78,7 +80,7 @@ fn opened(session: &mut Session, mut bytes: &mut [u8]) -> Result<Vec<u8>, TlsErr
     let mut plain = Vec::new();
     while !bytes.is_empty() {
         let (taken, opened) = session.open(bytes)?;
-        if let Opened::Data(data) = opened {
+        if let OpenedRecord::Data(data) = opened {
             plain.extend_from_slice(data);
         }
         assert!(taken > 0, "a whole record");
@@ -200,7 +202,7 @@ fn a_changed_repeated_or_missing_record_is_refused() {
         let mut record = sealed(&mut client, &[7; 100]);
         record[at] ^= 1;
         let outcome = server.open(&mut record);
-        assert!(matches!(outcome, Err(_) | Ok((0, Opened::More))), "byte {at}: {outcome:?}");
+        assert!(matches!(outcome, Err(_) | Ok((0, OpenedRecord::More))), "byte {at}: {outcome:?}");
     }
     let (mut client, mut server) = sessions(&authority);
     let (first, second) = (sealed(&mut client, b"first"), sealed(&mut client, b"second"));
@@ -221,7 +223,7 @@ fn a_part_of_a_record_gives_nothing_out() {
     let record = sealed(&mut client, &[9; 1000]);
     for bytes in [0, 1, 4, 5, 6, 500, record.len() - 1] {
         let mut part = record[..bytes].to_vec();
-        assert!(matches!(server.open(&mut part), Ok((0, Opened::More))), "{bytes} bytes");
+        assert!(matches!(server.open(&mut part), Ok((0, OpenedRecord::More))), "{bytes} bytes");
     }
     assert_eq!(opened(&mut server, &mut record.clone()).expect("the whole"), [9; 1000]);
 }
@@ -246,7 +248,7 @@ fn an_end_that_was_announced_is_told_from_one_that_was_cut() {
     let authority = Authority::new();
     let (mut client, mut server) = sessions(&authority);
     let mut end = client.close().expect("a record");
-    assert!(matches!(server.open(&mut end), Ok((_, Opened::Closed))));
+    assert!(matches!(server.open(&mut end), Ok((_, OpenedRecord::Closed))));
 }
 
 #[test]

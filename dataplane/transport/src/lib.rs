@@ -25,10 +25,10 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use nvme::{IoChoice, Nvme, NvmeCounters, Part, Ssd, TierMemory};
 pub use rdma::{
-    Copied, Ended, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma, RdmaCopy,
-    RdmaCounters, RdmaError, RdmaOptions,
+    CopyCompletion, CopyCompletions, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma,
+    RdmaCopy, RdmaCounters, RdmaError, RdmaOptions,
 };
 pub use shm::Shm;
 pub use tcp::{StrangerLimits, Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};
-pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
+pub use types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};

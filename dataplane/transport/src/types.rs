@@ -24,12 +24,12 @@ pub enum Event {
     /// The payload that was sent with this hold has left, or never will.
     Sent(u64),
     /// The connection is gone and none of its I/O is left.
-    Gone(ConnectionId, Gone),
+    Gone(ConnectionId, CloseCause),
 }
 
 /// Why a connection is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gone {
+pub enum CloseCause {
     /// We closed it.
     Closed,
     /// The peer closed it, or died.
@@ -50,7 +50,7 @@ pub enum Gone {
     Unavailable(String),
 }
 
-impl fmt::Display for Gone {
+impl fmt::Display for CloseCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed by us"),
@@ -148,7 +148,7 @@ impl From<Vec<IoBuf>> for Pieces {
 /// A payload to send, and what to say when it has left. Where its frame's header announces a checksum of value 0, the
 /// driver computes it.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct OutgoingPayload {
     /// The memory.
     pub buffers: Pieces,
     /// For [`Event::Sent`]; `None` when nobody needs to know.

@@ -8,7 +8,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Slot};
 use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
 
-use kvplane_store::service::Standing;
+use kvplane_store::service::MapStanding;
 
 use super::World;
 use super::check::epochs::Epochs;
@@ -212,7 +212,7 @@ impl World {
         let life = &mut self.lives[index];
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
-            life.service.own(epoch, Standing { state: STATE, since, kept: Epoch(0) }, owns);
+            life.service.own(epoch, MapStanding { state: STATE, since, kept: Epoch(0) }, owns);
         } else if !self.scenario.has(Mischief::KeepSlots)
             || !keys.iter().any(|digest| life.service.serves(digest.slot()) && !owns(digest.slot().0))
         {

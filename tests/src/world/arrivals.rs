@@ -7,7 +7,7 @@ use kvplane_proto::frame::{HEADER_BYTES, Header};
 use super::World;
 use super::check::{Rule, broken};
 use super::network::End;
-use super::pipe::{Destination, Piece, Receiving};
+use super::pipe::{Destination, IncomingPayload, Piece};
 use super::scenario::Mischief;
 
 impl World {
@@ -46,7 +46,7 @@ impl World {
                     return;
                 }
             };
-            let receiving = Receiving { header, destination, done: 0, checksum: PayloadChecksum::new() };
+            let receiving = IncomingPayload { header, destination, done: 0, checksum: PayloadChecksum::new() };
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.to_client.receiving = Some(receiving);
             }

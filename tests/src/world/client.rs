@@ -16,7 +16,7 @@ use super::check::{Rule, broken};
 use super::copy::Copy;
 use super::fetch::Fetcher;
 use super::network::{End, Way};
-use super::pipe::{Outgoing, Source};
+use super::pipe::{OutgoingFrame, Source};
 use super::queue::Event;
 use super::results::OpenBatch;
 use super::scenario::{MS, Mischief, Scenario};
@@ -185,7 +185,7 @@ impl World {
         self.detail(u64::from(header.kind.code()), || {
             format!("client {index} asks {:?} x{}", header.kind, header.items)
         });
-        self.send(connection, Way::ToServer, Outgoing::new(&header, body, payload.map(Source::Local)));
+        self.send(connection, Way::ToServer, OutgoingFrame::new(&header, body, payload.map(Source::Local)));
         self.repeat_frame(connection, &header, body);
     }
 
@@ -209,7 +209,7 @@ impl World {
             let at = self.streams.network.below(connection.given_back.len() as u64) as usize;
             let (header, body) = connection.given_back[at].clone();
             connection.repeats = true;
-            self.send(index, Way::ToServer, Outgoing::new(&header, &body, None));
+            self.send(index, Way::ToServer, OutgoingFrame::new(&header, &body, None));
         }
     }
 

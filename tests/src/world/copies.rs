@@ -16,8 +16,8 @@ use super::check::memory::Loan;
 use super::check::{Rule, broken};
 use super::fetch::FETCHES;
 use super::network::Way;
-use super::pipe::Outgoing;
-use super::results::{Asked, What};
+use super::pipe::OutgoingFrame;
+use super::results::{TrackedTask, What};
 use super::scenario::Mischief;
 
 /// How a question to drop copies ended.
@@ -29,7 +29,7 @@ pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
 
 impl World {
     /// What a put says of copies: the same for the same put.
-    pub(crate) fn copies_wanted(&self, asked: &Asked) -> PutOptions {
+    pub(crate) fn copies_wanted(&self, asked: &TrackedTask) -> PutOptions {
         let What::Put { write, .. } = asked.what else { return PutOptions::default() };
         let asks = !self.scenario.wishes && (write % 8 != 0 || self.scenario.keeps);
         let two = self.scenario.replicas > 1 && asks;
@@ -163,7 +163,7 @@ impl World {
         let bitmap = vec![0xff; (header.items as usize).div_ceil(8)];
         let reply = Header::reply(Kind::Reply(Operation::Remove), header.request, Status::Ok)
             .with_body(&bitmap, header.items as usize);
-        self.send(index, Way::ToClient, Outgoing::new(&reply, &bitmap, None));
+        self.send(index, Way::ToClient, OutgoingFrame::new(&reply, &bitmap, None));
         true
     }
 

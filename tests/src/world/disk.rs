@@ -85,7 +85,7 @@ fn records_of(bytes: &[u8]) -> Vec<Record> {
     starts.filter(|at| bytes[*at..].starts_with(b"KVTR")).map(record).collect()
 }
 
-struct Unflushed {
+struct UnflushedWrite {
     number: u64,
     offset: usize,
     bytes: Vec<u8>,
@@ -97,7 +97,7 @@ pub(crate) struct Disk {
     seen: Vec<u8>,
     /// What survives a power failure for certain.
     durable: Vec<u8>,
-    unflushed: Vec<Unflushed>,
+    unflushed: Vec<UnflushedWrite>,
     written: u64,
     bad: Option<(u64, u64)>,
     rng: Rng,
@@ -226,7 +226,7 @@ impl Disk {
         if durable {
             self.durable[offset..][..bytes.len()].copy_from_slice(&bytes);
         }
-        self.unflushed.push(Unflushed { number: self.written, offset, bytes });
+        self.unflushed.push(UnflushedWrite { number: self.written, offset, bytes });
         self.written += 1;
     }
 
@@ -282,7 +282,7 @@ fn drop_tombstones(bytes: &mut [u8]) {
 
 /// A byte of a life's memory that a disk delivered wrong.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flipped {
+pub(crate) struct FlippedByte {
     space: Space,
     at: u64,
     mask: u8,
@@ -293,7 +293,7 @@ pub(crate) struct LifeMemory<'a> {
     pub(crate) pool: &'a mut [u8],
     pub(crate) staging: &'a mut [u8],
     /// With [`super::scenario::Mischief::TrustDisk`], checksums are of what the disk should have delivered.
-    pub(crate) flipped: Option<&'a mut Vec<Flipped>>,
+    pub(crate) flipped: Option<&'a mut Vec<FlippedByte>>,
 }
 
 impl LifeMemory<'_> {
@@ -314,12 +314,12 @@ impl LifeMemory<'_> {
     fn flip(&mut self, span: Span, byte: u64, bit: u32) {
         self.of_mut(span)[byte as usize] ^= 1 << bit;
         if let Some(flipped) = &mut self.flipped {
-            flipped.push(Flipped { space: span.space, at: span.offset + byte, mask: 1 << bit });
+            flipped.push(FlippedByte { space: span.space, at: span.offset + byte, mask: 1 << bit });
         }
     }
 
-    fn flips_in(&self, span: Span) -> Vec<Flipped> {
-        let inside = |flip: &&Flipped| {
+    fn flips_in(&self, span: Span) -> Vec<FlippedByte> {
+        let inside = |flip: &&FlippedByte| {
             flip.space == span.space && flip.at >= span.offset && flip.at < span.offset + u64::from(span.bytes)
         };
         self.flipped.as_ref().map_or_else(Vec::new, |flipped| flipped.iter().filter(inside).copied().collect())
@@ -347,7 +347,8 @@ impl Memory for LifeMemory<'_> {
         let (bytes, flips) = (self.of(from).to_vec(), self.flips_in(from));
         self.write(&bytes, to);
         if let Some(flipped) = &mut self.flipped {
-            let moved = |flip: Flipped| Flipped { space: to.space, at: flip.at - from.offset + to.offset, ..flip };
+            let moved =
+                |flip: FlippedByte| FlippedByte { space: to.space, at: flip.at - from.offset + to.offset, ..flip };
             flipped.extend(flips.into_iter().map(moved));
         }
     }

@@ -43,7 +43,7 @@ mod workload;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use check::{Checked, removal::Removals, segments::Segments, shadow::Shadow};
+use check::{CheckResult, removal::Removals, segments::Segments, shadow::Shadow};
 pub use check::{Rule, Violation};
 use client::ClientHost;
 use control::Control;
@@ -292,7 +292,7 @@ impl World {
     }
 
     /// Keeps the first broken rule.
-    fn require(&mut self, checked: Checked) {
+    fn require(&mut self, checked: CheckResult) {
         if let Err(violation) = checked {
             self.violate(violation);
         }

@@ -14,8 +14,8 @@ use kvplane_store::service::PeerKey;
 use super::World;
 use super::check::ledger::Use;
 use super::faults::Party;
-use super::observe::Held;
-use super::pipe::{Outgoing, Piece, Pipe, Source};
+use super::observe::HeldHandles;
+use super::pipe::{OutgoingFrame, Piece, Pipe, Source};
 use super::queue::Event;
 use super::scenario::{MS, Mischief, US};
 
@@ -51,7 +51,7 @@ pub(crate) struct Connection {
     pub(crate) server_end: End,
     pub(crate) to_server: Pipe,
     pub(crate) to_client: Pipe,
-    pub(crate) held: Held,
+    pub(crate) held: HeldHandles,
     /// Its client has given something back twice, for which the shard ends it.
     pub(crate) repeats: bool,
     /// The latest frames over shared memory that gave something back.
@@ -93,7 +93,7 @@ impl World {
             server_end: End::Opening,
             to_server: Pipe::default(),
             to_client: Pipe::default(),
-            held: Held::default(),
+            held: HeldHandles::default(),
             repeats: false,
             given_back: VecDeque::new(),
         };
@@ -111,7 +111,7 @@ impl World {
     }
 
     /// Queues a frame and wakes the sender.
-    pub(crate) fn send(&mut self, index: u32, way: Way, frame: Outgoing) {
+    pub(crate) fn send(&mut self, index: u32, way: Way, frame: OutgoingFrame) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         connection.pipe(way).queue.push_back(frame);
         self.wake_sender(index, way);

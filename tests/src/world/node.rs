@@ -14,7 +14,7 @@ use kvplane_store::{Store, StoreConfig};
 use super::World;
 use super::check::handles::Handles;
 use super::check::ledger::Ledger;
-use super::check::{Checked, Rule, broken};
+use super::check::{CheckResult, Rule, broken};
 use super::network::{End, Way};
 use super::queue::Event;
 use super::scenario::{MS, Scenario};
@@ -107,7 +107,7 @@ impl Life {
     }
 
     /// Versions of a life grow.
-    pub(crate) fn see_version(&mut self, version: Version) -> Checked {
+    pub(crate) fn see_version(&mut self, version: Version) -> CheckResult {
         if version <= self.newest_version {
             let what = format!("version {version} came after {}", self.newest_version);
             return Err(broken(Rule::Version, what));

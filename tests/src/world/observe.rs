@@ -18,8 +18,8 @@ use super::World;
 use super::check::ledger::Use;
 use super::network::Way;
 use super::node::Life;
-use super::pipe::{Destination, Outgoing};
-use super::server::Asked;
+use super::pipe::{Destination, OutgoingFrame};
+use super::server::ServedRequest;
 
 /// A range in which an object is being written.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct Room {
 
 /// What a connection has of a shard's pool.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct HeldHandles {
     /// A put over a stream.
     put: Option<Room>,
     reservations: BTreeMap<ReservationId, Room>,
@@ -49,7 +49,7 @@ pub(crate) struct Held {
     pub(crate) end_told: bool,
 }
 
-impl Held {
+impl HeldHandles {
     /// The object that a put over a stream is bringing.
     pub(crate) fn put_digest(&self) -> Option<Digest> {
         self.put.map(|room| room.digest)
@@ -107,7 +107,7 @@ impl World {
         header: &Header,
         body: &[u8],
         payload: Option<Place>,
-        asked: Option<Asked<'_>>,
+        asked: Option<ServedRequest<'_>>,
     ) {
         let Kind::Reply(operation) = header.kind else { return };
         if operation == Operation::Get {
@@ -128,7 +128,7 @@ impl World {
         if self.scenario.answers_late() && self.observe_late(index, operation, header, body) {
             return;
         }
-        let same = |asked: &Asked<'_>| asked.connection == index && asked.header.request == header.request;
+        let same = |asked: &ServedRequest<'_>| asked.connection == index && asked.header.request == header.request;
         let Some(asked) = asked.filter(|asked| same(asked) && header.status == Status::Ok) else {
             return;
         };
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    fn observe_reserve(&mut self, index: u32, header: &Header, body: &[u8], asked: Asked<'_>) {
+    fn observe_reserve(&mut self, index: u32, header: &Header, body: &[u8], asked: ServedRequest<'_>) {
         let puts = decode_puts(asked.body, asked.header.items).into_iter().flatten();
         for ((item, _), reply) in puts.zip(decode_items::<ReserveReply>(body, header.items).into_iter().flatten()) {
             if reply.status != Status::Ok {
@@ -373,7 +373,7 @@ impl World {
         }
     }
 
-    fn observe_commits(&mut self, index: u32, header: &Header, body: &[u8], asked: Asked<'_>) {
+    fn observe_commits(&mut self, index: u32, header: &Header, body: &[u8], asked: ServedRequest<'_>) {
         let items = decode_items::<CommitItem>(asked.body, asked.header.items).into_iter().flatten();
         for (item, reply) in items.zip(decode_items::<CommitReply>(body, header.items).into_iter().flatten()) {
             let Some(connection) = self.connections.get_mut(&index) else { return };
@@ -416,7 +416,7 @@ impl World {
         client < self.scenario.clients || self.lives[life].service.exports(digest.slot())
     }
 
-    fn observe_remove(&mut self, index: u32, asked: Asked<'_>) {
+    fn observe_remove(&mut self, index: u32, asked: ServedRequest<'_>) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, life) = (connection.client, connection.life);
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
@@ -434,12 +434,12 @@ impl World {
 
     /// [`super::scenario::Mischief::SwallowRemove`]: the host answers for the service, which hears nothing.
     pub(crate) fn forge_remove(&mut self, index: u32, header: &Header, body: &[u8]) {
-        let asked = Asked { connection: index, header, body };
+        let asked = ServedRequest { connection: index, header, body };
         self.observe_remove(index, asked);
         let bitmap = vec![0xff; (header.items as usize).div_ceil(8)];
         let reply = Header::reply(Kind::Reply(Operation::Remove), header.request, Status::Ok)
             .with_body(&bitmap, header.items as usize);
-        self.send(index, Way::ToClient, Outgoing::new(&reply, &bitmap, None));
+        self.send(index, Way::ToClient, OutgoingFrame::new(&reply, &bitmap, None));
     }
 
     /// [`super::scenario::Mischief::DuplicatePut`]: the host removes what a put made and hands in the same bytes once
@@ -455,7 +455,7 @@ impl World {
         let mut remove = Header::request(Kind::Request(Operation::Remove), RequestId::default());
         remove = remove.with_body(&body, 1);
         let _ = self.lives[life].service.request(peer, &remove, &body, self.now_ns);
-        self.drain_service(life, Some(Asked { connection: index, header: &remove, body: &body }));
+        self.drain_service(life, Some(ServedRequest { connection: index, header: &remove, body: &body }));
         let body = again;
         let put = header.with_body(&body, 1);
         if let kvplane_store::service::PayloadTo::Place(place) =
@@ -467,7 +467,7 @@ impl World {
         }
         self.look_before_put(index);
         self.lives[life].service.payload_done(peer, put.checksum(), self.now_ns);
-        self.drain_service(life, Some(Asked { connection: index, header: &put, body: &body }));
+        self.drain_service(life, Some(ServedRequest { connection: index, header: &put, body: &body }));
         self.observe_put_end(index);
     }
 }

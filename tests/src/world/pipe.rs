@@ -33,7 +33,7 @@ impl Source {
 
 /// A frame that waits to be sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingFrame {
     /// Header and body, encoded.
     pub(crate) head: Vec<u8>,
     pub(crate) payload: Option<Source>,
@@ -42,7 +42,7 @@ pub(crate) struct Outgoing {
     pub(crate) sent: u64,
 }
 
-impl Outgoing {
+impl OutgoingFrame {
     pub(crate) fn new(header: &Header, body: &[u8], payload: Option<Source>) -> Self {
         let mut head = header.encode().to_vec();
         head.extend_from_slice(body);
@@ -70,7 +70,7 @@ pub(crate) enum Destination {
 
 /// A payload that is arriving.
 #[derive(Debug)]
-pub(crate) struct Receiving {
+pub(crate) struct IncomingPayload {
     pub(crate) header: Header,
     pub(crate) destination: Destination,
     pub(crate) done: u64,
@@ -80,12 +80,12 @@ pub(crate) struct Receiving {
 /// One direction.
 #[derive(Default, Debug)]
 pub(crate) struct Pipe {
-    pub(crate) queue: VecDeque<Outgoing>,
+    pub(crate) queue: VecDeque<OutgoingFrame>,
     pub(crate) flight: VecDeque<Piece>,
     pub(crate) flight_bytes: u64,
     pub(crate) last_arrival_ns: u64,
     pub(crate) pumping: bool,
-    pub(crate) receiving: Option<Receiving>,
+    pub(crate) receiving: Option<IncomingPayload>,
 }
 
 impl Pipe {

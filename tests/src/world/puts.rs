@@ -9,7 +9,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{CommitItem, Item, Kind, Operation, PutItem, PutOptions, decode_items};
 
 use super::World;
-use super::check::{Checked, Rule, broken};
+use super::check::{CheckResult, Rule, broken};
 use super::observe::Room;
 use super::scenario::Mischief;
 
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// A put became visible as this version.
-    pub(crate) fn check_made(&mut self, index: u32, room: &Room, version: u64) -> Checked {
+    pub(crate) fn check_made(&mut self, index: u32, room: &Room, version: u64) -> CheckResult {
         let Some(connection) = self.connections.get_mut(&index) else { return Ok(()) };
         let life = connection.life;
         // Another of the same frame finds it there.

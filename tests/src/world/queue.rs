@@ -11,7 +11,7 @@ use kvplane_proto::map::ClusterMap;
 
 use super::faults::Party;
 use super::network::Way;
-use super::tickets::Told;
+use super::tickets::TicketNews;
 
 /// Something that happens at a time. Names of things that can die carry the life they mean.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub(crate) enum Message {
     /// A map.
     Map(Rc<ClusterMap>),
     /// A ticket, and for a node the keys.
-    Tickets(Rc<Told>),
+    Tickets(Rc<TicketNews>),
 }
 
 struct Entry {

@@ -6,7 +6,7 @@ use kvplane_proto::ids::BatchId;
 use kvplane_proto::rng::mix64;
 
 use super::World;
-use super::check::{Checked, Rule, broken};
+use super::check::{CheckResult, Rule, broken};
 use super::node::Life;
 use super::scenario::MS;
 
@@ -37,7 +37,7 @@ pub(crate) enum What {
 
 /// One request of a batch, with its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct TrackedTask {
     pub(crate) key: usize,
     pub(crate) what: What,
     pub(crate) offset: Option<u64>,
@@ -45,7 +45,7 @@ pub(crate) struct Asked {
 
 /// A batch that was submitted and is not complete.
 pub(crate) struct OpenBatch {
-    pub(crate) asked: Vec<Asked>,
+    pub(crate) asked: Vec<TrackedTask>,
     pub(crate) started_ns: u64,
     pub(crate) deadline_ns: u64,
     pub(crate) cancelled: bool,
@@ -113,7 +113,7 @@ impl World {
         open: &OpenBatch,
         (key, offset, capacity): (usize, u64, u64),
         result: &TaskResult,
-    ) -> Checked {
+    ) -> CheckResult {
         self.statistics.hits += 1;
         if result.bytes > capacity {
             return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
@@ -129,7 +129,13 @@ impl World {
         self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
     }
 
-    fn check_result(&mut self, client: usize, open: &OpenBatch, asked: &Asked, result: &TaskResult) -> Checked {
+    fn check_result(
+        &mut self,
+        client: usize,
+        open: &OpenBatch,
+        asked: &TrackedTask,
+        result: &TaskResult,
+    ) -> CheckResult {
         let (key, now_ns) = (asked.key, self.now_ns);
         match (asked.what, result.status) {
             (What::Get { capacity }, Status::Ok) => {
@@ -192,6 +198,6 @@ impl World {
     }
 }
 
-fn unfit(asked: &Asked, result: &TaskResult) -> super::Violation {
+fn unfit(asked: &TrackedTask, result: &TaskResult) -> super::Violation {
     broken(Rule::Batch, format!("{asked:?} ended with {result:?}"))
 }

@@ -11,7 +11,7 @@ use super::World;
 use super::check::memory::Loan;
 use super::check::segments::{CELLS, OF_SEGMENTS};
 use super::check::{Rule, broken};
-use super::results::{Asked, What};
+use super::results::{TrackedTask, What};
 use super::scenario::{MS, Scenario};
 
 /// Bytes of each shard's segment.
@@ -50,7 +50,7 @@ impl World {
             shareable: true,
             place: kvplane_client::Place::UNKNOWN,
         };
-        let asked = Asked { key: 0, what: What::Write { write, bytes, target }, offset: Some(offset) };
+        let asked = TrackedTask { key: 0, what: What::Write { write, bytes, target }, offset: Some(offset) };
         self.submit(client, vec![asked], deadline_ns);
     }
 

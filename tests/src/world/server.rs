@@ -13,13 +13,13 @@ use super::arrivals::decode;
 use super::check::{Rule, broken};
 use super::network::{End, Way};
 use super::node::Life;
-use super::pipe::{Destination, Outgoing, Piece, Receiving, Source};
+use super::pipe::{Destination, IncomingPayload, OutgoingFrame, Piece, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
 
 /// What the service was just given, for whoever looks at its answers.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ServedRequest<'a> {
     pub(crate) connection: u32,
     pub(crate) header: &'a Header,
     pub(crate) body: &'a [u8],
@@ -102,7 +102,7 @@ impl World {
         }
         if self.scenario.has(Mischief::SwallowFence) && header.kind == Kind::Request(Operation::Fence) {
             let reply = Header::reply(Kind::Reply(Operation::Fence), header.request, Status::Ok);
-            self.send(index, Way::ToClient, Outgoing::new(&reply, &[], None));
+            self.send(index, Way::ToClient, OutgoingFrame::new(&reply, &[], None));
             return;
         }
         self.look_before_commits(index, &header, body);
@@ -125,10 +125,10 @@ impl World {
         if header.payload_bytes > 0
             && let Some(connection) = self.connections.get_mut(&index)
         {
-            let receiving = Receiving { header, destination, done: 0, checksum: PayloadChecksum::new() };
+            let receiving = IncomingPayload { header, destination, done: 0, checksum: PayloadChecksum::new() };
             connection.to_server.receiving = Some(receiving);
         }
-        self.drain_service(life, Some(Asked { connection: index, header: &header, body }));
+        self.drain_service(life, Some(ServedRequest { connection: index, header: &header, body }));
     }
 
     /// Payload bytes arrive in place.
@@ -161,7 +161,7 @@ impl World {
             self.look_before_put(index);
             self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
             self.observe_put_made(index);
-            self.drain_service(life, Some(Asked { connection: index, header: &header, body: &[] }));
+            self.drain_service(life, Some(ServedRequest { connection: index, header: &header, body: &[] }));
             self.observe_put_end(index);
             if self.scenario.has(Mischief::DuplicatePut) {
                 self.put_again(index, &header, destination, digest);
@@ -170,7 +170,7 @@ impl World {
     }
 
     /// Does what the service asks for.
-    pub(crate) fn drain_service(&mut self, life: usize, asked: Option<Asked<'_>>) {
+    pub(crate) fn drain_service(&mut self, life: usize, asked: Option<ServedRequest<'_>>) {
         while self.drain_outputs(life, asked)
             | self.drive_tier(life)
             | self.drive_lists(life)
@@ -204,7 +204,7 @@ impl World {
         service.drive_lists(&Pool(pool))
     }
 
-    fn drain_outputs(&mut self, life: usize, asked: Option<Asked<'_>>) -> bool {
+    fn drain_outputs(&mut self, life: usize, asked: Option<ServedRequest<'_>>) -> bool {
         let mut any = false;
         self.write_tails(life);
         while let Some(output) = self.lives[life].service.poll_output() {
@@ -232,7 +232,7 @@ impl World {
         mut header: Header,
         body: &[u8],
         payload: Option<(Place, Hold)>,
-        asked: Option<Asked<'_>>,
+        asked: Option<ServedRequest<'_>>,
     ) {
         let Some(index) = self.lives[life].connection_of(peer) else {
             if let Some((_, hold)) = payload {
@@ -264,9 +264,9 @@ impl World {
         let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
         let copy = (again && stream && !proves).then(|| {
             let bytes = payload.map(|(place, _)| self.lives[life].bytes(place.offset, place.bytes).to_vec());
-            Outgoing::new(&header, body, bytes.map(Source::Copy))
+            OutgoingFrame::new(&header, body, bytes.map(Source::Copy))
         });
-        self.send(index, Way::ToClient, Outgoing::new(&header, body, source));
+        self.send(index, Way::ToClient, OutgoingFrame::new(&header, body, source));
         if let Some(copy) = copy {
             self.send(index, Way::ToClient, copy);
         }
@@ -301,7 +301,7 @@ impl World {
         let (life, peer) = (connection.life, connection.peer);
         connection.server_end = End::Gone;
         connection.to_server.drop_flight();
-        let unsent: Vec<Outgoing> = connection.to_client.queue.drain(..).collect();
+        let unsent: Vec<OutgoingFrame> = connection.to_client.queue.drain(..).collect();
         for frame in unsent {
             if let Some(Source::Pool { hold: Some(hold), .. }) = frame.payload {
                 self.lives[life].service.sent(hold);

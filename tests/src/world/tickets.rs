@@ -8,7 +8,7 @@ use kvplane_proto::Status;
 use kvplane_ticket::{Challenges, Credential, Mint, Rights, Role, Terms, TicketKey, TicketTime};
 
 use super::World;
-use super::check::{Checked, Rule, broken};
+use super::check::{CheckResult, Rule, broken};
 use super::faults::Party;
 use super::queue::Message;
 
@@ -23,7 +23,7 @@ const HOSTS: usize = 2;
 
 /// What the control plane tells of tickets.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct TicketNews {
     /// The time and the keys, for a node.
     keys: Option<(u64, Vec<TicketKey>)>,
     credential: Arc<Credential>,
@@ -109,11 +109,11 @@ impl World {
         if now_s < before_s {
             self.violate(broken(Rule::Tickets, format!("the ticket time went back from {before_s} s to {now_s} s")));
         }
-        self.tell(to, Message::Tickets(Rc::new(Told { keys, credential })));
+        self.tell(to, Message::Tickets(Rc::new(TicketNews { keys, credential })));
     }
 
     /// What the control plane tells of tickets arrives.
-    pub(crate) fn hear_tickets(&mut self, party: Party, told: &Told) {
+    pub(crate) fn hear_tickets(&mut self, party: Party, told: &TicketNews) {
         let now_ns = self.now_ns;
         match party {
             Party::Node(node) if self.nodes[node].up => {
@@ -144,7 +144,7 @@ impl World {
     }
 
     /// Everybody here has a ticket that is good: nobody is refused for it.
-    pub(crate) fn check_ticket(&self, client: usize, status: Status) -> Checked {
+    pub(crate) fn check_ticket(&self, client: usize, status: Status) -> CheckResult {
         let refused = matches!(status, Status::Prove | Status::Unauthorized | Status::TicketEnded);
         if refused && self.scenario.tickets {
             return Err(broken(

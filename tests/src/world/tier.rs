@@ -15,7 +15,7 @@ use kvplane_tier::{
 use super::World;
 use super::check::ledger::Use;
 use super::check::{Rule, broken};
-use super::disk::{Disk, DiskFaults, Flipped, LifeMemory};
+use super::disk::{Disk, DiskFaults, FlippedByte, LifeMemory};
 use super::queue::Event;
 use super::results::What;
 use super::scenario::{MS, Mischief, US};
@@ -49,7 +49,7 @@ impl core::fmt::Display for TierScenario {
 /// The part of a shard's life that has to do with its tier.
 pub(crate) struct LifeTier {
     staging: Vec<u8>,
-    flipped: Vec<Flipped>,
+    flipped: Vec<FlippedByte>,
     ops: BTreeMap<u64, (BlockOp, u64)>,
     pub(crate) opened: bool,
 }

@@ -11,7 +11,7 @@ use super::check::memory::Loan;
 use super::check::shadow::Shadow;
 use super::check::{Rule, broken};
 use super::queue::Event;
-use super::results::{Asked, OpenBatch, What};
+use super::results::{OpenBatch, TrackedTask, What};
 use super::scenario::MS;
 
 /// The longest deadline of a batch.
@@ -63,7 +63,7 @@ impl World {
         rng.below(keys).min(rng.below(keys)) as usize
     }
 
-    fn draw_request(&mut self, client: usize, key: usize) -> Option<Asked> {
+    fn draw_request(&mut self, client: usize, key: usize) -> Option<TrackedTask> {
         let limit = self.scenario.object_bytes;
         let remove = self.scenario.remove_weight;
         let rng = &mut self.streams.workload;
@@ -82,14 +82,14 @@ impl World {
     }
 
     /// Finds memory for a request; `None` when there is none.
-    pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<Asked> {
+    pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<TrackedTask> {
         let loan = match what {
             What::Get { capacity } => Loan::Get(capacity),
             What::Put { write, bytes, .. } | What::Write { write, bytes, .. } => Loan::Put { write, bytes },
-            What::Exists | What::Size | What::Remove => return Some(Asked { key, what, offset: None }),
+            What::Exists | What::Size | What::Remove => return Some(TrackedTask { key, what, offset: None }),
         };
         match self.clients[client].memory.lend(loan, self.shadow.digest(key)) {
-            Ok(offset) => Some(Asked { key, what, offset: Some(offset?) }),
+            Ok(offset) => Some(TrackedTask { key, what, offset: Some(offset?) }),
             Err(violation) => {
                 self.violate(violation);
                 None
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    pub(crate) fn submit(&mut self, client: usize, asked: Vec<Asked>, deadline_ns: u64) -> Option<BatchId> {
+    pub(crate) fn submit(&mut self, client: usize, asked: Vec<TrackedTask>, deadline_ns: u64) -> Option<BatchId> {
         if self.scenario.wishes {
             asked.iter().filter(|asked| asked.what == What::Size).for_each(|asked| self.wish(asked.key));
         }
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    fn request_of(&self, asked: &Asked, puts: &mut PutBook) -> Request {
+    fn request_of(&self, asked: &TrackedTask, puts: &mut PutBook) -> Request {
         let digest = self.shadow.digest(asked.key);
         let offset = asked.offset.unwrap_or(0);
         match asked.what {

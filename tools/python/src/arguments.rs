@@ -11,16 +11,16 @@ use crate::ranges::Part;
 
 /// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, how
 /// many nodes are to have it, the segments near which it is to be, and whether all of a batch are to be together.
-pub(crate) type Kept = (u64, u32, bool, u8, bool, u8, Vec<String>, bool);
+pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool);
 
 /// What the store is told of it.
-pub(crate) struct Keeping {
+pub(crate) struct KeepOptions {
     options: PutOptions,
     segments: Vec<String>,
     together: bool,
 }
 
-impl Keeping {
+impl KeepOptions {
     /// The options for puts with this client, which knows then where objects are to be.
     pub(crate) fn with(&self, client: &mut Client) -> &PutOptions {
         let nodes = self.segments.iter().filter_map(|segment| client.node_of_segment(segment)).collect();
@@ -35,7 +35,7 @@ impl Keeping {
 }
 
 /// What the store is told of it.
-pub(crate) fn options(kept: Option<Kept>) -> Keeping {
+pub(crate) fn options(kept: Option<KeepArguments>) -> KeepOptions {
     let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together) = kept.unwrap_or_default();
     // As the original: a put is done when its copies are there, or turn out not to be possible.
     let wait_replicas = replicas > 1;
@@ -49,7 +49,7 @@ pub(crate) fn options(kept: Option<Kept>) -> Keeping {
         wait_replicas,
         ..PutOptions::default()
     };
-    Keeping { options, segments, together }
+    KeepOptions { options, segments, together }
 }
 
 /// One piece of memory for each object; nothing when the lists differ in length.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use kvplane::{Buffer, Error, HugePages, Region, RegionOptions, Slice};
 
-use crate::arguments::Keeping;
+use crate::arguments::KeepOptions;
 use crate::clients::{Clients, Member};
 use crate::cpython::Keys;
-use crate::memory::{Entry, Lookup, Mapped, mapped, peek};
+use crate::memory::{Entry, Lookup, RangeAccess, mapped, peek};
 use crate::outcome::{INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
 
 /// Longest key.
@@ -22,12 +22,12 @@ pub(crate) type Pieces = Vec<(u64, u64)>;
 /// What is done with the items that can be.
 #[derive(Clone, Copy)]
 enum Work<'a> {
-    Put(&'a Keeping),
+    Put(&'a KeepOptions),
     Get,
 }
 
 /// A batch on its way: the items that can be done, and what keeps their memory.
-struct Prepared<'k> {
+struct PreparedBatch<'k> {
     lookup: Lookup<'k>,
     /// One code for each item of the caller's.
     codes: Vec<i64>,
@@ -40,7 +40,7 @@ struct Prepared<'k> {
 }
 
 /// Stores objects; 0 for each that is there afterwards, else the number of an error.
-pub(crate) fn put(clients: &Clients, keys: &Keys, pieces: &[Pieces], keeping: &Keeping) -> Vec<i64> {
+pub(crate) fn put(clients: &Clients, keys: &Keys, pieces: &[Pieces], keeping: &KeepOptions) -> Vec<i64> {
     run(clients, keys, pieces, Work::Put(keeping))
 }
 
@@ -78,9 +78,9 @@ fn prepare<'k>(
     keys: &'k Keys,
     pieces: &[Pieces],
     work: Work<'_>,
-) -> Prepared<'k> {
+) -> PreparedBatch<'k> {
     let count = pieces.len();
-    let mut prepared = Prepared {
+    let mut prepared = PreparedBatch {
         lookup: clients.memory.lookup(),
         codes: vec![0; count],
         items: Vec::with_capacity(count),
@@ -99,7 +99,7 @@ fn prepare<'k>(
 
 fn slices(
     member: &mut Member,
-    prepared: &mut Prepared<'_>,
+    prepared: &mut PreparedBatch<'_>,
     pieces: &[(u64, u64)],
     work: Work<'_>,
 ) -> Result<Vec<Slice>, i64> {
@@ -137,7 +137,7 @@ fn slices(
 /// A copy of memory that is not registered, made by the kernel, which says so where there is none.
 fn copy_of(member: &mut Member, pieces: &[(u64, u64)], total: u64) -> Result<Buffer, i64> {
     // Before room is made, which the kernel may put where nothing was mapped.
-    let nowhere = |(address, length): &&(u64, u64)| *length > 0 && mapped(*address, *length) == Mapped::No;
+    let nowhere = |(address, length): &&(u64, u64)| *length > 0 && mapped(*address, *length) == RangeAccess::No;
     if let Some((address, length)) = pieces.iter().find(nowhere) {
         return Err(failed(INVALID, format!("{length} bytes at {address:#x} are not all memory of this process")));
     }
@@ -161,7 +161,7 @@ fn copy_of(member: &mut Member, pieces: &[(u64, u64)], total: u64) -> Result<Buf
     Ok(member.client.register(region))
 }
 
-fn carry_out(member: &mut Member, prepared: &mut Prepared<'_>, work: Work<'_>) {
+fn carry_out(member: &mut Member, prepared: &mut PreparedBatch<'_>, work: Work<'_>) {
     let items = core::mem::take(&mut prepared.items);
     if items.is_empty() {
         return;

@@ -24,14 +24,14 @@ const DEFAULT_CLUSTER: &str = "kvplane";
 
 /// What a caller says of the control plane.
 #[derive(Clone, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct ControlArguments {
     pub(crate) master: Option<String>,
     pub(crate) cluster: Option<String>,
     pub(crate) certificates: Option<PathBuf>,
     pub(crate) runtime_directory: Option<PathBuf>,
 }
 
-impl Wanted {
+impl ControlArguments {
     /// Fills in what the environment says: `KVPLANE_CLUSTER`, `KVPLANE_CERTS`.
     pub(crate) fn completed(mut self) -> Self {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());

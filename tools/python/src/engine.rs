@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::clients::Call;
 use crate::cpython::{number_of, numbers};
 use crate::host_memory::allocate;
-use crate::memory::{Mapped, adopt, mapped};
+use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::transfers;
 use crate::waiting::waiting;
@@ -72,7 +72,7 @@ impl Drop for Engine {
 }
 
 /// A transfer as Python asks for it.
-struct Asked {
+struct TransferArguments {
     target: String,
     opcode: Opcode,
     ours: Vec<u64>,
@@ -81,7 +81,7 @@ struct Asked {
     notice: Option<Notice>,
 }
 
-impl Asked {
+impl TransferArguments {
     fn of(
         (target, write): (&str, bool),
         ours: &Bound<'_, PyAny>,
@@ -199,7 +199,7 @@ impl Engine {
         lengths: &Bound<'_, PyAny>,
         notice: Option<(String, String)>,
     ) -> PyResult<i64> {
-        let asked = Asked::of((target, write), ours, theirs, lengths, notice)?;
+        let asked = TransferArguments::of((target, write), ours, theirs, lengths, notice)?;
         waiting(py, || {
             let done = self.call(|engine| {
                 let batch = self.start(engine, &asked, false)?;
@@ -220,7 +220,7 @@ impl Engine {
         theirs: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
     ) -> PyResult<i64> {
-        let asked = Asked::of((target, write), ours, theirs, lengths, None)?;
+        let asked = TransferArguments::of((target, write), ours, theirs, lengths, None)?;
         waiting(py, || {
             let started = self.call(|engine| {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;
@@ -339,7 +339,7 @@ impl Engine {
         let mut regions = Vec::with_capacity(addresses.len());
         for (&address, &bytes) in addresses.iter().zip(sizes) {
             let own = self.managed.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
-            if own.is_none() && mapped(address, bytes) == Mapped::No {
+            if own.is_none() && mapped(address, bytes) == RangeAccess::No {
                 let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read");
                 return Err(failed(-1, why));
             }
@@ -365,7 +365,7 @@ impl Engine {
         Ok(handle)
     }
 
-    fn start(&self, engine: &TransferEngine, asked: &Asked, background: bool) -> Result<Batch, i64> {
+    fn start(&self, engine: &TransferEngine, asked: &TransferArguments, background: bool) -> Result<Batch, i64> {
         let handle = self.open(engine, &asked.target)?;
         let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths);
         let requests = requests.map_err(|why| failed(-1, why))?;

@@ -59,7 +59,7 @@ pub(crate) fn read_memory(
     #[pyo3(from_py_with = number_of)] bytes: u64,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let mapped = crate::memory::mapped(address, bytes);
-    if bytes > 0 && mapped == crate::memory::Mapped::No {
+    if bytes > 0 && mapped == crate::memory::RangeAccess::No {
         return Err(outside(address, bytes));
     }
     // What is mapped is no longer than that.

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::arguments::Keeping;
+use crate::arguments::KeepOptions;
 use crate::batches::check_key;
 use crate::clients::Member;
 use crate::cpython::Keys;
@@ -23,14 +23,14 @@ use crate::waiting::waiting;
 pub(crate) type Place = (u64, u64);
 
 /// Places in memory that a client knows, for the time of a call.
-struct Lent {
+struct LentPlaces {
     buffers: Vec<kvplane::Buffer>,
     /// Short values, one behind the other, and where that is in the memory of each.
     together: Vec<u8>,
     slices: Vec<Slice>,
 }
 
-impl Lent {
+impl LentPlaces {
     /// Makes places known to a client; with `send`, what is there goes along.
     ///
     /// # Safety
@@ -118,7 +118,7 @@ impl Store {
     ///
     /// # Safety
     /// The places stay mapped until this returns.
-    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], keeping: &Keeping) -> Vec<i64> {
+    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], keeping: &KeepOptions) -> Vec<i64> {
         let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
             let options = keeping.with(&mut member.client);
             each_or_all(items, |some| {
@@ -164,7 +164,7 @@ impl Store {
         let places: Vec<Place> = good.iter().map(|index| places[*index]).collect();
         let done = self.clients.with(|member| {
             // SAFETY: by the caller's promise.
-            let lent = unsafe { Lent::new(&mut member.client, &places, send) };
+            let lent = unsafe { LentPlaces::new(&mut member.client, &places, send) };
             let Some(lent) = lent else { return vec![failed(INVALID, "a place is no memory"); places.len()] };
             let items: Vec<(&[u8], Slice)> =
                 good.iter().zip(&lent.slices).map(|(index, slice)| (keys.get(*index), *slice)).collect();

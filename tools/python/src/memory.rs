@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// What may be done with a range of this process's addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Mapped {
+pub(crate) enum RangeAccess {
     /// Not all of it is mapped, or it cannot be read.
     No,
     /// It can be read.
@@ -28,11 +28,11 @@ pub(crate) enum Mapped {
 }
 
 /// What is mapped at a range, by the kernel's list.
-pub(crate) fn mapped(address: u64, bytes: u64) -> Mapped {
-    let Some(end) = address.checked_add(bytes).filter(|_| address != 0) else { return Mapped::No };
+pub(crate) fn mapped(address: u64, bytes: u64) -> RangeAccess {
+    let Some(end) = address.checked_add(bytes).filter(|_| address != 0) else { return RangeAccess::No };
     let Ok(list) = std::fs::read_to_string("/proc/self/maps") else {
         // Without the list, the caller is believed.
-        return Mapped::Writable;
+        return RangeAccess::Writable;
     };
     let (mut at, mut writable) = (address, true);
     for line in list.lines() {
@@ -41,15 +41,15 @@ pub(crate) fn mapped(address: u64, bytes: u64) -> Mapped {
             continue;
         }
         if from > at || !rights.starts_with('r') {
-            return Mapped::No;
+            return RangeAccess::No;
         }
         writable &= rights.as_bytes().get(1) == Some(&b'w');
         at = until;
         if at >= end {
-            return if writable { Mapped::Writable } else { Mapped::Readable };
+            return if writable { RangeAccess::Writable } else { RangeAccess::Readable };
         }
     }
-    Mapped::No
+    RangeAccess::No
 }
 
 fn parse(line: &str) -> Option<(u64, u64, &str)> {
@@ -66,7 +66,7 @@ pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> std::io::Result<()> {
 /// Writes memory of this process; an error where it is not mapped for writing.
 pub(crate) fn poke(address: u64, bytes: &[u8]) -> std::io::Result<()> {
     // Through the kernel's door, read-only mappings could be written too.
-    if mapped(address, bytes.len() as u64) != Mapped::Writable {
+    if mapped(address, bytes.len() as u64) != RangeAccess::Writable {
         return Err(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
     }
     File::options().write(true).open("/proc/self/mem")?.write_all_at(bytes, address)
@@ -114,14 +114,14 @@ impl Memory {
     /// Registers a range; says why not.
     pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
         let rights = mapped(address, bytes);
-        if rights == Mapped::No || bytes == 0 {
+        if rights == RangeAccess::No || bytes == 0 {
             return Err(format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read"));
         }
         // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what registering
         // means.
         let region = unsafe { adopt(address, bytes) };
         let region = region.ok_or_else(|| format!("{bytes} bytes at {address:#x} end beyond the address space"))?;
-        self.insert(region, rights == Mapped::Writable)
+        self.insert(region, rights == RangeAccess::Writable)
     }
 
     /// Registers a region of ours.

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use crate::clients::Call;
 use crate::control::Wanted;
 use crate::cpython::{number_of, numbers};
-use crate::memory::{Mapped, adopt, mapped};
+use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::waiting::waiting;
 
@@ -24,9 +24,9 @@ use crate::waiting::waiting;
 const EXISTS: i64 = -705;
 
 /// An object in a listing: name, version, bytes, bytes of a shard, shards, members.
-type Listed = (String, u64, u64, u64, u32, u32);
+type ListedObject = (String, u64, u64, u64, u32, u32);
 /// An object: version, sizes of its buffers, bytes of a shard, shards, words about it.
-type Found = (u64, Vec<u64>, u64, u32, Vec<u8>);
+type ObjectInfo = (u64, Vec<u64>, u64, u32, Vec<u8>);
 /// A member: where it serves, whether it brought the object, shards that it has, why it is excluded.
 type Member = (String, bool, u32, String);
 
@@ -88,7 +88,7 @@ fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Re
     }
     let region = |(&address, &bytes): (&u64, &u64)| {
         let rights = mapped(address, bytes);
-        if rights == Mapped::No || written && rights != Mapped::Writable {
+        if rights == RangeAccess::No || written && rights != RangeAccess::Writable {
             let what = if written { "written" } else { "read" };
             let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be {what}");
             return Err(failed(INVALID, why));
@@ -191,7 +191,7 @@ impl Objects {
 
     /// What an object is.
     #[pyo3(signature = (name, version))]
-    fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<Found>> {
+    fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<Answer<ObjectInfo>> {
         let found = waiting(py, || self.call(|store| store.find(name, version).map_err(|error| code_of(&error))))?;
         let tell = |object: kvplane::Object| {
             let layout = &object.layout;
@@ -202,12 +202,12 @@ impl Objects {
     }
 
     /// Objects whose names begin with this.
-    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Answer<Vec<Listed>>> {
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Answer<Vec<ListedObject>>> {
         let found = waiting(py, || self.call(|store| store.list(prefix).map_err(|error| code_of(&error))))?;
         let tell = |one: kvplane::rpc::p2p::ObjectSummary| {
             (one.name, one.version, one.total_bytes, one.shard_bytes, one.shards, one.members)
         };
-        Ok(found.map(|objects| objects.into_iter().map(tell).collect::<Vec<Listed>>()).into())
+        Ok(found.map(|objects| objects.into_iter().map(tell).collect::<Vec<ListedObject>>()).into())
     }
 
     /// Who holds an object.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvplane::{Begun, Error, Fill, ObjectRange, Put, PutOptions, PutSession};
+use kvplane::{BeginOutcome, Error, Fill, ObjectRange, Put, PutOptions, PutSession};
 
 use crate::batches::check_key;
 use crate::clients::Clients;
@@ -144,11 +144,11 @@ impl Sessions {
             }
             let begun = clients.with(|member| member.client.put_session(key, sizes[index], options, IDLE))?;
             match begun.map_err(|error| store_code(&error))? {
-                Begun::Session(session) => {
+                BeginOutcome::Session(session) => {
                     self.lock().insert(key.to_vec(), Arc::new(session));
                     Ok(0)
                 }
-                Begun::Exists => Err(failed(-705, "there is an object under this key")),
+                BeginOutcome::Exists => Err(failed(-705, "there is an object under this key")),
             }
         };
         (0..keys.len()).map(|index| begin(index).unwrap_or_else(|code| code)).collect()

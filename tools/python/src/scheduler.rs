@@ -19,7 +19,9 @@ use crate::clients::Call;
 use crate::control::{Wanted, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
-use crate::scheduling::{Change, Context, Decided, Explained, Holders, Table, nanoseconds, part_of, step_of, tier_of};
+use crate::scheduling::{
+    Change, Context, Decision, ExplanationTuple, Holders, Table, nanoseconds, part_of, step_of, tier_of,
+};
 use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`: here, another prompt, life or instance has the name.
@@ -30,11 +32,11 @@ const LATE: i64 = -901;
 const NOT_PERMITTED: i64 = -601;
 
 /// A request to schedule: its id, context, tokens, and instances that it must not go to.
-type Asked = (String, Context, u32, Vec<String>);
+type ScheduleArguments = (String, Context, u32, Vec<String>);
 
 /// An instance that registers: name, life, tenant, model, tokens of a block, bytes of a token, part, room for decodes
 /// in tokens, seconds between reports, address.
-type Registering = (String, u64, String, String, u32, u64, String, u64, f64, String);
+type RegisterArguments = (String, u64, String, String, u32, u64, String, u64, f64, String);
 
 /// A line to the Conductor. Numbers below zero are errors; `last_error()` says more.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -101,12 +103,12 @@ impl Scheduler {
     fn schedule(
         &self,
         py: Python<'_>,
-        asked: Asked,
+        asked: ScheduleArguments,
         hashes: &Bound<'_, PyAny>,
         mode: &str,
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
-    ) -> PyResult<(i64, Option<Decided>)> {
+    ) -> PyResult<(i64, Option<Decision>)> {
         let (request, context, tokens, barred) = asked;
         let hashes = numbers(hashes)?;
         let mode = match mode {
@@ -122,7 +124,7 @@ impl Scheduler {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
             None => line.schedule(request, patience),
         })?;
-        Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(Decided::of(decision)))))
+        Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(Decision::of(decision)))))
     }
 
     /// How a booked request fares: 0, or an error's number.
@@ -161,9 +163,9 @@ impl Scheduler {
     }
 
     /// Why a request went where it went.
-    fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<Explained>)> {
+    fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationTuple>)> {
         let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
-        Ok(found.map_or_else(|code| (code, None), |found| (0, Some(Explained::of(found)))))
+        Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationTuple::of(found)))))
     }
 
     /// The first table of instances after the `seen` that came, and its number; none when that takes longer.
@@ -186,7 +188,7 @@ impl Scheduler {
     fn register(
         &self,
         py: Python<'_>,
-        instance: Registering,
+        instance: RegisterArguments,
         events: Option<(String, String, String)>,
     ) -> PyResult<(i64, bool, f64)> {
         let (instance, life, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =

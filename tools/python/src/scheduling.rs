@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvplane::Decision;
 use kvplane::rpc::conductor::{
     Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, InstancePart, InstanceStatus, InstanceTable,
-    ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal, Scheduled,
+    ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal, ScheduleReply,
 };
 use pyo3::prelude::*;
 
@@ -110,7 +110,7 @@ const fn why_name(why: ScheduleRefusal) -> &'static str {
 
 /// Where a request goes, as the Conductor booked it.
 #[derive(IntoPyObject)]
-pub(crate) struct Booked {
+pub(crate) struct BookedPlacement {
     reservation: u64,
     prefill: String,
     decode: Option<String>,
@@ -122,7 +122,7 @@ pub(crate) struct Booked {
     lease: f64,
 }
 
-impl Booked {
+impl BookedPlacement {
     fn of(assignment: Assignment) -> Self {
         Self {
             reservation: assignment.reservation,
@@ -140,16 +140,16 @@ impl Booked {
 
 /// Where a request goes: one of the three.
 #[derive(Default, IntoPyObject)]
-pub(crate) struct Decided {
-    booked: Option<Booked>,
+pub(crate) struct Decision {
+    booked: Option<BookedPlacement>,
     local: Option<(String, Option<String>)>,
     refused: Option<(&'static str, f64)>,
 }
 
-impl Decided {
+impl Decision {
     pub(crate) fn of(decision: Decision) -> Self {
         match decision {
-            Decision::Booked(assignment) => Self { booked: Some(Booked::of(assignment)), ..Self::default() },
+            Decision::Booked(assignment) => Self { booked: Some(BookedPlacement::of(assignment)), ..Self::default() },
             Decision::Local { prefill, decode } => Self { local: Some((prefill, decode)), ..Self::default() },
             Decision::Refused { why, retry_after } => {
                 Self { refused: Some((why_name(why), retry_after.as_secs_f64())), ..Self::default() }
@@ -158,13 +158,13 @@ impl Decided {
     }
 
     /// What a request was answered; nothing of one that waits.
-    fn answered(answer: Scheduled) -> Self {
+    fn answered(answer: ScheduleReply) -> Self {
         match answer {
-            Scheduled::Assigned(assignment) => Self::of(Decision::Booked(assignment)),
-            Scheduled::Refused { why, retry_after_ns } => {
+            ScheduleReply::Assigned(assignment) => Self::of(Decision::Booked(assignment)),
+            ScheduleReply::Refused { why, retry_after_ns } => {
                 Self::of(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) })
             }
-            Scheduled::Queued { .. } => Self::default(),
+            ScheduleReply::Queued { .. } => Self::default(),
         }
     }
 }
@@ -198,14 +198,14 @@ pub(crate) struct Candidate {
 
 /// Why a request went where it went.
 #[derive(IntoPyObject)]
-pub(crate) struct Explained {
-    answer: Decided,
-    now: Option<Booked>,
+pub(crate) struct ExplanationTuple {
+    answer: Decision,
+    now: Option<BookedPlacement>,
     candidates: Vec<Candidate>,
     pooled_tokens: u32,
 }
 
-impl Explained {
+impl ExplanationTuple {
     pub(crate) fn of(found: RequestExplained) -> Self {
         let candidate = |one: CandidateStatus| Candidate {
             instance: one.instance,
@@ -216,8 +216,8 @@ impl Explained {
             factor: f64::from(one.factor_permille) / 1000.0,
         };
         Self {
-            answer: Decided::answered(found.answer),
-            now: found.now.map(Booked::of),
+            answer: Decision::answered(found.answer),
+            now: found.now.map(BookedPlacement::of),
             candidates: found.candidates.into_iter().map(candidate).collect(),
             pooled_tokens: found.pooled_tokens,
         }

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::arguments::{Kept, matching, options, parts, several, single};
+use crate::arguments::{KeepArguments, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::{Call, Clients};
 use crate::control::{Wanted, seconds, seconds_or_none, tls_of};
@@ -116,7 +116,7 @@ impl Store {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<i64> {
         let keys = Keys::one(key)?;
         let view = View::of(value, false)?;
@@ -153,7 +153,7 @@ impl Store {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         values: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<i64> {
         let keys = Keys::one(key)?;
         let mut value = Vec::new();
@@ -184,7 +184,7 @@ impl Store {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         values: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<Vec<i64>> {
         let (keys, views) = (Keys::many(keys)?, views(values, false)?);
         if keys.len() != views.len() {
@@ -250,7 +250,7 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
@@ -265,7 +265,7 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
@@ -334,7 +334,7 @@ impl Store {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
-        kept: Option<Kept>,
+        kept: Option<KeepArguments>,
     ) -> PyResult<Vec<i64>> {
         let (keys, sizes) = (Keys::many(keys)?, numbers(sizes)?);
         if keys.len() != sizes.len() {

@@ -19,7 +19,7 @@ const NOT_HERE: i64 = -1012;
 
 /// A task as Python sees it: state by Mooncake's numbers, objects, copied ones, when it was made and last changed in
 /// milliseconds since 1970, and a message.
-pub(crate) type Seen = (u8, u32, u32, u64, u64, String);
+pub(crate) type TaskTuple = (u8, u32, u32, u64, u64, String);
 
 /// Where the objects of these keys are: for each the addresses of its shards, none where that cannot be asked.
 pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
@@ -63,7 +63,7 @@ pub(crate) fn code_of(error: &Error) -> i64 {
 }
 
 /// A task, or the number for none.
-pub(crate) fn seen(task: Option<TaskStatus>) -> Result<Seen, i64> {
+pub(crate) fn seen(task: Option<TaskStatus>) -> Result<TaskTuple, i64> {
     let Some(task) = task else { return Err(failed(NO_TASK, "there is no such task, or not any more")) };
     let state = match task.state {
         TaskState::Pending => 0,

@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arguments::Keeping;
+use crate::arguments::KeepOptions;
 use crate::batches::check_key;
 use crate::cpython::{Keys, each_key};
 use crate::memory::adopt;
@@ -17,7 +17,7 @@ use crate::waiting::waiting;
 
 impl Store {
     /// Stores a copy of a value.
-    pub(crate) fn put_copied(&self, keys: &Keys, value: &[u8], keeping: &Keeping) -> i64 {
+    pub(crate) fn put_copied(&self, keys: &Keys, value: &[u8], keeping: &KeepOptions) -> i64 {
         let put = self.clients.with(|member| {
             let options = keeping.with(&mut member.client);
             member.client.put_with(keys.get(0), value, options)

@@ -13,6 +13,7 @@ pub mod leftovers;
 pub mod length;
 pub mod lex;
 pub mod manifest;
+pub mod names;
 pub mod parity;
 pub mod purity;
 pub mod syntax;
@@ -47,13 +48,14 @@ impl Violation {
 pub type Rule = fn(&Tree, &mut Vec<Violation>);
 
 /// Every rule with its name, which is printed with each violation.
-pub const RULES: [(&str, Rule); 10] = [
+pub const RULES: [(&str, Rule); 11] = [
     ("dependencies", dependencies::check),
     ("unsafe", unsafe_code::check),
     ("purity", purity::check),
     ("leftovers", leftovers::check),
     ("header", header::check),
     ("length", length::check),
+    ("names", names::check),
     ("code-map", code_map::check),
     ("text", text::check),
     ("adr", adr::check),

@@ -8,7 +8,7 @@ use crate::model::{
     NvmeController, PciPath, PortState, RdmaDevice, RdmaPort,
 };
 use crate::plan::{QueueShare, ShardPlan, ShardSeat};
-use crate::rails::{Excluded, Location, Nearness, Rail, RailMatrix, Row, Tier};
+use crate::rails::{ExcludedDevice, Location, Nearness, Rail, RailMatrix, Row, Tier};
 
 /// One JSON object with the members `machine`, `plan` and `rails`, on one line without a line feed.
 #[must_use]
@@ -60,7 +60,7 @@ json_fields!(ShardSeat { shard, core, numa_node, nics, drives, reason });
 json_fields!(QueueShare { device, queue, numa_node, local });
 json_fields!(RailMatrix { rails, excluded, rows, notes });
 json_fields!(Rail { name, port, netdev, speed_mbps, active_mtu_bytes, numa_node, pci });
-json_fields!(Excluded { name, reason });
+json_fields!(ExcludedDevice { name, reason });
 json_fields!(Row { location, tiers });
 json_fields!(Tier { nearness, distance, slow, rails, reason });
 

@@ -18,14 +18,14 @@ pub(super) struct Memory {
 /// Nodes of a matrix of distances, at most.
 const MAX_MATRIX_NODES: usize = 1_024;
 
-struct Found {
+struct MemoryNode {
     node: NumaNode,
     cpus: CpuSet,
     added: bool,
 }
 
 pub(super) fn read(root: Node<'_, '_>) -> Memory {
-    let mut found: Vec<Found> = objects(root, "NUMANode").filter_map(read_node).collect();
+    let mut found: Vec<MemoryNode> = objects(root, "NUMANode").filter_map(read_node).collect();
     found.sort_by_key(|one| one.node.id);
     found.dedup_by_key(|one| one.node.id);
     let all: BTreeSet<usize> = found.iter().flat_map(|one| one.cpus.iter().copied()).collect();
@@ -50,13 +50,13 @@ pub(super) fn read(root: Node<'_, '_>) -> Memory {
     Memory { nodes, node_of_cpu }
 }
 
-fn read_node(object: Node<'_, '_>) -> Option<Found> {
+fn read_node(object: Node<'_, '_>) -> Option<MemoryNode> {
     let dax = info(object, "DAXType").is_some() || info(object, "DAXDevice").is_some();
     // The parent of a DAX device of CXL memory is a path through the CXL bus.
     let behind_cxl = info(object, "DAXParent")
         .is_some_and(|parent| parent.split('/').any(|part| part.starts_with("cxl") || part.starts_with("dax_region")));
     let marked = object.attribute("subtype").is_some_and(|subtype| subtype.starts_with("CXL"));
-    Some(Found {
+    Some(MemoryNode {
         node: NumaNode {
             id: number(object, "os_index")?,
             kind: if behind_cxl || marked { NodeKind::Cxl } else { NodeKind::MemoryOnly },

@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 use super::{AsyncClient, Command, ended};
 use crate::client::{
-    Begun, Client, Fill, GetSession, Got, ListCursor, ListPage, ObjectRange, PrefetchTo, Put, PutSession, RangeOutcome,
-    Slice,
+    BeginOutcome, Client, Fill, GetSession, Got, ListCursor, ListPage, ObjectRange, PrefetchTo, Put, PutSession,
+    RangeOutcome, Slice,
 };
 use crate::error::Error;
 
@@ -161,7 +161,7 @@ impl AsyncClient {
         items: &[(impl AsRef<[u8]>, u64)],
         options: &PutOptions,
         idle: Duration,
-    ) -> Result<Vec<Result<Begun, Error>>, Error> {
+    ) -> Result<Vec<Result<BeginOutcome, Error>>, Error> {
         let items: Vec<(Vec<u8>, u64)> = items.iter().map(|(key, bytes)| (key.as_ref().to_vec(), *bytes)).collect();
         let options = *options;
         self.with(move |client| client.put_sessions(&items, &options, idle)).await?

@@ -22,7 +22,7 @@ pub struct Open(BatchId);
 
 /// What became of a batch: one outcome for each of its items, in order.
 #[derive(Debug)]
-pub enum Finished {
+pub enum BatchOutcome {
     /// Of gets: `None` where there is no object.
     Gets(Vec<Result<Option<Got>, Error>>),
     /// Of puts.
@@ -30,7 +30,7 @@ pub enum Finished {
 }
 
 /// A batch of which the outcome is still to be fetched, in the order of their starts.
-pub(super) struct Started {
+pub(super) struct PendingBatch {
     batch: BatchId,
     /// Of gets, to follow up with what is kept in stripes.
     digests: Vec<Digest>,
@@ -57,7 +57,7 @@ impl Client {
         };
         let digests = requests.iter().filter_map(digest).collect();
         let slices = items.iter().map(|(_, slice)| *slice).collect();
-        self.open.push(Started { batch, digests, slices, puts: None });
+        self.open.push(PendingBatch { batch, digests, slices, puts: None });
         Ok(Open(batch))
     }
 
@@ -75,7 +75,7 @@ impl Client {
         }
         let batch = self.start(&requests, &puts)?;
         let slices = items.iter().map(|(_, slice)| *slice).collect();
-        self.open.push(Started { batch, digests: Vec::new(), slices, puts: Some((requests, puts)) });
+        self.open.push(PendingBatch { batch, digests: Vec::new(), slices, puts: Some((requests, puts)) });
         Ok(Open(batch))
     }
 
@@ -83,7 +83,7 @@ impl Client {
     ///
     /// # Errors
     /// When the kernel fails us; never for the outcomes themselves.
-    pub fn next_finished(&mut self) -> Result<Option<(Open, Finished)>, Error> {
+    pub fn next_finished(&mut self) -> Result<Option<(Open, BatchOutcome)>, Error> {
         if self.open.is_empty() {
             return Ok(None);
         }
@@ -113,7 +113,7 @@ impl Client {
         self.submit(requests, puts)
     }
 
-    fn finish(&mut self, started: Started) -> Result<Finished, Error> {
+    fn finish(&mut self, started: PendingBatch) -> Result<BatchOutcome, Error> {
         let mut results: Vec<TaskResult> = self.initiator.results(started.batch).to_vec();
         self.initiator.release(started.batch);
         while self.initiator.poll_done().is_some() {}
@@ -122,13 +122,13 @@ impl Client {
             self.puts = puts;
             self.put_over_remains(&requests, &mut results)?;
             let pairs = results.into_iter().zip(slices);
-            return Ok(Finished::Puts(pairs.map(|(result, slice)| self.stored(result, slice)).collect()));
+            return Ok(BatchOutcome::Puts(pairs.map(|(result, slice)| self.stored(result, slice)).collect()));
         }
         let pairs = results.into_iter().zip(&slices);
         let got = |((result, slice), digest): ((TaskResult, &Slice), &Digest)| match result.status {
             Status::Striped => self.get_striped(*digest, *slice),
             _ => self.got(result, *slice),
         };
-        Ok(Finished::Gets(pairs.zip(&started.digests).map(got).collect()))
+        Ok(BatchOutcome::Gets(pairs.zip(&started.digests).map(got).collect()))
     }
 }

@@ -40,7 +40,7 @@ impl PutSession {
 
 /// What came of beginning a put session.
 #[derive(Debug)]
-pub enum Begun {
+pub enum BeginOutcome {
     /// Its ranges can be written.
     Session(PutSession),
     /// There is an object under this key already; it is left as it is.
@@ -97,9 +97,9 @@ impl Client {
         bytes: u64,
         options: &PutOptions,
         idle: Duration,
-    ) -> Result<Begun, Error> {
+    ) -> Result<BeginOutcome, Error> {
         let mut begun = self.put_sessions(&[(key, bytes)], options, idle)?;
-        begun.pop().unwrap_or(Ok(Begun::Exists))
+        begun.pop().unwrap_or(Ok(BeginOutcome::Exists))
     }
 
     /// Begins many; one outcome for each.
@@ -111,7 +111,7 @@ impl Client {
         items: &[(impl AsRef<[u8]>, u64)],
         options: &PutOptions,
         idle: Duration,
-    ) -> Result<Vec<Result<Begun, Error>>, Error> {
+    ) -> Result<Vec<Result<BeginOutcome, Error>>, Error> {
         let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
         if !(1..=Limits::DRAFT_IDLE_MOST_MS).contains(&idle_ms) {
             let most = Limits::DRAFT_IDLE_MOST_MS;
@@ -128,13 +128,13 @@ impl Client {
         }
         let results = self.run_new_puts(&requests)?;
         let begun = results.into_iter().zip(items).zip(&requests).map(|((result, (_, bytes)), request)| {
-            let Request::Begin(digest, ..) = *request else { return Ok(Begun::Exists) };
+            let Request::Begin(digest, ..) = *request else { return Ok(BeginOutcome::Exists) };
             match result.status {
                 Status::Ok => {
                     let (life, draft) = (result.life, result.version.0);
-                    Ok(Begun::Session(PutSession { digest, life, draft, bytes: *bytes }))
+                    Ok(BeginOutcome::Session(PutSession { digest, life, draft, bytes: *bytes }))
                 }
-                Status::Exists => Ok(Begun::Exists),
+                Status::Exists => Ok(BeginOutcome::Exists),
                 status => Err(self.problem(format!("session of {bytes} bytes"), status)),
             }
         });

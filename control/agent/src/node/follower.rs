@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Change, Found, Medium, ShardHandle, Wished};
+use kvplane_engine::{Change, Medium, ObjectPlaces, ReplicaProgress, ShardHandle};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
     AnswerCopies, AnswerOrder, CopyState, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder,
@@ -44,7 +44,7 @@ pub(super) struct Follower {
 
 /// What is followed at the moment.
 #[derive(Default)]
-struct Following {
+struct EventSubscription {
     kept: u32,
     snapshot: u64,
     /// Of each shard: the number to go on from; nothing where a snapshot is due.
@@ -56,7 +56,7 @@ impl Follower {
         let (signal, signalled) = sync_channel(1);
         let mut orders: Option<(u64, Receiver<NodeOrder>)> = None;
         let (mut tried_at, mut wait) = (Instant::now(), Duration::ZERO);
-        let mut following = Following { from: vec![None; self.shards.len()], ..Following::default() };
+        let mut following = EventSubscription { from: vec![None; self.shards.len()], ..EventSubscription::default() };
         while !self.stop.load(Ordering::Relaxed) {
             let incarnation = *self.incarnation.lock().unwrap_or_else(PoisonError::into_inner);
             orders = orders.filter(|(life, _)| *life == incarnation);
@@ -112,7 +112,7 @@ impl Follower {
         Some(receiver)
     }
 
-    fn carry_out(&self, incarnation: u64, NodeOrder { number, order }: NodeOrder, following: &mut Following) {
+    fn carry_out(&self, incarnation: u64, NodeOrder { number, order }: NodeOrder, following: &mut EventSubscription) {
         match order {
             Order::Find { digests } => {
                 let found = self.find(digests);
@@ -142,7 +142,7 @@ impl Follower {
         let mut found = vec![KeyFound::default(); digests.len()];
         for shard in self.shards.iter() {
             let Ok(here) = shard.find(digests.clone()) else { continue };
-            for (known, here) in found.iter_mut().zip(here).filter(|(_, here)| *here != Found::default()) {
+            for (known, here) in found.iter_mut().zip(here).filter(|(_, here)| *here != ObjectPlaces::default()) {
                 *known = KeyFound { address: shard.address().to_string(), memory: here.memory, ssd: here.ssd };
             }
         }
@@ -157,11 +157,11 @@ impl Follower {
             let Ok(here) = shard.want_copies(digests.clone()) else { continue };
             for (state, here) in states.iter_mut().zip(here) {
                 match here {
-                    Wished::Elsewhere => {}
-                    Wished::Missing => *state = CopyState::Missing,
-                    Wished::Alone => *state = CopyState::Alone,
-                    Wished::Coming => *state = CopyState::Coming,
-                    Wished::There(bytes) => *state = CopyState::There { bytes },
+                    ReplicaProgress::Elsewhere => {}
+                    ReplicaProgress::Missing => *state = CopyState::Missing,
+                    ReplicaProgress::Alone => *state = CopyState::Alone,
+                    ReplicaProgress::Coming => *state = CopyState::Coming,
+                    ReplicaProgress::There(bytes) => *state = CopyState::There { bytes },
                 }
             }
         }
@@ -169,7 +169,12 @@ impl Follower {
     }
 
     /// Reports some of what is new of each shard; whether there was anything.
-    fn report(&self, incarnation: u64, following: &mut Following, bell: &SyncSender<()>) -> Result<bool, Error> {
+    fn report(
+        &self,
+        incarnation: u64,
+        following: &mut EventSubscription,
+        bell: &SyncSender<()>,
+    ) -> Result<bool, Error> {
         let mut any = false;
         for (number, shard) in self.shards.iter().enumerate() {
             let Some(from) = following.from[number] else {

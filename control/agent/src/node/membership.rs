@@ -13,7 +13,7 @@ use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{
-    AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, Settled,
+    AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, SettleReport,
 };
 
 use super::life;
@@ -140,7 +140,7 @@ impl Membership {
 
     fn tell_settled(&mut self, epoch: Epoch) -> Result<(), Error> {
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.link.call_unless(&self.stop, Settled { node, incarnation, epoch: epoch.0 })?;
+        self.link.call_unless(&self.stop, SettleReport { node, incarnation, epoch: epoch.0 })?;
         self.settled = Some(epoch);
         Ok(())
     }

@@ -15,7 +15,7 @@ const PIECES: usize = 1 << 20;
 const CHUNK: usize = 16 << 10;
 
 /// What a comparison has found.
-pub(super) enum Checked {
+pub(super) enum ContentCheck {
     /// Bytes of shards that were read as a whole, all of which match.
     Right(u64),
     /// The first shard that does not match, and the sources that serve it so, where that can be said.
@@ -28,7 +28,7 @@ impl Reader<'_> {
         &self,
         copies: &impl Fn() -> I,
         served: &[ObjectPlace],
-    ) -> Result<Checked, Error> {
+    ) -> Result<ContentCheck, Error> {
         let by_batch = || {
             let batches = Batches::of(copies()).enumerate();
             batches.flat_map(|(number, batch)| batch.into_iter().map(move |copy| (number as u32, copy)))
@@ -42,7 +42,7 @@ impl Reader<'_> {
                 }
             }
         });
-        let Some((shard, pieces)) = wrong else { return Ok(Checked::Right(checked)) };
+        let Some((shard, pieces)) = wrong else { return Ok(ContentCheck::Right(checked)) };
         let numbers: BTreeSet<u32> = pieces.iter().map(|piece| piece.tag).collect();
         let mut sources: Vec<&ObjectPlace> = numbers.into_iter().map(|number| &served[number as usize]).collect();
         sources.sort_by(|one, other| one.segment.cmp(&other.segment));
@@ -60,7 +60,7 @@ impl Reader<'_> {
                 batches.all(|batch| self.ask(&batch, source).is_ok()) && !self.matches(shard, &pieces)
             });
         }
-        Ok(Checked::Wrong(shard, sources.into_iter().map(|source| source.segment.clone()).collect()))
+        Ok(ContentCheck::Wrong(shard, sources.into_iter().map(|source| source.segment.clone()).collect()))
     }
 
     fn matches(&self, shard: u32, pieces: &[Piece]) -> bool {

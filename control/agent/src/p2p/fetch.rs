@@ -10,7 +10,7 @@ use kvplane_cluster::p2p::ShardPlace;
 use kvplane_proto::digest::ContentHash;
 use kvplane_rpc::p2p::{FetchFailure, FetchOrder};
 
-use super::Shared;
+use super::StoreState;
 use super::replica::{Active, Replica, hash_range};
 use crate::error::Error;
 use crate::transfer::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
@@ -27,7 +27,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    pub(super) fn handle(&self, shared: &Shared, segment: &str) -> Result<SegmentHandle, Error> {
+    pub(super) fn handle(&self, shared: &StoreState, segment: &str) -> Result<SegmentHandle, Error> {
         let known = self.open.lock().unwrap_or_else(PoisonError::into_inner).get(segment).copied();
         if let Some(handle) = known {
             return Ok(handle);
@@ -45,14 +45,14 @@ impl Sources {
     }
 
     /// Asks a source anew the next time.
-    pub(super) fn doubt(&self, shared: &Shared, segment: &str) {
+    pub(super) fn doubt(&self, shared: &StoreState, segment: &str) {
         if let Some(handle) = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(segment) {
             // It is forgotten by its last user.
             let _ = shared.engine.close_segment(handle);
         }
     }
 
-    pub(super) fn close(self, shared: &Shared) {
+    pub(super) fn close(self, shared: &StoreState) {
         let open = self.open.into_inner().unwrap_or_else(PoisonError::into_inner);
         for handle in open.into_values() {
             let _ = shared.engine.close_segment(handle);
@@ -69,7 +69,7 @@ enum Trouble {
 }
 
 /// Carries out orders until it is told to stop.
-pub(super) fn work(shared: &Shared, replica: &Replica, sources: &Sources, each: &(dyn Fn(u32) + Sync)) {
+pub(super) fn work(shared: &StoreState, replica: &Replica, sources: &Sources, each: &(dyn Fn(u32) + Sync)) {
     loop {
         let mut fetch = replica.fetch();
         let order = loop {
@@ -98,7 +98,7 @@ pub(super) fn work(shared: &Shared, replica: &Replica, sources: &Sources, each: 
 }
 
 fn carry_out(
-    shared: &Shared,
+    shared: &StoreState,
     replica: &Replica,
     sources: &Sources,
     mut order: FetchOrder,
@@ -151,12 +151,12 @@ fn carry_out(
 }
 
 /// Reads one shard into its place and checks it: its length.
-fn bring(shared: &Shared, replica: &Replica, sources: &Sources, order: &FetchOrder) -> Result<u64, Trouble> {
+fn bring(shared: &StoreState, replica: &Replica, sources: &Sources, order: &FetchOrder) -> Result<u64, Trouble> {
     let Some(place) = replica.spec.layout.place(order.shard) else {
         return Err(Trouble::Source("the object has no such shard".to_owned()));
     };
     let target = sources.handle(shared, &order.segment).map_err(|error| Trouble::Source(error.to_string()))?;
-    let reading = Reading { shared, replica, sources, order, place, target };
+    let reading = ShardRead { shared, replica, sources, order, place, target };
     let hash = reading.read();
     // What is still on its way when it failed ends before its memory is used again: with the last of who knows it, and
     // not under the lock.
@@ -166,8 +166,8 @@ fn bring(shared: &Shared, replica: &Replica, sources: &Sources, order: &FetchOrd
 }
 
 /// A shard that is being read.
-struct Reading<'a> {
-    shared: &'a Shared,
+struct ShardRead<'a> {
+    shared: &'a StoreState,
     replica: &'a Replica,
     sources: &'a Sources,
     order: &'a FetchOrder,
@@ -175,7 +175,7 @@ struct Reading<'a> {
     target: SegmentHandle,
 }
 
-impl Reading<'_> {
+impl ShardRead<'_> {
     /// Reads all pieces: the hash of what has arrived.
     fn read(&self) -> Result<u128, Trouble> {
         let (mut hash, mut asked, mut hashed) = (ContentHash::default(), 0, 0);

@@ -14,7 +14,7 @@ use kvplane_sys::interrupt;
 use super::fetch::{Sources, work};
 use super::ranks::{Ranks, Seat, follow};
 use super::replica::{Fetch, Replica};
-use super::{Flag, Object, P2pStore, Shared, is_away, is_forgotten};
+use super::{Flag, Object, P2pStore, StoreState, is_away, is_forgotten};
 use crate::error::Error;
 
 /// Orders that are carried out at a time: as many as the control plane gives, and those that hang.
@@ -166,7 +166,7 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
     Ok(replica)
 }
 
-impl Shared {
+impl StoreState {
     pub(super) fn fetch_all(
         &self,
         replica: &Arc<Replica>,

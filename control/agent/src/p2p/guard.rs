@@ -9,7 +9,7 @@ use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::random_bytes;
 use kvplane_ticket::{Challenges, TicketKey};
 
-use super::Shared;
+use super::StoreState;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::credential_of;
@@ -62,7 +62,7 @@ impl Guard {
     ///
     /// # Errors
     /// When the control plane cannot be asked, or gives none any more; it is asked again a little later.
-    pub(super) fn refresh(&self, shared: &Shared, serving: bool) -> Result<(), Error> {
+    pub(super) fn refresh(&self, shared: &StoreState, serving: bool) -> Result<(), Error> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(before) = &mut *due else { return Ok(()) };
         let after = before.valid / RENEW_AFTER;

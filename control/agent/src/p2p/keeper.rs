@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvplane_rpc::p2p::{FetchOrder, FetchOrders, HoldObject, PublishObject, RenewObjects, WatchFetches};
 
 use super::replica::{self, Replica};
-use super::{Shared, is_away};
+use super::{StoreState, is_away};
 use crate::error::Error;
 
 /// How often the control plane hears of us: several times within a lease.
@@ -68,7 +68,7 @@ impl Drop for Stream {
 
 impl Keeper {
     /// Begins the stream of orders where it is not there.
-    pub(super) fn follow(&self, shared: &Shared) -> Result<(), Error> {
+    pub(super) fn follow(&self, shared: &StoreState) -> Result<(), Error> {
         if self.state.follows.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -80,7 +80,7 @@ impl Keeper {
     }
 
     /// Announces a replica.
-    pub(super) fn hold(&self, shared: &Shared, replica: &Arc<Replica>) -> Result<(), Error> {
+    pub(super) fn hold(&self, shared: &StoreState, replica: &Arc<Replica>) -> Result<(), Error> {
         let config = &shared.config;
         let (have, want) = replica.announced();
         let held = shared.link.call(HoldObject {
@@ -113,7 +113,7 @@ impl Keeper {
 
     /// Announces a replica that the control plane does not know by this number any more, and its object before. Several
     /// threads may find that out: the first does it.
-    pub(super) fn hold_again(&self, shared: &Shared, replica: &Arc<Replica>, member: u64) -> Result<(), Error> {
+    pub(super) fn hold_again(&self, shared: &StoreState, replica: &Arc<Replica>, member: u64) -> Result<(), Error> {
         let _turn = replica.again.lock().unwrap_or_else(PoisonError::into_inner);
         if replica.member() != member || replica.leaving.load(Ordering::Acquire) {
             return Ok(());
@@ -141,7 +141,7 @@ impl Keeper {
     }
 
     /// Lives until it is stopped; silent while nothing is held.
-    pub(super) fn run(&self, shared: &Shared) {
+    pub(super) fn run(&self, shared: &StoreState) {
         loop {
             let table = self.state.table();
             if table.stop {
@@ -167,7 +167,7 @@ impl Keeper {
 
     /// A failure is tried again at the next turn. Numbers are those from before the call: one that was given since is
     /// not in its answer.
-    fn renew(&self, shared: &Shared, held: &[(u64, Arc<Replica>)]) {
+    fn renew(&self, shared: &StoreState, held: &[(u64, Arc<Replica>)]) {
         let _ = self.follow(shared);
         let renewed = match shared.link.call(RenewObjects { client: shared.client }) {
             Ok(renewed) => renewed,

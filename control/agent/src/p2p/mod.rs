@@ -155,7 +155,7 @@ pub struct Object {
 }
 
 /// What all threads of a store share.
-struct Shared {
+struct StoreState {
     config: P2pConfig,
     engine: TransferEngine,
     link: ControlLink,
@@ -169,9 +169,9 @@ struct Shared {
 }
 
 /// The right to announce a version of an object, for as long as this lives.
-struct Coming<'a>(&'a Shared, (String, u64));
+struct AnnounceGuard<'a>(&'a StoreState, (String, u64));
 
-impl Drop for Coming<'_> {
+impl Drop for AnnounceGuard<'_> {
     fn drop(&mut self) {
         self.0.coming().remove(&self.1);
     }
@@ -181,7 +181,7 @@ impl Drop for Coming<'_> {
 ///
 /// Dropping it stops serving what it holds, without waiting for readers: they fetch elsewhere what they lack.
 pub struct P2pStore {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -191,7 +191,7 @@ impl std::fmt::Debug for P2pStore {
     }
 }
 
-impl Shared {
+impl StoreState {
     fn replicas(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Arc<Replica>>> {
         // Each change is whole.
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
@@ -203,13 +203,13 @@ impl Shared {
     }
 
     /// Makes sure that one thread only announces a version of an object that is not held here.
-    fn begin(&self, key: &(String, u64)) -> Result<Coming<'_>, Error> {
+    fn begin(&self, key: &(String, u64)) -> Result<AnnounceGuard<'_>, Error> {
         let mut coming = self.coming();
         if self.replicas().contains_key(key) || !coming.insert(key.clone()) {
             let reason = format!("version {} of object {:?} is held here already, or being taken", key.1, key.0);
             return Err(Error::Argument(reason));
         }
-        Ok(Coming(self, key.clone()))
+        Ok(AnnounceGuard(self, key.clone()))
     }
 
     /// The replica of that name: of the newest version held here where none is named.
@@ -256,7 +256,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl StoreState {
     fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
         let call = FindObject { tenant: self.config.tenant.clone(), name: name.to_owned(), version };
         let found = self.link.call(call)?;
@@ -304,7 +304,7 @@ impl P2pStore {
         };
         let (memory, keeper) = (Memory::default(), Keeper::default());
         let (replicas, coming) = (Mutex::default(), Mutex::default());
-        let shared = Shared { config, engine, link, client, guard, memory, replicas, coming, keeper };
+        let shared = StoreState { config, engine, link, client, guard, memory, replicas, coming, keeper };
         let shared = Arc::new(shared);
         shared.keeper.follow(&shared)?;
         let keeping = Arc::clone(&shared);

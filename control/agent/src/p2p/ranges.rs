@@ -16,10 +16,10 @@ use kvplane_proto::Status;
 use kvplane_rpc::p2p::{DescribeObject, LocateObject, ObjectPlace};
 use kvplane_sys::interrupt;
 
-use super::checks::Checked;
+use super::checks::ContentCheck;
 use super::fetch::Sources;
 use super::get::USUAL;
-use super::{Object, P2pStore, Shared, is_away, is_unknown};
+use super::{Object, P2pStore, StoreState, is_away, is_unknown};
 use crate::error::Error;
 use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
@@ -77,7 +77,7 @@ pub(super) type Wrong = BTreeMap<String, u32>;
 
 /// One buffer of an object that is read into memory of ours.
 pub(super) struct Reader<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a StoreState,
     pub(super) sources: &'a Sources,
     pub(super) object: &'a Object,
     pub(super) buffer: usize,
@@ -133,7 +133,7 @@ impl P2pStore {
     }
 }
 
-impl Shared {
+impl StoreState {
     /// Does something with memory that can be read into.
     pub(super) fn with_memory<T>(
         &self,
@@ -207,8 +207,8 @@ impl Reader<'_> {
             }
             if self.are_members(&served.iter().map(|place| place.member).collect())? {
                 match self.check(&copies, &served)? {
-                    Checked::Right(checked) => return Ok(ReadBytes { bytes: total, checked }),
-                    Checked::Wrong(shard, sources) => {
+                    ContentCheck::Right(checked) => return Ok(ReadBytes { bytes: total, checked }),
+                    ContentCheck::Wrong(shard, sources) => {
                         wrong.extend(sources.into_iter().map(|segment| (segment, shard)));
                         attempts += 1;
                         if attempts >= ATTEMPTS {

@@ -12,7 +12,7 @@ use kvplane_rpc::p2p::{FetchOrder, JoinRanks, RankParent, WantShards};
 
 use super::fetch::Sources;
 use super::replica::{Fetch, Replica};
-use super::{Shared, is_away, is_forgotten};
+use super::{StoreState, is_away, is_forgotten};
 use crate::error::Error;
 use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
@@ -142,7 +142,7 @@ impl Replica {
     }
 }
 
-impl Shared {
+impl StoreState {
     /// Says which rank a replica is; where a half comes from is the answer, if that is there.
     pub(super) fn join_ranks(&self, replica: &Replica, half: usize) -> Result<Option<RankParent>, Error> {
         let Some(seat) = &replica.seat else { return Ok(None) };
@@ -171,24 +171,24 @@ impl Shared {
 }
 
 /// Follows the parent of a half until all of it is there, or that parent is left; then asks for the rest elsewhere.
-pub(super) fn follow(shared: &Shared, replica: &Replica, sources: &Sources, half: usize) {
+pub(super) fn follow(shared: &StoreState, replica: &Replica, sources: &Sources, half: usize) {
     let Some(seat) = &replica.seat else { return };
-    let following = Following { shared, replica, sources, half, seat };
+    let following = SourceFollower { shared, replica, sources, half, seat };
     if let Some(parent) = following.find() {
         following.keep_up(&parent);
     }
     following.ask_elsewhere();
 }
 
-struct Following<'a> {
-    shared: &'a Shared,
+struct SourceFollower<'a> {
+    shared: &'a StoreState,
     replica: &'a Replica,
     sources: &'a Sources,
     half: usize,
     seat: &'a Seat,
 }
 
-impl Following<'_> {
+impl SourceFollower<'_> {
     /// Whether the parent is to be followed still; those that were waited for long enough are left.
     fn goes_on(&self, fetch: &mut Fetch) -> bool {
         let stop = fetch.stop;

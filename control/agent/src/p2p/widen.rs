@@ -12,13 +12,13 @@ use kvplane_sys::interrupt;
 
 use super::get::{GetOptions, wanted};
 use super::replica::{self, Replica};
-use super::{Flag, Object, Shared, is_away, is_forgotten};
+use super::{Flag, Object, StoreState, is_away, is_forgotten};
 use crate::error::Error;
 
 /// How long the control plane is left alone after it could not be asked.
 const AWAY: Duration = Duration::from_millis(200);
 
-impl Shared {
+impl StoreState {
     /// The replica that a get goes on with, where it is one of an object that is held here.
     pub(super) fn held(
         &self,

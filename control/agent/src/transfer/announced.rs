@@ -12,7 +12,7 @@ use kvplane_mooncake::{
 };
 
 use super::TransferEngine;
-use super::directory::{Told, ToldKeys};
+use super::directory::{BufferRecord, ToldKeys};
 use crate::error::Error;
 
 impl TransferEngine {
@@ -50,7 +50,7 @@ impl TransferEngine {
     ///
     /// # Errors
     /// When the serving thread does not answer.
-    pub(super) fn told_keys(&self, told: &[Told]) -> Result<Option<ToldKeys>, Error> {
+    pub(super) fn told_keys(&self, told: &[BufferRecord]) -> Result<Option<ToldKeys>, Error> {
         if !self.directory.announces_rdma() {
             return Ok(None);
         }
@@ -60,7 +60,7 @@ impl TransferEngine {
 }
 
 /// Makes a descriptor that of a segment over RDMA.
-pub(super) fn describe(descriptor: &mut Descriptor, told: &[Told], said: &ToldKeys, matrix: Option<&Matrix>) {
+pub(super) fn describe(descriptor: &mut Descriptor, told: &[BufferRecord], said: &ToldKeys, matrix: Option<&Matrix>) {
     let names = || said.devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>();
     let uniform = || {
         let locations = told.iter().map(|one| one.location.as_str());

@@ -178,8 +178,8 @@ impl Batch {
     }
 
     /// Its end, for executors.
-    pub const fn completed(&self) -> Completed<'_> {
-        Completed { batch: self, number: None }
+    pub const fn completed(&self) -> BatchCompletion<'_> {
+        BatchCompletion { batch: self, number: None }
     }
 
     /// The last trouble with a connection, when the batch is done and not all went well.
@@ -201,13 +201,13 @@ impl Drop for Batch {
 /// The end of a batch; dropping it changes nothing.
 #[must_use = "a future does nothing unless it is awaited"]
 #[derive(Debug)]
-pub struct Completed<'a> {
+pub struct BatchCompletion<'a> {
     batch: &'a Batch,
     /// Its number among those whose wakers the batch has.
     number: Option<u64>,
 }
 
-impl Future for Completed<'_> {
+impl Future for BatchCompletion<'_> {
     type Output = BatchStatus;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchStatus> {
@@ -220,7 +220,7 @@ impl Future for Completed<'_> {
     }
 }
 
-impl Drop for Completed<'_> {
+impl Drop for BatchCompletion<'_> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.batch.state.unwatch_waker(number);

@@ -26,7 +26,7 @@ const LAST_NOTICES: Duration = Duration::from_secs(1);
 pub(super) struct Courier {
     lines: Mutex<Vec<Line>>,
     directory: Arc<Directory>,
-    shared: Arc<Shared>,
+    shared: Arc<CourierState>,
     hasher: RandomState,
 }
 
@@ -36,7 +36,7 @@ struct Line {
 }
 
 #[derive(Default)]
-struct Shared {
+struct CourierState {
     waiting: AtomicUsize,
     sent: AtomicU64,
     failed: AtomicU64,
@@ -47,7 +47,7 @@ struct Shared {
 pub(super) struct Letter {
     to: String,
     notice: Notice,
-    shared: Arc<Shared>,
+    shared: Arc<CourierState>,
 }
 
 impl Drop for Letter {
@@ -107,7 +107,7 @@ impl Courier {
     }
 }
 
-fn deliver(letters: &Receiver<Letter>, directory: &Directory, shared: &Shared) {
+fn deliver(letters: &Receiver<Letter>, directory: &Directory, shared: &CourierState) {
     let mut give_up: Option<Instant> = None;
     while let Ok(letter) = letters.recv() {
         if shared.stopping.load(Ordering::Relaxed) {

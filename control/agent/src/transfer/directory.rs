@@ -14,7 +14,7 @@ use kvplane_engine::{ForeignDevice, NearDevices, StockKeys, cpu};
 use kvplane_mooncake::descriptor::RDMA;
 use kvplane_mooncake::{
     Buffer, Caller, Connector, Daemon, DaemonConfig, Descriptor, Listening, Matrix, Metadata, MetadataStore, Native,
-    Notice, NoticeLimits, Published, keys, names,
+    Notice, NoticeLimits, PublishedEngine, keys, names,
 };
 use kvplane_proto::{NodeId, SegmentId, Status};
 
@@ -37,7 +37,7 @@ pub(super) struct Directory {
     address: SocketAddr,
     /// What is published, but for the buffers.
     template: Descriptor,
-    published: Arc<Published>,
+    published: Arc<PublishedEngine>,
     shared_memory: bool,
     tcp: bool,
     /// Whether our own protocol is spoken with peers that have it.
@@ -58,7 +58,7 @@ pub(super) struct Directory {
 }
 
 /// A buffer as peers are told of it.
-pub(super) struct Told {
+pub(super) struct BufferRecord {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// Its name in our own protocol.
@@ -117,7 +117,7 @@ impl Directory {
         let unique = native.incarnation;
         template.native = Some(native);
         let environment = &config.environment;
-        let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
+        let published = PublishedEngine::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
         let published = Arc::new(published);
         let serve = |listening: Listening| listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>);
         let daemon = listening.map(serve).transpose()?;
@@ -203,7 +203,7 @@ impl Directory {
     /// When they are more than a descriptor holds, or the store of metadata does not take them.
     pub(super) fn publish(
         &self,
-        buffers: impl FnOnce() -> Result<(Vec<Told>, Option<ToldKeys>), Error>,
+        buffers: impl FnOnce() -> Result<(Vec<BufferRecord>, Option<ToldKeys>), Error>,
     ) -> Result<(), Error> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         // Looked up only now: what is published last is what is there last.

@@ -312,7 +312,7 @@ impl Driver {
 
     /// Runs rounds until `enough`, or until the lock is wanted by somebody who has precedence.
     fn lead(&self, mut core: MutexGuard<'_, Core>, progress: bool, until: Option<Instant>, enough: impl Fn() -> bool) {
-        let led = Led::begin(self, progress);
+        let led = LeaderGuard::begin(self, progress);
         let give_way =
             || self.wanted.load(Ordering::SeqCst) > 0 || progress && self.foreground.load(Ordering::SeqCst) > 0;
         loop {
@@ -415,9 +415,9 @@ impl Driver {
 }
 
 /// Resets what says that a thread leads, also where it panics.
-struct Led<'a>(&'a Driver);
+struct LeaderGuard<'a>(&'a Driver);
 
-impl<'a> Led<'a> {
+impl<'a> LeaderGuard<'a> {
     fn begin(driver: &'a Driver, progress: bool) -> Self {
         driver.led.store(true, Ordering::SeqCst);
         driver.led_by_progress.store(progress, Ordering::SeqCst);
@@ -425,7 +425,7 @@ impl<'a> Led<'a> {
     }
 }
 
-impl Drop for Led<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
         self.0.led_by_progress.store(false, Ordering::SeqCst);
         self.0.led.store(false, Ordering::SeqCst);

@@ -68,7 +68,7 @@ use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_store::service::Identity;
 use kvplane_ticket::{Challenges, Credential, TicketKey};
 
-pub use batch::{Batch, BatchStatus, Completed, TaskState, TaskStatus};
+pub use batch::{Batch, BatchCompletion, BatchStatus, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
 pub use explain::{Explanation, TransportChoice, Use};
 pub use files::FileInfo;

@@ -7,7 +7,7 @@ use kvplane_engine::Region;
 use kvplane_store::service::SegmentInfo;
 
 use super::TransferEngine;
-use super::directory::Told;
+use super::directory::BufferRecord;
 use super::memory::{Buffer, RegisterOptions};
 use crate::error::Error;
 
@@ -57,10 +57,10 @@ impl TransferEngine {
     pub(super) fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
             let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
-            buffer.segment.map(|segment| Told { address, bytes, segment, location })
+            buffer.segment.map(|segment| BufferRecord { address, bytes, segment, location })
         };
         self.directory.publish(|| {
-            let buffers: Vec<Told> = self.memory.read().iter().filter_map(told).collect();
+            let buffers: Vec<BufferRecord> = self.memory.read().iter().filter_map(told).collect();
             let keys = self.told_keys(&buffers)?;
             Ok((buffers, keys))
         })

@@ -25,7 +25,7 @@ const FORGET_AT: usize = 64;
 
 /// The stock engines that are asked over RDMA.
 pub(super) struct Stock {
-    known: Mutex<Known>,
+    known: Mutex<KnownPeer>,
     line: Arc<Line>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     unique: u64,
@@ -33,7 +33,7 @@ pub(super) struct Stock {
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownPeer {
     by_name: HashMap<String, u64>,
     by_number: HashMap<u64, Arc<ForeignPeer>>,
     last: u64,
@@ -114,7 +114,7 @@ impl Stock {
     }
 }
 
-impl Known {
+impl KnownPeer {
     fn number_of(&mut self, name: &str) -> u64 {
         if let Some(&number) = self.by_name.get(name) {
             return number;

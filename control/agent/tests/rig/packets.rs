@@ -15,12 +15,12 @@ const BYTES: usize = 1 << 20;
 const SHORT: u32 = 1500;
 
 /// A link with shorter packets, until this is dropped.
-struct Shortened {
+struct ShortPackets {
     link: &'static str,
     before: u32,
 }
 
-impl Shortened {
+impl ShortPackets {
     fn new(link: &'static str) -> Self {
         let before = fs::read_to_string(format!("/sys/class/net/{link}/mtu")).unwrap().trim().parse().unwrap();
         set_mtu(link, SHORT);
@@ -28,7 +28,7 @@ impl Shortened {
     }
 }
 
-impl Drop for Shortened {
+impl Drop for ShortPackets {
     fn drop(&mut self) {
         set_mtu(self.link, self.before);
     }
@@ -64,7 +64,7 @@ fn ports_of_different_packets_use_the_shorter_ones() {
     if has("RIG_RXE", "RDMA devices").is_none_or(|count| count < 4) {
         return;
     }
-    let _short = Shortened::new("nic1");
+    let _short = ShortPackets::new("nic1");
     let (ours, theirs) = (side(1), side(3));
     there_and_back(&ours, &theirs, BYTES, 1);
     there_and_back(&theirs, &ours, BYTES, 2);
@@ -78,7 +78,7 @@ fn a_network_of_shorter_packets_than_its_ports_is_named() {
     }
     let (ours, theirs) = (side(0), side(2));
     {
-        let _short = Shortened::new("sw0");
+        let _short = ShortPackets::new("sw0");
         there_and_back(&ours, &theirs, 64, 1);
         let peer = ours.engine.open_segment(theirs.engine.name()).unwrap();
         let request = ours.request(Opcode::Write, 0, (peer, theirs.region.address()), BYTES);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::{Notice, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig};
 
-use kvplane_mooncake::{Caller, Daemon, DaemonConfig, NoticeLimits, Published};
+use kvplane_mooncake::{Caller, Daemon, DaemonConfig, NoticeLimits, PublishedEngine};
 
 use crate::rig::{PATIENCE, Side, Way, check, fill, pair};
 
@@ -90,7 +90,7 @@ fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
         let listening = Daemon::listen(DaemonConfig { ports: 0..=0, ..DaemonConfig::default() }).unwrap();
         let name = listening.address().to_string();
         (descriptor.name, descriptor.native, descriptor.tcp_proto_version) = (name.clone(), None, version);
-        let published = Published::new(&descriptor, 1 << 20, NoticeLimits::default()).unwrap();
+        let published = PublishedEngine::new(&descriptor, 1 << 20, NoticeLimits::default()).unwrap();
         let _daemon = listening.serve(Arc::new(published)).unwrap();
         let peer = a.engine.open_segment(&name).unwrap();
         fill(&a.region, 0, 300_000, u64::from(version));

@@ -8,7 +8,7 @@ const TOLD: usize = 32;
 
 /// Where a buffer is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Located {
+pub struct BufferLocation {
     /// The member's number.
     pub member: u64,
     /// Where it serves.
@@ -21,7 +21,7 @@ pub struct Located {
 
 impl Swarm {
     /// Those who have all of a buffer, nearest first; none where there is no such buffer.
-    pub(super) fn locate(&self, buffer: usize, near: &Place, client: u64) -> Option<Vec<Located>> {
+    pub(super) fn locate(&self, buffer: usize, near: &Place, client: u64) -> Option<Vec<BufferLocation>> {
         let bytes = *self.spec.layout.sizes().get(buffer)?;
         let (first, count) = self.spec.layout.covering(buffer, 0, bytes)?;
         let whole = |member: &Member| {
@@ -41,7 +41,7 @@ impl Swarm {
             able.map(|(&number, member)| (distance(member), number, member)).collect();
         by_distance.sort_by_key(|&(distance, ..)| distance);
         let able = by_distance.into_iter().filter(|(.., member)| whole(member)).take(TOLD);
-        let told = able.map(|(distance, number, member)| Located {
+        let told = able.map(|(distance, number, member)| BufferLocation {
             member: number,
             segment: member.segment.to_string(),
             address: member.addresses[buffer],

@@ -77,7 +77,7 @@ pub struct MemberReport {
 
 /// What a member is fetching.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Coming {
+pub(super) struct ShardFetch {
     pub(super) from: u64,
     pub(super) since_ns: u64,
     /// What the member was fetching then, with this.
@@ -147,7 +147,7 @@ pub(super) struct Member {
     pub(super) have: ShardSet,
     /// What it lacks, wants, and may be told to fetch.
     pub(super) need: ShardSet,
-    pub(super) coming: BTreeMap<u32, Coming>,
+    pub(super) coming: BTreeMap<u32, ShardFetch>,
     /// How often each shard was taken from a source that took too long.
     pub(super) retried: BTreeMap<u32, u32>,
     /// Who fetches what from it.

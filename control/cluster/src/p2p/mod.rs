@@ -21,7 +21,7 @@ mod shown;
 mod swarm;
 
 pub use follow::Follow;
-pub use locate::Located;
+pub use locate::BufferLocation;
 pub use member::{Failure, FailureKind, Hold, MemberReport, Place};
 pub use object::{
     Layout, MAX_ABOUT_BYTES, MAX_BUFFERS, MAX_NAME_BYTES, MAX_SHARDS, ObjectError, ObjectSpec, ShardPlace,

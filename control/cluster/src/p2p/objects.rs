@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::locate::Located;
+use super::locate::BufferLocation;
 use super::member::{Failure, Hold, MemberReport, Place};
 use super::object::{MAX_NAME_BYTES, ObjectError, ObjectSpec};
 use super::ranks::{RankJoin, RankParent};
@@ -210,7 +210,7 @@ impl Objects {
         buffer: usize,
         near: &Place,
         client: u64,
-    ) -> Result<Vec<Located>, ObjectError> {
+    ) -> Result<Vec<BufferLocation>, ObjectError> {
         let (_, id) = self.id_of((tenant, name, Some(version)))?;
         let swarm = &self.swarms[&id].1;
         swarm.locate(buffer, near, client).ok_or_else(|| {

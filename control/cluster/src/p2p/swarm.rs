@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kvplane_proto::rng::Rng;
 
 use super::choose::Choice;
-use super::member::{Coming, Failure, FailureKind, Hold, Member, Rate, Typical};
+use super::member::{Failure, FailureKind, Hold, Member, Rate, ShardFetch, Typical};
 use super::object::{ObjectError, ObjectSpec};
 use super::ranks::Job;
 use super::shards::{Interval, ShardSet};
@@ -449,7 +449,7 @@ impl Swarm {
         to.down.spend(now_ns, place.bytes);
         let along = to.fetching() + 1;
         self.outstanding += 1;
-        to.coming.insert(shard, Coming { from: source, since_ns: now_ns, along, late: false, stuck: false });
+        to.coming.insert(shard, ShardFetch { from: source, since_ns: now_ns, along, late: false, stuck: false });
         let (client, counts) = (to.client, to.counts());
         if counts {
             self.count(shard, true);
@@ -466,7 +466,7 @@ impl Swarm {
     /// What a member was told to fetch and has not reported yet.
     pub(super) fn told(&self, number: u64) -> Vec<Grant> {
         let Some(member) = self.members.get(&number) else { return Vec::new() };
-        let told = |(&shard, coming): (&u32, &Coming)| {
+        let told = |(&shard, coming): (&u32, &ShardFetch)| {
             let (from, place) = (self.members.get(&coming.from)?, self.spec.layout.place(shard)?);
             Some(Grant {
                 client: member.client,

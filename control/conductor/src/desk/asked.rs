@@ -18,7 +18,7 @@ pub enum Mode {
 
 /// A request as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ScheduleRequest {
     /// Who asks, and is told later.
     pub client: u64,
     /// The scheduler's name for it, unique while it lasts.
@@ -41,7 +41,7 @@ pub struct Asked {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It goes there.
-    Assigned(Assigned),
+    Assigned(AssignedInstances),
     /// It waits.
     Queued {
         /// Its reservation.
@@ -62,7 +62,7 @@ pub enum Answer {
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
+pub struct AssignedInstances {
     /// Its reservation; 0 where nothing was booked.
     pub reservation: u64,
     /// Who prefills.

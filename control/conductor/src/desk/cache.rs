@@ -81,12 +81,12 @@ pub struct Ack {
     /// The number of the batch that comes next.
     pub next: u64,
     /// What is wanted besides.
-    pub wanted: Wanted,
+    pub wanted: CacheRequest,
 }
 
 /// What is wanted of a publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum CacheRequest {
     /// Nothing.
     Nothing,
     /// The batches from [`Ack::next`] on, again; or a word that they are lost.
@@ -124,12 +124,12 @@ impl Desk {
             }
             CacheChange::Goes | CacheChange::Lost if batch.seq < next => {
                 self.counts.duplicates += 1;
-                return Ok(Ack { next, wanted: Wanted::Nothing });
+                return Ok(Ack { next, wanted: CacheRequest::Nothing });
             }
             _ if batch.seq > next => {
                 known.degraded = true;
                 self.counts.gaps += 1;
-                return Ok(Ack { next, wanted: Wanted::Replay });
+                return Ok(Ack { next, wanted: CacheRequest::Replay });
             }
             // The first batches are numbered 0 or 1; what came before others is not known. Where something was missing
             // already, only number 0 says that nothing came before.
@@ -146,7 +146,7 @@ impl Desk {
         if batch.events.contains(&CacheEvent::Cleared) {
             known.degraded = false;
         }
-        let wanted = if known.degraded { Wanted::Snapshot } else { Wanted::Nothing };
+        let wanted = if known.degraded { CacheRequest::Snapshot } else { CacheRequest::Nothing };
         self.counts.batches += 1;
         if begins_to_report {
             self.changed.insert(name.into());

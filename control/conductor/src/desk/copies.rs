@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use super::hot::LEAST;
-use super::{Assigned, Desk, Pool, PoolKey, Source};
-use crate::copies::{CopyConfig, CopyCounts, CopyOrder, Fetched, Sources};
+use super::{AssignedInstances, Desk, Pool, PoolKey, Source};
+use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
 use crate::hot::HotRow;
-use crate::index::{ContextId, Found, Tiers};
+use crate::index::{ContextId, PrefixMatches, Tiers};
 use crate::policy::Fetch;
 use crate::scheduler::Request;
 
@@ -49,7 +49,7 @@ pub struct CopyState {
 impl Pool {
     /// A request was placed: what it fetches from the shared store counts. A store that spreads blocks over its parts
     /// is named by none of them, but then no instance has all that is to be reused.
-    pub(super) fn note_fetch(&mut self, request: &Request, assigned: &Assigned, fetch: Fetch, now_ns: u64) {
+    pub(super) fn note_fetch(&mut self, request: &Request, assigned: &AssignedInstances, fetch: Fetch, now_ns: u64) {
         let has_all = |source: &&Source| source.tokens >= assigned.reuse_tokens;
         let mut whole = assigned.sources.iter().filter(has_all);
         let from_store = matches!(fetch, Fetch::Pool { .. }) && whole.clone().all(|source| source.instance.is_none())
@@ -61,7 +61,7 @@ impl Pool {
     }
 
     /// Blocks of a beginning that every instance has.
-    fn head(&mut self, row: &HotRow, found: &mut Found) -> usize {
+    fn head(&mut self, row: &HotRow, found: &mut PrefixMatches) -> usize {
         // Contexts of a pool are those of its index.
         let _: Result<(), _> = self.conductor.index().find(row.context, &row.chain, usize::MAX, Tiers::OWN, found);
         let has = |holder| found.matches().iter().find(|held| held.holder == holder).map_or(0, |held| held.blocks);
@@ -74,7 +74,7 @@ impl Desk {
     /// What is to be copied now to second nodes of a store of so many nodes. Nothing where it has only one.
     pub fn copies_wanted(&mut self, nodes: u32, now_ns: u64) -> Vec<CopyWanted> {
         let sources = Sources { nodes, nic_bytes_s: self.config.books.nic_bytes_s };
-        let mut all: Vec<Fetched<CopyKey>> = Vec::new();
+        let mut all: Vec<PrefixFetch<CopyKey>> = Vec::new();
         let mut chains: Vec<(Arc<[u64]>, usize)> = Vec::new();
         for (number, pool) in &mut self.pools {
             let block_bytes = u64::from(pool.key.block_tokens) * pool.token_bytes;
@@ -84,7 +84,7 @@ impl Desk {
                 let Some(last) = row.chain.last().filter(|_| pieces > 0) else { continue };
                 let key = (*number, row.context, *last);
                 let (per_s, bytes) = (row.per_minute / 60.0, pieces * block_bytes);
-                all.push(Fetched { key, per_s, bytes, pieces, places: 1 });
+                all.push(PrefixFetch { key, per_s, bytes, pieces, places: 1 });
                 chains.push((row.chain, head));
             }
         }

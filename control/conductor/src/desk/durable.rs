@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{Desk, DeskError, InstanceSpec};
-use crate::policy::{Named, Slo};
+use crate::policy::{PolicyName, Slo};
 
 /// A change of what is to be remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Durable {
     /// The instance of this name is gone.
     Gone(Arc<str>),
     /// How requests are placed, and what is promised.
-    Placement(Named, Slo),
+    Placement(PolicyName, Slo),
 }
 
 /// The durable state of an instance.

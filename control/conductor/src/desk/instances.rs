@@ -65,7 +65,7 @@ pub struct Publisher {
 
 /// What an instance is told when it registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registered {
+pub struct Registration {
     /// Whether nothing is known of its cache: it sends a snapshot.
     pub fresh: bool,
     /// True for an instance that was registered already, in the same life.
@@ -167,7 +167,7 @@ impl Desk {
     /// # Errors
     /// When it makes no sense, is another than one of the same name and life, is of an earlier life, or there are too
     /// many.
-    pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registered, DeskError> {
+    pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registration, DeskError> {
         spec.check()?;
         let doubted_after_ns = spec.report_ns.saturating_mul(u64::from(self.config.missed.0));
         if let Some(known) = self.instances.get_mut(spec.name.as_str()) {
@@ -182,7 +182,7 @@ impl Desk {
                 known.heard_ns = now_ns;
                 let fresh = known.events.is_none();
                 self.believe(&spec.name)?;
-                return Ok(Registered { fresh, again: true, doubted_after_ns });
+                return Ok(Registration { fresh, again: true, doubted_after_ns });
             }
         } else if self.instances.len() >= self.config.max_instances {
             return Err(DeskError::Limit { what: "instances", most: self.config.max_instances });
@@ -207,7 +207,7 @@ impl Desk {
         self.changed.insert(name.into());
         self.version += 1;
         self.poll(now_ns);
-        Ok(Registered { fresh: true, again: false, doubted_after_ns })
+        Ok(Registration { fresh: true, again: false, doubted_after_ns })
     }
 
     pub(super) fn enter(&mut self, spec: InstanceSpec, number: u32, heard_ns: u64) -> Result<(), DeskError> {

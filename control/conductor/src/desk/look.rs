@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::cache::{MISMATCH, pool_key};
 use super::error::bad;
 use super::requests::{State, unknown_model};
-use super::{Answer, Assigned, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
+use super::{Answer, AssignedInstances, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
 use crate::index::{ContextKey, HolderId, Tier, Tiers};
 use crate::scheduler::ConductorError;
 
@@ -19,7 +19,7 @@ const CANDIDATES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holdings {
     /// Most first.
-    pub holders: Vec<Holding>,
+    pub holders: Vec<PrefixHolding>,
     /// Instances that are not among the holders and of whose caches something is not known.
     pub unknown: Vec<Arc<str>>,
     /// Tokens that the shared store and all instances can give together.
@@ -28,7 +28,7 @@ pub struct Holdings {
 
 /// What an instance has of the beginning of a prompt, in tokens without a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
+pub struct PrefixHolding {
     /// Who.
     pub instance: Arc<str>,
     /// On its GPU.
@@ -127,11 +127,11 @@ pub struct Candidate {
 
 /// Why a request went where it went, by what is known now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct PlacementExplanation {
     /// What it was answered.
     pub answer: Answer,
     /// What it would be answered now, if it had to go at once.
-    pub now: Option<Assigned>,
+    pub now: Option<AssignedInstances>,
     /// Instances, those that are free soonest first.
     pub candidates: Vec<Candidate>,
     /// Tokens that can be had from anywhere.
@@ -170,7 +170,7 @@ impl Desk {
             let instance = pool.prefill_name(at);
             let [gpu, dram, ssd] = self.by_tiers(number, holder).map(|blocks| blocks.saturating_mul(block_tokens));
             let degraded = self.instances.get(&instance).is_some_and(|known| known.degraded || known.away);
-            answer.push(Holding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
+            answer.push(PrefixHolding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
         }
         answer.truncate(most);
         let listed: BTreeSet<&Arc<str>> = answer.iter().map(|holding| &holding.instance).collect();
@@ -196,7 +196,7 @@ impl Desk {
     ///
     /// # Errors
     /// When it is not known, any more or at all.
-    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<Explained, DeskError> {
+    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<PlacementExplanation, DeskError> {
         let known = self.by_name.values().find_map(|names| names.get(name));
         let known = known.and_then(|id| Some((*id, self.requests.get(id)?)));
         let Some((id, kept)) = known else {
@@ -236,7 +236,7 @@ impl Desk {
         let block_tokens = pool.key.block_tokens;
         let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
         let pooled_tokens = pooled.unwrap_or(0).saturating_mul(block_tokens);
-        Ok(Explained { answer, now, candidates, pooled_tokens })
+        Ok(PlacementExplanation { answer, now, candidates, pooled_tokens })
     }
 
     /// Instances and pools as they are now.

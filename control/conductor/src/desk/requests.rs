@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
+use super::asked::{Answer, AssignedInstances, Mode, ScheduleRequest, Source, Step, Why};
 use super::cache::pool_key;
 use super::error::bad;
-use super::{Desk, DeskError, MAX_ID_BYTES, MAX_PROMPT_BLOCKS, Told, fingerprint, request_of};
+use super::{ClientNotice, Desk, DeskError, MAX_ID_BYTES, MAX_PROMPT_BLOCKS, fingerprint, request_of};
 use crate::index::{ContextKey, Tiers};
 use crate::policy::{Choice, Fetch, Placement};
-use crate::scheduler::{Barred, ConductorError, Next, Progress, Request};
+use crate::scheduler::{ConductorError, ExcludedInstances, Next, Progress, Request};
 
 /// Sources named in an answer at most.
 const SOURCES: usize = 4;
@@ -25,13 +25,13 @@ const BROKEN: u32 = 4;
 
 pub(super) enum State {
     Waiting,
-    Placed(Assigned),
+    Placed(AssignedInstances),
     /// Its instance was lost.
     Orphan(Request),
 }
 
 /// A request that is not over.
-pub(super) struct Kept {
+pub(super) struct TrackedRequest {
     pub name: Arc<str>,
     pub pool: u32,
     pub client: u64,
@@ -43,11 +43,11 @@ pub(super) struct Kept {
 }
 
 impl Desk {
-    /// What should become of a request, and books it. Asked again with the same id it is answered again.
+    /// What should become of a request, and books it. A request that comes again with the same id is answered again.
     ///
     /// # Errors
     /// When it makes no sense, nobody serves the model, or the id is another request's.
-    pub fn schedule(&mut self, asked: &Asked, now_ns: u64) -> Result<Answer, DeskError> {
+    pub fn schedule(&mut self, asked: &ScheduleRequest, now_ns: u64) -> Result<Answer, DeskError> {
         let number = self.check(asked)?;
         let most_requests = self.requests.len() >= self.config.max_requests;
         let full = most_requests || self.blocks + asked.hashes.len() > self.config.max_request_blocks;
@@ -69,7 +69,7 @@ impl Desk {
             return Ok(self.advise(number, &request, now_ns));
         }
         self.next_request = id;
-        let kept = Kept {
+        let kept = TrackedRequest {
             name: asked.request.as_str().into(),
             pool: number,
             client: asked.client,
@@ -81,7 +81,7 @@ impl Desk {
         self.offer(id, kept, &request, asked.mode, asked.wait_ns, now_ns)
     }
 
-    fn check(&self, asked: &Asked) -> Result<u32, DeskError> {
+    fn check(&self, asked: &ScheduleRequest) -> Result<u32, DeskError> {
         let name = asked.request.len();
         if name == 0 || name > MAX_ID_BYTES {
             return Err(bad(format!("a request's id has 1 to {MAX_ID_BYTES} bytes, not {name}")));
@@ -106,7 +106,7 @@ impl Desk {
     }
 
     /// The answer to a request that was asked before.
-    fn again(&mut self, id: u64, of: (u32, u64), asked: &Asked, now_ns: u64) -> Result<Answer, DeskError> {
+    fn again(&mut self, id: u64, of: (u32, u64), asked: &ScheduleRequest, now_ns: u64) -> Result<Answer, DeskError> {
         let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("a request without an entry")) };
         // Marks of two models may be alike: each counts its contexts for itself.
         if (kept.pool, kept.mark) != of {
@@ -152,7 +152,7 @@ impl Desk {
     fn offer(
         &mut self,
         id: u64,
-        kept: Kept,
+        kept: TrackedRequest,
         request: &Request,
         mode: Mode,
         wait_ns: u64,
@@ -200,22 +200,28 @@ impl Desk {
         Ok(self.answer_of(id, now_ns))
     }
 
-    fn barred(&self, number: u32, names: &[String]) -> Barred {
+    fn barred(&self, number: u32, names: &[String]) -> ExcludedInstances {
         if names.is_empty() {
-            return Barred::default();
+            return ExcludedInstances::default();
         }
         let known = names.iter().filter_map(|name| self.instances.get(name.as_str()));
         let known: Vec<_> = known.filter(|known| known.pool == number).collect();
-        Barred {
+        ExcludedInstances {
             prefill: known.iter().filter_map(|known| known.prefill).map(|at| at as u32).collect(),
             decode: known.iter().filter_map(|known| known.decode).map(|at| at as u32).collect(),
         }
     }
 
     /// A placement by names.
-    pub(super) fn assigned(&mut self, number: u32, id: u64, request: &Request, placement: &Placement) -> Assigned {
+    pub(super) fn assigned(
+        &mut self,
+        number: u32,
+        id: u64,
+        request: &Request,
+        placement: &Placement,
+    ) -> AssignedInstances {
         let lease_ns = self.config.lease_ns;
-        let mut answer = Assigned {
+        let mut answer = AssignedInstances {
             reservation: id,
             prefill: "".into(),
             decode: None,
@@ -271,7 +277,8 @@ impl Desk {
         let Some(kept) = self.requests.get_mut(&id) else { return };
         kept.state = State::Placed(assigned.clone());
         kept.late = later;
-        let told = Told { client: kept.client, request: Arc::clone(&kept.name), answer: Answer::Assigned(assigned) };
+        let told =
+            ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer: Answer::Assigned(assigned) };
         let lasts_ns = if later { self.config.claim_ns } else { self.config.lease_ns };
         self.due.set(id, now_ns.saturating_add(lasts_ns));
         if later {
@@ -310,7 +317,7 @@ impl Desk {
             if asking == Some(id) {
                 answer = Some(refused);
             } else {
-                self.told.push_back(Told { client: kept.client, request: kept.name, answer: refused });
+                self.told.push_back(ClientNotice { client: kept.client, request: kept.name, answer: refused });
             }
         }
     }
@@ -360,7 +367,7 @@ impl Desk {
 
     /// What was cached beside what had been said: an instance that never has what it says is not believed; where it
     /// has much of which nobody said so, hashes of events and of requests are not of one kind.
-    fn compare(&mut self, number: u32, assigned: &Assigned, reused: u32) -> Result<(), DeskError> {
+    fn compare(&mut self, number: u32, assigned: &AssignedInstances, reused: u32) -> Result<(), DeskError> {
         let Some(pool) = self.pools.get_mut(&number) else { return Ok(()) };
         let block_tokens = pool.key.block_tokens;
         if assigned.reuse_tokens > 0 || reused < block_tokens.saturating_mul(2) {
@@ -402,7 +409,7 @@ impl Desk {
         };
         let barred = self.barred(number, failed);
         let both = |one: &[u32], other: &[u32]| one.iter().chain(other).copied().take(MOST_BARRED).collect();
-        let barred = Barred {
+        let barred = ExcludedInstances {
             prefill: both(&barred.prefill, &request.barred.prefill),
             decode: both(&barred.decode, &request.barred.decode),
         };
@@ -414,12 +421,12 @@ impl Desk {
 
     /// What was assigned to a client's requests after they had waited, and may not have reached it.
     #[must_use]
-    pub fn unclaimed(&self, client: u64) -> Vec<Told> {
+    pub fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
         let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
         let told = mine.filter_map(|kept| match &kept.state {
             State::Placed(assigned) => {
                 let answer = Answer::Assigned(assigned.clone());
-                Some(Told { client, request: Arc::clone(&kept.name), answer })
+                Some(ClientNotice { client, request: Arc::clone(&kept.name), answer })
             }
             State::Waiting | State::Orphan(_) => None,
         });
@@ -431,12 +438,12 @@ impl Desk {
         let Some(kept) = self.requests.get_mut(&request.id) else { return };
         self.counts.orphaned += 1;
         let answer = Answer::Refused { why: Why::Lost, retry_after_ns: 0 };
-        self.told.push_back(Told { client: kept.client, request: Arc::clone(&kept.name), answer });
+        self.told.push_back(ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer });
         kept.state = State::Orphan(request);
     }
 
     /// Takes a request out of the tables of names and times.
-    fn forget(&mut self, id: u64, kept: &Kept) {
+    fn forget(&mut self, id: u64, kept: &TrackedRequest) {
         self.due.clear(id);
         self.blocks -= kept.blocks;
         // A pool lasts as long as its requests.
@@ -450,7 +457,7 @@ impl Desk {
         }
     }
 
-    fn end(&mut self, id: u64) -> Option<Kept> {
+    fn end(&mut self, id: u64) -> Option<TrackedRequest> {
         let kept = self.requests.remove(&id)?;
         self.forget(id, &kept);
         if let Some(pool) = self.pools.get_mut(&kept.pool) {
@@ -479,7 +486,7 @@ impl Desk {
             match kept.state {
                 State::Waiting => {
                     let answer = Answer::Refused { why: Why::Waited, retry_after_ns: AGAIN_NS };
-                    self.told.push_back(Told { client: kept.client, request: kept.name, answer });
+                    self.told.push_back(ClientNotice { client: kept.client, request: kept.name, answer });
                 }
                 State::Placed(_) | State::Orphan(_) => self.counts.expired += 1,
             }

@@ -86,20 +86,20 @@ pub fn read_store_batch<'b>(value: &'b Value<'_>) -> Option<StoreBatch<'b>> {
     let mut batch = StoreBatch::default();
     for event in events_of(value)? {
         match read_event(event) {
-            Some(Read::Event(event)) => batch.events.push(event),
-            Some(Read::Foreign) => batch.foreign += 1,
+            Some(DecodedEvent::Event(event)) => batch.events.push(event),
+            Some(DecodedEvent::Foreign) => batch.foreign += 1,
             None => batch.unread += 1,
         }
     }
     Some(batch)
 }
 
-enum Read<'b> {
+enum DecodedEvent<'b> {
     Event(StoreEvent<'b>),
     Foreign,
 }
 
-fn read_event<'b>(event: &'b Value<'_>) -> Option<Read<'b>> {
+fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
     let get = |name: &str| event.get(name).filter(|value| **value != Value::Nil);
     let text = |name: &str| get(name).map_or(Some(""), Value::text);
     let change = match get("event_type")?.text()? {
@@ -112,20 +112,20 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<Read<'b>> {
         "cpu" | "memory" | "dram" => StoreMedium::Memory,
         "disk" | "ssd" | "nvme" => StoreMedium::Ssd,
         // Elsewhere than a store is, where it says so: on the GPU of an engine.
-        "gpu" => return Some(Read::Foreign),
+        "gpu" => return Some(DecodedEvent::Foreign),
         "" if change == StoreChange::Stored => StoreMedium::Memory,
         "" => StoreMedium::All,
         _ => return None,
     };
     let tenant = Some(text("tenant_id")?).filter(|tenant| *tenant != "default").unwrap_or_default();
     let backend = text("backend_id")?;
-    let said = |object, block| Some(Read::Event(StoreEvent { change, tenant, backend, medium, object, block }));
+    let said = |object, block| Some(DecodedEvent::Event(StoreEvent { change, tenant, backend, medium, object, block }));
     if change == StoreChange::Cleared {
         return said(ObjectName::All, None);
     }
     let ranks = ["tp_rank", "pp_rank", "pcp_rank", "dcp_rank", "group_id", "layer_id"];
     if ranks.iter().any(|rank| get(rank).is_some_and(|value| *value != Value::Int(0))) {
-        return Some(Read::Foreign);
+        return Some(DecodedEvent::Foreign);
     }
     let key = text("object_key")?;
     let hashed = match get("seq_hashes").and_then(Value::array).and_then(|hashes| hashes.first()) {
@@ -148,6 +148,6 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<Read<'b>> {
         }
         (None, "", Some(block)) => said(ObjectName::Block(block.clone()), Some(block)),
         (None, key, Some(block)) => said(ObjectName::Key(key), Some(block)),
-        (_, _, None) | (Some(_), ..) => Some(Read::Foreign),
+        (_, _, None) | (Some(_), ..) => Some(DecodedEvent::Foreign),
     }
 }

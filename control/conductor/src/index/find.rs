@@ -17,7 +17,7 @@ pub struct Match {
 
 /// An answer, and room for the next: a host keeps one and asks again with it, so that nothing is allocated.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct PrefixMatches {
     matches: Vec<Match>,
     /// Blocks that the walk passed.
     walked: u32,
@@ -49,13 +49,13 @@ struct Step {
 enum Alive {
     /// Nothing was looked at yet.
     All,
-    /// [`Found::many`].
+    /// [`PrefixMatches::many`].
     Many,
-    /// [`Found::few`].
+    /// [`PrefixMatches::few`].
     Few,
 }
 
-impl Found {
+impl PrefixMatches {
     /// Holders by what they have, most first. Among equals any may be left out.
     #[must_use]
     pub fn matches(&self) -> &[Match] {
@@ -93,7 +93,7 @@ impl PrefixIndex {
         hashes: &[u64],
         most: usize,
         tiers: Tiers,
-        found: &mut Found,
+        found: &mut PrefixMatches,
     ) -> Result<(), IndexError> {
         let salt = self.salt(context)?;
         found.clear();
@@ -117,7 +117,7 @@ impl PrefixIndex {
 
     /// How many blocks of the prompt of an answer `holder` has within `tiers`, which are among those asked for.
     #[must_use]
-    pub fn blocks_within(&self, found: &Found, holder: HolderId, tiers: Tiers) -> u32 {
+    pub fn blocks_within(&self, found: &PrefixMatches, holder: HolderId, tiers: Tiers) -> u32 {
         let Ok(slot) = self.slot(holder) else { return 0 };
         for step in &found.path {
             let reach = self.reach(step.run, slot, tiers, step.start);
@@ -180,7 +180,7 @@ impl PrefixIndex {
     }
 
     /// Leaves alive who has `step` too.
-    fn narrow(&self, alive: Alive, step: Step, most: usize, tiers: Tiers, found: &mut Found) -> Alive {
+    fn narrow(&self, alive: Alive, step: Step, most: usize, tiers: Tiers, found: &mut PrefixMatches) -> Alive {
         match (alive, self.runs.dense(step.run)) {
             (Alive::Few, None) if self.runs.records(step.run).len() <= SHORT => {
                 self.narrow_few(step, tiers, found);
@@ -207,8 +207,8 @@ impl PrefixIndex {
     }
 
     /// Few are left, and few are on the run's list: that is read once, and not once for each of them.
-    fn narrow_few(&self, step: Step, tiers: Tiers, found: &mut Found) {
-        let Found { few, parts, out, .. } = found;
+    fn narrow_few(&self, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
+        let PrefixMatches { few, parts, out, .. } = found;
         if let [only] = self.runs.records(step.run) {
             // Mostly the end of a prompt, which one has.
             let reach = stretch(std::slice::from_ref(only), tiers, step.start);
@@ -235,7 +235,7 @@ impl PrefixIndex {
     }
 
     /// A run whose holders are a list: those on it remain or drop out.
-    fn narrow_list(&self, alive: Alive, step: Step, tiers: Tiers, found: &mut Found) {
+    fn narrow_list(&self, alive: Alive, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
         for own in by_holder(self.runs.records(step.run)) {
             let slot = own[0].slot;
             let counts = match alive {
@@ -255,7 +255,7 @@ impl PrefixIndex {
     }
 
     /// After the many became few: as many of the others as an answer may still want, who have all up to this step.
-    fn fill(&self, alive: Alive, step: Step, most: usize, found: &mut Found) {
+    fn fill(&self, alive: Alive, step: Step, most: usize, found: &mut PrefixMatches) {
         if alive != Alive::Many {
             return;
         }
@@ -277,7 +277,7 @@ impl PrefixIndex {
         dense: &Dense,
         most: usize,
         tiers: Tiers,
-        found: &mut Found,
+        found: &mut PrefixMatches,
     ) -> Alive {
         if alive == Alive::All {
             found.many.extend_from_slice(&self.live);
@@ -312,7 +312,7 @@ impl PrefixIndex {
     }
 
     /// Who among the many has a part of a step by records, and up to where.
-    fn parts(&self, step: Step, tiers: Tiers, found: &mut Found) {
+    fn parts(&self, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
         found.parts.clear();
         for own in by_holder(self.runs.records(step.run)) {
             let (slot, reach) = (own[0].slot, stretch(own, tiers, step.start));
@@ -323,8 +323,8 @@ impl PrefixIndex {
     }
 
     /// Puts the answer together: those still there, then those who dropped out, the last ones first.
-    fn answer(&self, alive: Alive, most: usize, found: &mut Found) {
-        let Found { matches, many, few, out, walked, .. } = found;
+    fn answer(&self, alive: Alive, most: usize, found: &mut PrefixMatches) {
+        let PrefixMatches { matches, many, few, out, walked, .. } = found;
         let whole = |slot| Match { holder: self.holder(slot), blocks: *walked };
         match alive {
             Alive::All => {}

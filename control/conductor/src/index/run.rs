@@ -33,7 +33,7 @@ impl Record {
 /// The header of a run.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(super) struct Run {
+pub(super) struct RunHeader {
     /// Key of the first block.
     pub first: u64,
     /// Key of the last block.
@@ -53,9 +53,9 @@ pub(super) struct Run {
     records: [Record; INLINE],
 }
 
-const _: () = assert!(size_of::<Run>() == 64);
+const _: () = assert!(size_of::<RunHeader>() == 64);
 
-/// Of [`Run`]'s packed word: the bit that says it was touched, where the count of records is, where the units begin.
+/// Of [`RunHeader`]'s packed word: the bit that says it was touched, where the count of records is, where the units begin.
 const TOUCHED: u16 = 1;
 const COUNT_AT: u16 = 1;
 const COUNT_MASK: u16 = 7;
@@ -63,7 +63,7 @@ const UNITS_AT: u16 = 4;
 
 const _: () = assert!(INLINE <= COUNT_MASK as usize && MOST_UNITS < 1 << (16 - UNITS_AT));
 
-impl Run {
+impl RunHeader {
     /// Blocks there is room for.
     pub(super) fn cap(&self) -> usize {
         usize::from(self.packed >> UNITS_AT) * UNIT
@@ -113,7 +113,7 @@ struct Spill {
 
 /// All runs.
 pub(super) struct Runs {
-    runs: Vec<Run>,
+    runs: Vec<RunHeader>,
     free: Vec<u32>,
     spills: Vec<Spill>,
     free_spills: Vec<u32>,
@@ -136,7 +136,7 @@ impl Runs {
             });
             spill.list.capacity() * size_of::<Record>() + bits
         };
-        self.runs.capacity() * size_of::<Run>()
+        self.runs.capacity() * size_of::<RunHeader>()
             + self.spills.capacity() * size_of::<Spill>()
             + (self.free.capacity() + self.free_spills.capacity()) * size_of::<u32>()
             + self.spills.iter().map(spill).sum::<usize>()
@@ -156,11 +156,11 @@ impl Runs {
         self.held
     }
 
-    pub(super) fn get(&self, id: u32) -> &Run {
+    pub(super) fn get(&self, id: u32) -> &RunHeader {
         &self.runs[id as usize]
     }
 
-    pub(super) fn get_mut(&mut self, id: u32) -> &mut Run {
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut RunHeader {
         &mut self.runs[id as usize]
     }
 
@@ -174,7 +174,7 @@ impl Runs {
     }
 
     pub(super) fn add(&mut self, context: u16, start: u32, cap: usize) -> u32 {
-        let mut run = Run {
+        let mut run = RunHeader {
             first: 0,
             last: 0,
             start,

@@ -6,7 +6,7 @@
 
 use super::arena::UNIT;
 use super::run::{DENSE_AT, FREE, Record, TIERS};
-use super::{ContextId, FIRST, HolderId, IndexError, PrefixIndex, Removed, Stored, Tier};
+use super::{ContextId, FIRST, HolderId, IndexError, PrefixIndex, RemovalOutcome, StoreOutcome, Tier};
 
 /// Runs that an update sweeps while somebody was retired.
 const SWEEP: usize = 64;
@@ -30,7 +30,7 @@ impl PrefixIndex {
         tier: Tier,
         parent: Option<u64>,
         hashes: &[u64],
-    ) -> Result<Stored, IndexError> {
+    ) -> Result<StoreOutcome, IndexError> {
         let salt = self.salt(context)?;
         let slot = self.slot(holder)?;
         self.sweep(SWEEP);
@@ -62,7 +62,7 @@ impl PrefixIndex {
             }
         }
         self.make_room();
-        Ok(Stored { new_blocks, forgotten_blocks: self.forgotten_blocks - forgotten })
+        Ok(StoreOutcome { new_blocks, forgotten_blocks: self.forgotten_blocks - forgotten })
     }
 
     /// `holder` no longer has the blocks `hashes` in `tier`. What it did not have is counted and left.
@@ -75,11 +75,11 @@ impl PrefixIndex {
         holder: HolderId,
         tier: Tier,
         hashes: &[u64],
-    ) -> Result<Removed, IndexError> {
+    ) -> Result<RemovalOutcome, IndexError> {
         let salt = self.salt(context)?;
         let slot = self.slot(holder)?;
         self.sweep(SWEEP);
-        let mut outcome = Removed::default();
+        let mut outcome = RemovalOutcome::default();
         let mut at = 0;
         while at < hashes.len() {
             let Some((run, offset)) = self.locate(context, salt.key(hashes[at])) else {

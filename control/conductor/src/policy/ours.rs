@@ -10,7 +10,7 @@
 //!   else has. Only where NICs are busy, which is where a prefix is hot, copies stay.
 //! * Refused is at arrival only, on what is booked, when the first token or the tokens after it would be too late.
 
-use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, Refusal, Slo, View, Waiting};
+use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueuedRequest, Refusal, Slo, View};
 
 /// Our policy.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ impl Policy for Ours {
         refusal.unwrap_or_else(|| self.place(ask, view, false).map_or_else(View::nobody, Choice::Place))
     }
 
-    fn rank(&self, waiting: &Waiting, now_ns: u64, slo: Slo) -> i64 {
+    fn rank(&self, waiting: &QueuedRequest, now_ns: u64, slo: Slo) -> i64 {
         let waited = now_ns.saturating_sub(waiting.ask.arrival_ns);
         let late = slo.ttft_ns < u64::MAX && waited.saturating_add(waiting.best_ns) > slo.ttft_ns;
         let left = 1.0 - waited as f64 / self.patience_ns as f64;

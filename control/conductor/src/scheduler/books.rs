@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Conductor, ConductorError, Request, Reservation};
 use crate::cost::Factor;
-use crate::index::{Found, HolderId, PrefixIndex, Tier, Tiers};
+use crate::index::{HolderId, PrefixIndex, PrefixMatches, Tier, Tiers};
 use crate::policy::{DECODE_NS, DecodeView, Fetch, Placement};
 
 /// A prefill instance's work.
@@ -215,7 +215,7 @@ impl Conductor {
 
 /// Blocks of a prompt that a holder has.
 fn blocks_of(index: &PrefixIndex, request: &Request, holder: HolderId) -> u32 {
-    let mut found = Found::default();
+    let mut found = PrefixMatches::default();
     match index.find(request.context, &request.hashes, usize::MAX, Tiers::OWN, &mut found) {
         Ok(()) => index.blocks_within(&found, holder, Tiers::OWN),
         Err(_) => 0,

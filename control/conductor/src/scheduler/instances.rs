@@ -22,7 +22,7 @@ pub struct Foreign {
 
 /// Instances that a request must not go to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Barred {
+pub struct ExcludedInstances {
     /// Numbers of prefill instances.
     pub prefill: Arc<[u32]>,
     /// Numbers of decode instances.

@@ -2,7 +2,7 @@
 
 use super::{Conductor, Request, Scratch};
 use crate::index::Tiers;
-use crate::policy::{Choice, DecodeView, PrefillView, View, Waiting};
+use crate::policy::{Choice, DecodeView, PrefillView, QueuedRequest, View};
 
 /// The views of all instances.
 pub(super) struct Views {
@@ -95,7 +95,7 @@ impl Conductor {
             return 0;
         }
         let slo = self.config.slo;
-        let own = self.policy.rank(&Waiting { ask: request.ask(), best_ns }, now_ns, slo);
+        let own = self.policy.rank(&QueuedRequest { ask: request.ask(), best_ns }, now_ns, slo);
         let before = self.queue.iter().filter(|(other, _)| self.policy.rank(other, now_ns, slo) <= own);
         let serves = |(at, book): &(usize, &super::PrefillBook)| {
             book.alive && book.takes && !request.barred.prefill.contains(&(*at as u32))
@@ -111,7 +111,7 @@ impl Conductor {
             return (0, 0);
         }
         let best_ns = self.best_ns(request);
-        let own = self.policy.rank(&Waiting { ask: request.ask(), best_ns }, now_ns, self.config.slo);
+        let own = self.policy.rank(&QueuedRequest { ask: request.ask(), best_ns }, now_ns, self.config.slo);
         let others = self.queue.iter().filter(|(other, _)| other.ask.id != request.id);
         let before = others.filter(|(other, _)| self.policy.rank(other, now_ns, self.config.slo) <= own);
         (before.count(), self.ahead_ns(request, best_ns, now_ns))

@@ -3,8 +3,8 @@
 use crate::support;
 
 use kvplane_conductor::desk::{
-    AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Answer, CacheBatch, CacheChange, CacheEvent, Desk, DeskError, InstanceSpec,
-    Part, Step, Wanted, Why,
+    AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Desk, DeskError,
+    InstanceSpec, Part, Step, Why,
 };
 use kvplane_conductor::index::Tiers;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
@@ -68,10 +68,10 @@ fn who_is_heard_of_otherwise_is_believed() {
 fn an_empty_cache_is_known_whatever_was_lost_before() {
     let mut desk = engine();
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 2))] };
-    assert_eq!(desk.cache("e0", 1, lost, 0).expect("known").wanted, Wanted::Snapshot);
+    assert_eq!(desk.cache("e0", 1, lost, 0).expect("known").wanted, CacheRequest::Snapshot);
     assert_eq!(held(&mut desk), Some((2, true)));
     let cleared = batch(6, vec![CacheEvent::Cleared, stored(prompt(1, 3))]);
-    assert_eq!(desk.cache("e0", 1, cleared, 0).expect("known").wanted, Wanted::Nothing);
+    assert_eq!(desk.cache("e0", 1, cleared, 0).expect("known").wanted, CacheRequest::Nothing);
     assert_eq!(held(&mut desk), Some((3, false)));
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvplane_conductor::index::{ContextId, ContextKey};
 use kvplane_conductor::policy::{Choice, Fetch, Ours, Placement};
-use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Request};
+use kvplane_conductor::scheduler::{Conductor, ConductorConfig, ExcludedInstances, Request};
 
 const BLOCK: u32 = 512;
 
@@ -24,7 +24,7 @@ fn conductor() -> (Conductor, ContextId) {
 fn request(id: u64, context: ContextId, blocks: u64) -> Request {
     let hashes: Arc<[u64]> = (0..blocks).collect();
     let tokens = blocks as u32 * BLOCK;
-    Request { id, arrival_ns: 0, tokens, context, hashes, barred: Barred::default() }
+    Request { id, arrival_ns: 0, tokens, context, hashes, barred: ExcludedInstances::default() }
 }
 
 fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {

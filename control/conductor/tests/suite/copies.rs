@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvplane_conductor::copies::{Copies, CopyConfig, CopyOrder, Fetched, Sources, waited_s};
+use kvplane_conductor::copies::{Copies, CopyConfig, CopyOrder, PrefixFetch, Sources, waited_s};
 use kvplane_proto::rng::Rng;
 use proptest::prelude::*;
 
@@ -10,8 +10,8 @@ const SECOND: u64 = 1_000_000_000;
 /// As long as one that failed is left alone.
 const ALONE: u64 = 30 * SECOND;
 
-fn one(key: u64, per_s: f64, bytes: u64) -> Fetched<u64> {
-    Fetched { key, per_s, bytes, pieces: 1, places: 1 }
+fn one(key: u64, per_s: f64, bytes: u64) -> PrefixFetch<u64> {
+    PrefixFetch { key, per_s, bytes, pieces: 1, places: 1 }
 }
 
 fn sources(nodes: u32) -> Sources {
@@ -51,7 +51,7 @@ fn a_prefix_that_all_nodes_have_parts_of_is_not_copied() {
     copies.ended(7, true, 0);
     assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "there are two nodes");
     // A hundred pieces lie on both as it is.
-    let spread = Fetched { key: 8, pieces: 100, ..hot };
+    let spread = PrefixFetch { key: 8, pieces: 100, ..hot };
     assert_eq!(Copies::new(CopyConfig::default()).decide(&[spread], sources(2), 0), vec![]);
     // One that nobody waits for, and one node alone.
     assert_eq!(Copies::new(CopyConfig::default()).decide(&[one(9, 0.01, 100_000)], sources(2), 0), vec![]);
@@ -88,14 +88,14 @@ struct Twin {
 }
 
 impl Twin {
-    fn waits(&self, all: &[Fetched<u64>], one: &Fetched<u64>, places: u32, nodes: u32) -> f64 {
+    fn waits(&self, all: &[PrefixFetch<u64>], one: &PrefixFetch<u64>, places: u32, nodes: u32) -> f64 {
         let others: f64 =
             all.iter().filter(|other| other.key != one.key).map(|other| other.per_s * other.bytes as f64).sum();
         let rate = sources(nodes).nic_bytes_s as f64;
         waited_s(one, places, sources(nodes), others / rate / f64::from(nodes), self.config.horizon_ns as f64 / 1e9)
     }
 
-    fn saves(&self, all: &[Fetched<u64>], one: &Fetched<u64>, nodes: u32) -> f64 {
+    fn saves(&self, all: &[PrefixFetch<u64>], one: &PrefixFetch<u64>, nodes: u32) -> f64 {
         let places = 1 + self.kept.get(&one.key).map_or(0, |kept| kept.1);
         self.waits(all, one, places, nodes) - self.waits(all, one, places + 1, nodes)
     }
@@ -105,18 +105,18 @@ impl Twin {
     }
 
     /// What goes for so many bytes, cheapest for its bytes first, if all of it together loses less than `worth`.
-    fn going(&self, all: &[Fetched<u64>], but: u64, bytes: u64, worth: f64, nodes: u32) -> Option<Vec<u64>> {
+    fn going(&self, all: &[PrefixFetch<u64>], but: u64, bytes: u64, worth: f64, nodes: u32) -> Option<Vec<u64>> {
         let (mut gone, mut lost) = (Vec::new(), 0.0);
         let mut freed = 0;
         while self.bytes() + bytes > self.config.most_bytes + freed {
-            let may_go = |one: &&Fetched<u64>| {
+            let may_go = |one: &&PrefixFetch<u64>| {
                 one.key != but && !gone.contains(&one.key) && self.kept.get(&one.key).is_some_and(|kept| !kept.2)
             };
-            let loss = |one: &Fetched<u64>| {
+            let loss = |one: &PrefixFetch<u64>| {
                 let places = 1 + self.kept[&one.key].1;
                 self.waits(all, one, (places - 1).max(1), nodes) - self.waits(all, one, places, nodes)
             };
-            let rank = |one: &&Fetched<u64>| loss(one) / self.kept[&one.key].0 as f64;
+            let rank = |one: &&PrefixFetch<u64>| loss(one) / self.kept[&one.key].0 as f64;
             let least = all.iter().filter(may_go).min_by(|a, b| rank(a).total_cmp(&rank(b)).then(a.key.cmp(&b.key)))?;
             lost += loss(least);
             if lost >= worth {
@@ -128,7 +128,7 @@ impl Twin {
         Some(gone)
     }
 
-    fn decide(&mut self, all: &[Fetched<u64>], nodes: u32, now_ns: u64) -> Vec<CopyOrder<u64>> {
+    fn decide(&mut self, all: &[PrefixFetch<u64>], nodes: u32, now_ns: u64) -> Vec<CopyOrder<u64>> {
         let mut orders = Vec::new();
         for key in self.kept.clone().into_keys() {
             if !self.kept[&key].2 && all.iter().all(|one| one.key != key) {
@@ -137,7 +137,7 @@ impl Twin {
             }
         }
         self.alone.retain(|_, until| *until > now_ns);
-        let mut turn: Vec<(f64, &Fetched<u64>)> = all
+        let mut turn: Vec<(f64, &PrefixFetch<u64>)> = all
             .iter()
             .filter(|one| {
                 let kept = self.kept.get(&one.key).copied().unwrap_or_default();
@@ -183,12 +183,12 @@ proptest! {
         per_s in 0.001..100.0_f64, bytes in 1_u64..10_000_000, pieces in 1_u64..200, nodes in 1_u32..64,
         other in 0.0..2.0_f64,
     ) {
-        let fetched = Fetched { pieces, ..one(1, per_s, bytes) };
-        let waited = |fetched: &Fetched<u64>, places| waited_s(fetched, places, sources(nodes), other, 60.0);
+        let fetched = PrefixFetch { pieces, ..one(1, per_s, bytes) };
+        let waited = |fetched: &PrefixFetch<u64>, places| waited_s(fetched, places, sources(nodes), other, 60.0);
         let (once, twice) = (waited(&fetched, 1), waited(&fetched, 2));
         prop_assert!(once.is_finite() && once >= 0.0);
         prop_assert!(twice <= once * (1.0 + 1e-9), "{twice} s with two, {once} s with one");
-        let more = Fetched { per_s: per_s * 1.5, ..fetched };
+        let more = PrefixFetch { per_s: per_s * 1.5, ..fetched };
         prop_assert!(waited(&more, 1) >= once * (1.0 - 1e-9));
     }
 
@@ -201,7 +201,7 @@ proptest! {
         let mut coming: VecDeque<u64> = VecDeque::new();
         for step in 0..60_u64 {
             let now_ns = step * 4 * SECOND;
-            let mut all: Vec<Fetched<u64>> = Vec::new();
+            let mut all: Vec<PrefixFetch<u64>> = Vec::new();
             for key in 0..12 {
                 if rng.chance(0.7) {
                     all.push(one(key, rng.unit() * 4.0, 1 + rng.below(800_000)));

@@ -3,11 +3,11 @@
 use crate::support;
 
 use kvplane_conductor::desk::{
-    Answer, Asked, CacheBatch, CacheChange, CacheEvent, Desk, DeskError, InstanceSpec, Load, MAX_PROMPT_BLOCKS, Mode,
-    Part, Step, Wanted, Why,
+    Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Desk, DeskError, InstanceSpec, Load, MAX_PROMPT_BLOCKS,
+    Mode, Part, ScheduleRequest, Step, Why,
 };
 use kvplane_conductor::index::{ContextKey, Tier, Tiers};
-use kvplane_conductor::policy::{Named, Slo};
+use kvplane_conductor::policy::{PolicyName, Slo};
 use proptest::prelude::*;
 use support::{BLOCK, SECOND, asked, assigned, batch, context, desk, prompt, spec, stored};
 
@@ -143,14 +143,14 @@ fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
     let third = desk.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
     assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
     // It has no queue: who waits is placed, behind the others.
-    desk.set_placement(Named::RoundRobin, false, Slo::NONE, 0);
+    desk.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
     let told: Vec<String> = std::iter::from_fn(|| desk.take_told()).map(|told| told.request.to_string()).collect();
     assert!(told.contains(&"c".to_owned()), "{told:?}");
     let fourth = desk.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
     assert!(matches!(fourth, Answer::Assigned(_)), "{fourth:?}");
     let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
-    desk.set_placement(Named::Ours, true, slo, 0);
-    assert_eq!(desk.placement(), (Named::Ours, true, slo));
+    desk.set_placement(PolicyName::Ours, true, slo, 0);
+    assert_eq!(desk.placement(), (PolicyName::Ours, true, slo));
     let refused = desk.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");
     assert!(matches!(refused, Answer::Refused { why: Why::Ttft, .. }), "{refused:?}");
 }
@@ -182,9 +182,9 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
         held.holders.first().map_or((0, false), |held| (held.dram_tokens / BLOCK, held.degraded))
     };
     let cache = |desk: &mut Desk, batch| desk.cache("p0", 1, batch, 0).expect("known");
-    assert_eq!(cache(&mut desk, batch(0, vec![stored(long[..5].to_vec())])).wanted, Wanted::Nothing);
+    assert_eq!(cache(&mut desk, batch(0, vec![stored(long[..5].to_vec())])).wanted, CacheRequest::Nothing);
     let ack = cache(&mut desk, batch(2, vec![stored(long[..15].to_vec())]));
-    assert_eq!((ack.next, ack.wanted), (1, Wanted::Replay));
+    assert_eq!((ack.next, ack.wanted), (1, CacheRequest::Replay));
     assert_eq!(deep(&mut desk), (5, true));
     let ack = cache(&mut desk, batch(1, vec![stored(long[..10].to_vec())]));
     assert_eq!(ack.next, 2);
@@ -192,10 +192,10 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
     assert_eq!(cache(&mut desk, batch(0, vec![CacheEvent::Cleared])).next, 2);
     assert_eq!((deep(&mut desk).0, desk.counts.duplicates, desk.counts.gaps), (10, 1, 1));
     let lost = CacheBatch { seq: 9, change: CacheChange::Lost, events: vec![stored(long[..3].to_vec())] };
-    assert_eq!(cache(&mut desk, lost).wanted, Wanted::Snapshot);
+    assert_eq!(cache(&mut desk, lost).wanted, CacheRequest::Snapshot);
     assert_eq!(deep(&mut desk), (3, true));
     let whole = CacheBatch { seq: 10, change: CacheChange::Snapshot, events: vec![stored(long)] };
-    assert_eq!(cache(&mut desk, whole).wanted, Wanted::Nothing);
+    assert_eq!(cache(&mut desk, whole).wanted, CacheRequest::Nothing);
     assert_eq!(deep(&mut desk), (20, false));
     let gone = CacheEvent::Removed {
         lora: String::new(),
@@ -223,7 +223,7 @@ fn an_instance_that_never_has_what_it_says_is_not_believed() {
     let held = desk.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
     assert_eq!(held.holders, vec![]);
     // Its next batch is answered with what would make it good.
-    assert_eq!(desk.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, Wanted::Snapshot);
+    assert_eq!(desk.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheRequest::Snapshot);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
     desk.report(other, 1, much, 0).expect("known");
     desk.report("d0", 1, much, 0).expect("known");
     assert!(wait(&mut desk, other) <= 3_600 * SECOND);
-    let now = Asked { mode: Mode::Now, ..asked("b", prompt(2, 10)) };
+    let now = ScheduleRequest { mode: Mode::Now, ..asked("b", prompt(2, 10)) };
     assert_eq!(assigned(&desk.schedule(&now, 0).expect("good")).prefill.as_ref(), busy);
 }
 
@@ -284,7 +284,7 @@ fn floods_end_at_limits() {
 #[test]
 fn what_makes_no_sense_is_said() {
     let mut desk = desk(1);
-    let mut wrong = |change: fn(&mut Asked), expected: &str| {
+    let mut wrong = |change: fn(&mut ScheduleRequest), expected: &str| {
         let mut asked = asked("a", prompt(1, 10));
         change(&mut asked);
         let error = desk.schedule(&asked, 0).expect_err(expected).to_string();
@@ -396,7 +396,7 @@ proptest! {
                 }
                 Act::Ask(id, seed, now) => {
                     let mode = if now { Mode::Now } else { Mode::Reserve };
-                    let mut asked = Asked { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
+                    let mut asked = ScheduleRequest { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
                     // Some have the longest prompt there may be.
                     asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
                     match desk.schedule(&asked, now_ns) {

@@ -5,24 +5,24 @@ use crate::support;
 use std::collections::BTreeMap;
 
 use kvplane_conductor::desk::{
-    CacheBatch, CacheChange, CacheEvent, Desk, DeskError, Durable, DurableInstance, InstanceSpec, Load, Part,
-    Publisher, Step, Wanted,
+    CacheBatch, CacheChange, CacheEvent, CacheRequest, Desk, DeskError, Durable, DurableInstance, InstanceSpec, Load,
+    Part, Publisher, Step,
 };
 use kvplane_conductor::index::Tiers;
-use kvplane_conductor::policy::{Named, Slo};
+use kvplane_conductor::policy::{PolicyName, Slo};
 use proptest::prelude::*;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
 
 const GRACE: u64 = 10 * SECOND;
 
 /// A desk, and a disk that has what the desk said is durable.
-struct Kept {
+struct DurableDesk {
     desk: Desk,
     disk: BTreeMap<String, DurableInstance>,
-    placement: Option<(Named, Slo)>,
+    placement: Option<(PolicyName, Slo)>,
 }
 
-impl Kept {
+impl DurableDesk {
     fn new() -> Self {
         Self { desk: Desk::new(config(), 0), disk: BTreeMap::new(), placement: None }
     }
@@ -69,14 +69,14 @@ fn publisher() -> Publisher {
 
 #[test]
 fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
-    let mut kept = Kept::new();
+    let mut kept = DurableDesk::new();
     kept.desk.register(spec("quic", Part::Prefill), 0).expect("room");
     let followed = InstanceSpec { events: Some(publisher()), report_ns: 0, ..spec("http", Part::Mixed) };
     kept.desk.register(followed.clone(), 0).expect("room");
     kept.desk.register(spec("gone", Part::Decode), 0).expect("room");
     kept.desk.deregister("gone", 1, 0).expect("known");
     kept.desk.hold("quic", true, 0).expect("known");
-    kept.desk.set_placement(Named::RoundRobin, false, Slo::NONE, 0);
+    kept.desk.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
     kept.keep();
     let booked = kept.desk.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
     let reservation = assigned(&booked).reservation;
@@ -90,7 +90,7 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
     let rows = kept.desk.table(SECOND).instances;
     let shown: Vec<_> = rows.iter().map(|row| (&*row.name, row.life, row.held, row.doubted, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
-    assert_eq!(kept.desk.placement().0, Named::RoundRobin);
+    assert_eq!(kept.desk.placement().0, PolicyName::RoundRobin);
     assert!(kept.desk.specs().any(|spec| *spec == followed), "whoever follows it knows where");
     assert!(kept.desk.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
     // Another source of events under the same life is another registration.
@@ -106,7 +106,7 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
 
 #[test]
 fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in() {
-    let mut kept = Kept::new();
+    let mut kept = DurableDesk::new();
     kept.desk.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
     // It takes what others of the model have.
     kept.desk.register(spec("a", Part::Prefill), 0).expect("room");
@@ -119,7 +119,7 @@ fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in
 
 #[test]
 fn silence_counts_after_a_grace_and_then_as_ever() {
-    let mut kept = Kept::new();
+    let mut kept = DurableDesk::new();
     kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(100 * SECOND);
@@ -138,7 +138,7 @@ fn silence_counts_after_a_grace_and_then_as_ever() {
 #[test]
 fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
     let restarted = || {
-        let mut kept = Kept::new();
+        let mut kept = DurableDesk::new();
         kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
         kept.desk.cache("p0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
         kept.keep();
@@ -155,21 +155,21 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
         (kept.held("p0"), wanted)
     };
     // From the first batch on, or a snapshot, or after it had nothing.
-    assert_eq!(cache(batch(0, vec![stored(prompt(1, 3))])), ((3, false), Wanted::Nothing));
+    assert_eq!(cache(batch(0, vec![stored(prompt(1, 3))])), ((3, false), CacheRequest::Nothing));
     let snapshot = CacheBatch { seq: 7, change: CacheChange::Snapshot, events: vec![stored(prompt(1, 4))] };
-    assert_eq!(cache(snapshot), ((4, false), Wanted::Nothing));
+    assert_eq!(cache(snapshot), ((4, false), CacheRequest::Nothing));
     let cleared = vec![CacheEvent::Cleared, stored(prompt(1, 5))];
-    assert_eq!(cache(batch(9, cleared)), ((5, false), Wanted::Nothing));
+    assert_eq!(cache(batch(9, cleared)), ((5, false), CacheRequest::Nothing));
     // Not from a later batch on, nor after what is lost; number 1 may have had one before it.
-    assert_eq!(cache(batch(1, vec![stored(prompt(1, 6))])), ((6, true), Wanted::Snapshot));
-    assert_eq!(cache(batch(2, vec![stored(prompt(1, 6))])), ((6, true), Wanted::Snapshot));
+    assert_eq!(cache(batch(1, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
+    assert_eq!(cache(batch(2, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 7))] };
-    assert_eq!(cache(lost), ((7, true), Wanted::Snapshot));
+    assert_eq!(cache(lost), ((7, true), CacheRequest::Snapshot));
 }
 
 #[test]
 fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
-    let mut kept = Kept::new();
+    let mut kept = DurableDesk::new();
     kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
     let decodes = InstanceSpec { events: Some(publisher()), ..spec("d0", Part::Decode) };
     kept.desk.register(decodes, 0).expect("room");
@@ -181,7 +181,7 @@ fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
 
 #[test]
 fn one_that_was_forgotten_while_out_of_reach_is_degraded_when_it_is_back() {
-    let mut kept = Kept::new();
+    let mut kept = DurableDesk::new();
     kept.desk.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
     kept.desk.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
     let long_ns = kvplane_conductor::desk::AWAY_FORGOTTEN_NS;
@@ -228,7 +228,7 @@ proptest! {
     /// that it holds.
     #[test]
     fn nothing_that_was_answered_is_forgotten(acts in prop::collection::vec(act(), 1..80)) {
-        let mut kept = Kept::new();
+        let mut kept = DurableDesk::new();
         let mut now_ns = 0;
         // By name: whether it has blocks of which this desk heard nothing.
         let mut missing: BTreeMap<String, bool> = BTreeMap::new();
@@ -267,7 +267,7 @@ proptest! {
                     }
                 }
                 Act::Place(policy, promises) => {
-                    let policy = Named::ALL[usize::from(policy)];
+                    let policy = PolicyName::ALL[usize::from(policy)];
                     let slo = Slo { ttft_ns: SECOND, ..Slo::NONE };
                     let promises = promises && policy.heeds_promises();
                     kept.desk.set_placement(policy, promises, if promises { slo } else { Slo::NONE }, now_ns);

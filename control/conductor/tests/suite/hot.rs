@@ -1,7 +1,7 @@
 //! What is counted as hot: what requests reuse, of late, in a table that does not grow.
 
 use kvplane_conductor::desk::{
-    Answer, Asked, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part, Step,
+    Answer, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part, ScheduleRequest, Step,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
 use kvplane_conductor::scheduler::ConductorConfig;
@@ -52,7 +52,7 @@ fn ask(desk: &mut Desk, number: u64, hashes: Vec<u64>, now_ns: u64) {
     let context = ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() };
     let tokens = hashes.len() as u32 * BLOCK;
     let (request, barred) = (format!("r{number}"), Vec::new());
-    let asked = Asked { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
+    let asked = ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
     match desk.schedule(&asked, now_ns).expect("served") {
         Answer::Assigned(assigned) => desk.update(assigned.reservation, Step::Ended, now_ns).expect("booked"),
         other => panic!("assigned, not {other:?}"),
@@ -139,7 +139,8 @@ fn fetch(desk: &mut Desk, hashes: &[u64], count: u64) {
     for number in 0..count {
         let (request, barred, tokens) = (format!("r{number}"), Vec::new(), hashes.len() as u32 * LONG);
         let (context, hashes) = (context.clone(), hashes.to_vec());
-        let asked = Asked { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
+        let asked =
+            ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
         let Answer::Assigned(assigned) = desk.schedule(&asked, 0).expect("served") else { panic!("bound at once") };
         assert_eq!(assigned.reuse_tokens, tokens);
         desk.update(assigned.reservation, Step::Ended, 0).expect("booked");

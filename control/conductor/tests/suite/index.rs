@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_conductor::index::{
-    ContextId, ContextKey, Found, HolderId, IndexConfig, IndexError, PrefixIndex, SnapshotError, Tier, Tiers,
+    ContextId, ContextKey, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, SnapshotError, Tier, Tiers,
 };
 use kvplane_proto::rng::{Rng, mix64};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ struct World {
     rng: Rng,
     contexts: Vec<ContextId>,
     holders: Vec<HolderId>,
-    found: Found,
+    found: PrefixMatches,
 }
 
 fn key(tenant: usize) -> ContextKey {
@@ -67,7 +67,7 @@ impl World {
         let contexts = (0..2).map(|tenant| index.context(&key(tenant)).unwrap()).collect();
         let holders = (0..holders).map(|_| index.register().unwrap()).collect();
         let rng = Rng::new(seed, "index");
-        Self { index, naive: Naive::default(), rng, contexts, holders, found: Found::default() }
+        Self { index, naive: Naive::default(), rng, contexts, holders, found: PrefixMatches::default() }
     }
 
     /// A prompt: few first blocks, then stretches that now and then part.
@@ -246,7 +246,7 @@ fn long_prompts_and_universal_heads() {
         index.stored(context, *holder, Tier::Gpu, None, &long[..100 + at % 3]).unwrap();
     }
     index.stored(context, holders[500], Tier::Gpu, Some(long[101]), &long[102..]).unwrap();
-    let mut found = Found::default();
+    let mut found = PrefixMatches::default();
     index.find(context, &long, 4, Tiers::OWN, &mut found).unwrap();
     let depths: Vec<u32> = found.matches().iter().map(|found| found.blocks).collect();
     assert_eq!(depths, [62_500, 102, 102, 102]);

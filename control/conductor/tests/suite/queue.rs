@@ -2,11 +2,13 @@
 
 use crate::support;
 
-use kvplane_conductor::desk::{Answer, Asked, Desk, DeskError, InstanceSpec, Mode, Part, Step, Told, Why};
-use kvplane_conductor::policy::{Named, Slo};
+use kvplane_conductor::desk::{
+    Answer, ClientNotice, Desk, DeskError, InstanceSpec, Mode, Part, ScheduleRequest, Step, Why,
+};
+use kvplane_conductor::policy::{PolicyName, Slo};
 use support::{SECOND, asked, assigned, config, desk, prompt, spec};
 
-fn told(desk: &mut Desk) -> Vec<Told> {
+fn told(desk: &mut Desk) -> Vec<ClientNotice> {
     std::iter::from_fn(|| desk.take_told()).collect()
 }
 
@@ -15,10 +17,10 @@ fn kept_from_the_free_one() -> (Desk, u64) {
     let mut desk = desk(2);
     let long = |at: u64| asked(&format!("long{at}"), prompt(at, 60_000));
     let first = desk.schedule(&long(0), 0).expect("good");
-    let second = desk.schedule(&Asked { barred: vec![assigned(&first).prefill.to_string()], ..long(1) }, 0);
+    let second = desk.schedule(&ScheduleRequest { barred: vec![assigned(&first).prefill.to_string()], ..long(1) }, 0);
     let second = second.expect("good");
     let on_p0 = if &*assigned(&first).prefill == "p0" { &first } else { &second };
-    let kept = desk.schedule(&Asked { barred: vec!["p0".to_owned()], ..asked("kept", prompt(9, 1)) }, 0);
+    let kept = desk.schedule(&ScheduleRequest { barred: vec!["p0".to_owned()], ..asked("kept", prompt(9, 1)) }, 0);
     let Ok(Answer::Queued { reservation, .. }) = kept else { panic!("queued, not {kept:?}") };
     desk.update(assigned(on_p0).reservation, Step::Ended, 0).expect("booked");
     (desk, reservation)
@@ -41,7 +43,10 @@ fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
     desk.deregister("p1", 1, 0).expect("its own life");
     let mut told = told(&mut desk);
     told.retain(|told| &*told.request == "kept");
-    assert!(matches!(told[..], [Told { answer: Answer::Refused { why: Why::NoInstance, .. }, .. }]), "{told:?}");
+    assert!(
+        matches!(told[..], [ClientNotice { answer: Answer::Refused { why: Why::NoInstance, .. }, .. }]),
+        "{told:?}"
+    );
     assert!(matches!(desk.update(reservation, Step::Alive, 0), Err(DeskError::UnknownReservation { .. })));
     assert_eq!(desk.counts.refused, 1);
 }
@@ -52,7 +57,7 @@ fn whom_another_policy_refuses_while_it_waits_is_told_so() {
     for at in 0..3 {
         desk.schedule(&asked(&format!("r{at}"), prompt(at, 60_000)), 0).expect("good");
     }
-    desk.set_placement(Named::Algorithm1, true, Slo { ttft_ns: SECOND, tbt_ns: u64::MAX }, 0);
+    desk.set_placement(PolicyName::Algorithm1, true, Slo { ttft_ns: SECOND, tbt_ns: u64::MAX }, 0);
     let told = told(&mut desk);
     assert_eq!(told.len(), 2, "{told:?}");
     assert!(told.iter().all(|told| matches!(told.answer, Answer::Refused { why: Why::Ttft, .. })), "{told:?}");
@@ -89,7 +94,7 @@ fn an_id_is_one_tenants_and_one_models() {
 #[test]
 fn a_promised_pace_of_tokens_binds_only_where_somebody_decodes() {
     let mut config = config();
-    (config.policy, config.refuses, config.books.slo.tbt_ns) = (Named::Algorithm1, true, 26_000_000);
+    (config.policy, config.refuses, config.books.slo.tbt_ns) = (PolicyName::Algorithm1, true, 26_000_000);
     let mut desk = Desk::new(config, 0);
     desk.register(spec("p0", Part::Prefill), 0).expect("room");
     assert_eq!(&*assigned(&desk.schedule(&asked("a", prompt(1, 10)), 0).expect("good")).prefill, "p0");
@@ -128,7 +133,7 @@ fn only_instances_that_take_requests_count_when_some_are_refused() {
 
 #[test]
 fn the_longest_prompts_add_up_to_no_more_than_a_very_long_time() {
-    for policy in Named::ALL {
+    for policy in PolicyName::ALL {
         let mut config = config();
         config.policy = policy;
         let mut desk = Desk::new(config, 0);
@@ -139,7 +144,7 @@ fn the_longest_prompts_add_up_to_no_more_than_a_very_long_time() {
         }
         for at in 0..60u64 {
             let mode = if at % 2 == 0 { Mode::Now } else { Mode::Reserve };
-            let mut asked = Asked { mode, tokens: u32::MAX, ..asked(&format!("r{at}"), prompt(at, 3)) };
+            let mut asked = ScheduleRequest { mode, tokens: u32::MAX, ..asked(&format!("r{at}"), prompt(at, 3)) };
             asked.context.block_tokens = 1 << 20;
             desk.schedule(&asked, at).expect("as long as prompts may be");
         }

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Descriptor, NoticeLimits, Published};
+use crate::{Descriptor, NoticeLimits, PublishedEngine};
 
 const LIMIT: usize = 1 << 20;
 
@@ -64,14 +64,14 @@ impl Duplex for Pieces {
     }
 }
 
-fn published() -> Published {
+fn published() -> PublishedEngine {
     let mut descriptor = Descriptor::tcp("127.0.0.1:1", "127.0.0.1", 2);
     descriptor.buffers = (1..100).map(|index| crate::Buffer::new("cpu:0", index << 12, 4096)).collect();
-    Published::new(&descriptor, LIMIT, NoticeLimits { notices: 1, bytes: 100 }).expect("a good one")
+    PublishedEngine::new(&descriptor, LIMIT, NoticeLimits { notices: 1, bytes: 100 }).expect("a good one")
 }
 
 /// All that comes back, how it ended, and what was answered.
-fn talk(local: &Published, stream: Pieces) -> (Vec<u8>, Step, Option<Answered>) {
+fn talk(local: &PublishedEngine, stream: Pieces) -> (Vec<u8>, Step, Option<ConnectionOutcome>) {
     let mut connection = Connection::new(stream);
     let mut answered = None;
     for _ in 0..1_000_000 {
@@ -92,23 +92,31 @@ fn each_request_has_its_reply() {
     let descriptor = local.descriptor();
     let note = Notice { name: "a".to_owned(), message: "b".to_owned() };
     let cases = [
-        (frame::typed(Kind::Probe, "{}"), frame::typed(Kind::Probe, notice::ALIVE), Answered::Typed(Kind::Probe)),
-        (frame::typed(Kind::Probe, ""), frame::typed(Kind::Probe, notice::ALIVE), Answered::Typed(Kind::Probe)),
+        (
+            frame::typed(Kind::Probe, "{}"),
+            frame::typed(Kind::Probe, notice::ALIVE),
+            ConnectionOutcome::Typed(Kind::Probe),
+        ),
+        (
+            frame::typed(Kind::Probe, ""),
+            frame::typed(Kind::Probe, notice::ALIVE),
+            ConnectionOutcome::Typed(Kind::Probe),
+        ),
         (
             frame::typed(Kind::Metadata, "{\"name\":\"b\"}"),
             frame::typed(Kind::Metadata, &descriptor),
-            Answered::Typed(Kind::Metadata),
+            ConnectionOutcome::Typed(Kind::Metadata),
         ),
         (
             frame::typed(Kind::Connection, "{\"qp_num\":[1]}"),
             frame::typed(Kind::Connection, &rejected),
-            Answered::RefusedConnection,
+            ConnectionOutcome::RefusedConnection,
         ),
-        (frame::untyped("{\"qp_num\":[1]}"), frame::untyped(&rejected), Answered::RefusedConnection),
+        (frame::untyped("{\"qp_num\":[1]}"), frame::untyped(&rejected), ConnectionOutcome::RefusedConnection),
         (
             frame::typed(Kind::Notify, &note.encode()),
             frame::typed(Kind::Notify, &notice::reply_to_notice(None)),
-            Answered::Typed(Kind::Notify),
+            ConnectionOutcome::Typed(Kind::Notify),
         ),
     ];
     for (request, reply, answered) in cases {
@@ -128,7 +136,7 @@ fn a_refused_notice_is_answered() {
     local.notified(Notice::decode(note.as_bytes()).expect("a notice")).expect("room");
     for body in [note.as_str(), "{}", "no JSON"] {
         let (output, _, answered) = talk(&local, Pieces::new(&frame::typed(Kind::Notify, body), 5, 5));
-        assert_eq!(answered, Some(Answered::RefusedNotice));
+        assert_eq!(answered, Some(ConnectionOutcome::RefusedNotice));
         let text = String::from_utf8(output).expect("text");
         assert!(text.contains("\"name\":\"\"") && text.contains("refused: "), "{text}");
     }

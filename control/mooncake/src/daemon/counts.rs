@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::connection::Answered;
+use crate::connection::ConnectionOutcome;
 use crate::frame::Kind;
 
 /// What a daemon has done since its start.
@@ -50,14 +50,14 @@ pub(super) fn count(counter: &AtomicU64) {
 }
 
 impl Tally {
-    pub(super) fn answered(&self, answered: Answered) {
+    pub(super) fn answered(&self, answered: ConnectionOutcome) {
         count(match answered {
-            Answered::Typed(Kind::Metadata) => &self.descriptors,
-            Answered::Typed(Kind::Notify) => &self.notices,
-            Answered::Typed(Kind::Probe) => &self.probes,
-            Answered::Typed(Kind::Connection) => &self.connections,
-            Answered::RefusedConnection => &self.refused_connections,
-            Answered::RefusedNotice => &self.refused_notices,
+            ConnectionOutcome::Typed(Kind::Metadata) => &self.descriptors,
+            ConnectionOutcome::Typed(Kind::Notify) => &self.notices,
+            ConnectionOutcome::Typed(Kind::Probe) => &self.probes,
+            ConnectionOutcome::Typed(Kind::Connection) => &self.connections,
+            ConnectionOutcome::RefusedConnection => &self.refused_connections,
+            ConnectionOutcome::RefusedNotice => &self.refused_notices,
         });
     }
 

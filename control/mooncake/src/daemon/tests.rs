@@ -6,18 +6,18 @@ use std::time::Instant;
 
 use super::*;
 use crate::frame::{self, Kind};
-use crate::{Buffer, Caller, Descriptor, Notice, NoticeLimits, Published, Stage};
+use crate::{Buffer, Caller, Descriptor, Notice, NoticeLimits, PublishedEngine, Stage};
 
 const LIMIT: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(20);
 
-fn start(config: DaemonConfig) -> (Daemon, Arc<Published>, String) {
+fn start(config: DaemonConfig) -> (Daemon, Arc<PublishedEngine>, String) {
     let listening = Daemon::listen(config).expect("a free port");
     let name = listening.address().to_string();
     let mut descriptor = Descriptor::tcp(&name, "127.0.0.1", 7);
     descriptor.buffers.push(Buffer::new(&name, 0x7f00_0000_0000, 4096));
     let limits = NoticeLimits { notices: 2, bytes: LIMIT };
-    let published = Arc::new(Published::new(&descriptor, LIMIT, limits).expect("a good descriptor"));
+    let published = Arc::new(PublishedEngine::new(&descriptor, LIMIT, limits).expect("a good descriptor"));
     let daemon = listening.serve(published.clone()).expect("a thread");
     (daemon, published, name)
 }

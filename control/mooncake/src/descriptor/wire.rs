@@ -81,7 +81,7 @@ impl Descriptor {
 
 /// What is written. Stock engines sort the keys of objects, and so does this.
 #[derive(Serialize)]
-pub(super) struct Borrowed<'a> {
+pub(super) struct DescriptorFields<'a> {
     buffers: Vec<BorrowedBuffer<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kvplane: Option<BorrowedNative<'a>>,
@@ -115,7 +115,7 @@ struct BorrowedNative<'a> {
     native: &'a Native,
 }
 
-impl<'a> Borrowed<'a> {
+impl<'a> DescriptorFields<'a> {
     pub(super) fn new(from: &'a super::Descriptor) -> Self {
         let buffer = |buffer: &'a super::Buffer| BorrowedBuffer {
             addr: buffer.address,

@@ -10,7 +10,7 @@ use kvplane_proto::ids::Epoch;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
     Authority, CallError, Client, ClientConfig, ConnectError, Event, Identity, Limits, MapWatch, RefusalCode,
-    Rejection, Role, ServeError, Server, ServerConfig, Standing, Trust,
+    Rejection, Role, ServeError, Server, ServerConfig, ServiceState, Trust,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -159,7 +159,7 @@ fn bad_frames_cost_the_connection_and_nobody_elses() {
         let good = kvplane_rpc::codec::encode(&GetMap).unwrap();
         let mut trailing = good.clone();
         trailing.push(0);
-        let reply_kind = kvplane_rpc::codec::encode(&Done).unwrap();
+        let reply_kind = kvplane_rpc::codec::encode(&EmptyReply).unwrap();
         let huge = vec![b'K'; 100 << 10];
         let cases = [
             (b"GET / HTTP/1.1\r\n".to_vec(), "not of this protocol"),
@@ -226,7 +226,7 @@ fn a_port_in_use_is_named() {
             reset_secret: authority.reset_secret(),
             limits: limits(),
         };
-        let Err(error) = Server::start(&config, Standing::Serving(support::Recorder::new(1, 1))) else {
+        let Err(error) = Server::start(&config, ServiceState::Serving(support::Recorder::new(1, 1))) else {
             panic!("the port is taken");
         };
         assert!(matches!(error, ServeError::Listen { .. }));
@@ -396,13 +396,13 @@ fn a_server_that_stands_by_sends_its_callers_away_with_words() {
         let client = rig.client(Role::Node).await;
         let alive = Heartbeat { node: 1, incarnation: 1, load: Load::default() };
         client.call(&alive).await.expect("it serves");
-        rig.server.stand(Standing::StandingBy("another one leads: 192.0.2.1:7".to_owned()));
+        rig.server.stand(ServiceState::StandingBy("another one leads: 192.0.2.1:7".to_owned()));
         // Who was served is told, and so is who comes.
         let error = client.call(&alive).await.expect_err("it stands by").to_string();
         assert!(error.contains("another one leads: 192.0.2.1:7"), "{error}");
         let error = message(connect(&rig.config(Role::Node)).await);
         assert!(error.contains("another one leads: 192.0.2.1:7"), "{error}");
-        rig.server.stand(Standing::Serving(rig.service.clone()));
+        rig.server.stand(ServiceState::Serving(rig.service.clone()));
         rig.client(Role::Node).await.call(&alive).await.expect("it serves again");
     });
 }
@@ -423,7 +423,7 @@ fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
         limits,
     };
     let new_runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let start = |config: &ServerConfig| Server::start(config, Standing::Serving(Recorder::new(1, 1)));
+    let start = |config: &ServerConfig| Server::start(config, ServiceState::Serving(Recorder::new(1, 1)));
     let first = new_runtime();
     let killed = first.block_on(async { start(&server) }).expect("a server");
     server.listen = killed.address();

@@ -77,7 +77,7 @@ fn golden_frames() {
     show("Hello", encode(&Hello { software: "a 1".to_owned() }));
     show("Join", encode(&join()));
     show("Heartbeat", encode(&Heartbeat { node: 7, incarnation: 2, load }));
-    show("Settled", encode(&Settled { node: 7, incarnation: 2, epoch: 9 }));
+    show("SettleReport", encode(&SettleReport { node: 7, incarnation: 2, epoch: 9 }));
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("Undrain", encode(&Undrain { node: 7, incarnation: None }));
@@ -105,13 +105,13 @@ fn golden_frames() {
             heartbeat_deadline_ns: 6,
         }),
     );
-    let joined = Joined { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
-    show("Joined", encode(&joined));
+    let joined = JoinReply { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
+    show("JoinReply", encode(&joined));
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
     show("LastLife", encode(&LastLife { incarnation: 9 }));
     show("DevicesKept", encode(&DevicesKept { since: 5 }));
-    show("Renewed", encode(&Renewed { segments: 2 }));
-    show("Done", encode(&Done));
+    show("RenewReply", encode(&RenewReply { segments: 2 }));
+    show("EmptyReply", encode(&EmptyReply));
     let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![], former: None };
     show("MapReply", encode(&MapReply { map }));
     show("SegmentReply", encode(&SegmentReply { segment: segment() }));
@@ -426,9 +426,9 @@ fn decode_as_all(frame: &[u8]) {
     let _ = decode::<UnregisterSegment>(frame);
     let _ = decode::<GetSegment>(frame);
     let _ = decode::<Welcome>(frame);
-    let _ = decode::<Joined>(frame);
+    let _ = decode::<JoinReply>(frame);
     let _ = decode::<Alive>(frame);
-    let _ = decode::<Renewed>(frame);
+    let _ = decode::<RenewReply>(frame);
     let _ = decode::<ListSegments>(frame);
     let _ = decode::<MapReply>(frame);
     let _ = decode::<SegmentReply>(frame);

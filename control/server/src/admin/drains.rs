@@ -19,12 +19,12 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_cluster::{Input, MemberState};
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_rpc::message::{Done, Owner};
+use kvplane_rpc::message::{EmptyReply, Owner};
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
 use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
-use crate::control::{Control, Holding};
+use crate::control::{Control, NodeHoldings};
 use crate::http::Answer;
 
 /// Nodes of one job.
@@ -38,7 +38,7 @@ type Life = (u64, u64);
 
 /// When lives were asked to drain, and how many bytes they had then, as long as this process lives.
 #[derive(Debug, Default)]
-pub(crate) struct Drained(Mutex<BTreeMap<Life, (Instant, u64)>>);
+pub(crate) struct DrainStarts(Mutex<BTreeMap<Life, (Instant, u64)>>);
 
 /// How one node of a job is.
 struct Unit {
@@ -155,25 +155,25 @@ fn drain_all(control: &Control, lives: &[Life]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn undrain(control: &Control, (node, life): Life) -> Result<Done, Refusal> {
+fn undrain(control: &Control, (node, life): Life) -> Result<EmptyReply, Refusal> {
     control.undrain_now(NodeId(node), Some(Incarnation(life)))
 }
 
 impl Control {
     /// Drains a node, of this life if one is named.
-    pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+    pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
         self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Drain { node, incarnation })?;
         tracing::info!(node = node.0, "a node is drained");
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     /// Gives a node its share again, as [`Self::drain_now`] took it.
-    pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+    pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
         self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Undrain { node, incarnation })?;
         tracing::info!(node = node.0, "a node is not drained any more");
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     /// Tells an operator, who names no life of a node, that the node is not there. A node that names its own gets the
@@ -224,7 +224,7 @@ fn list(control: &Control) -> Answer {
         Err(refusal) => return refused(&refusal),
     };
     let drained = holdings.iter().filter(|(_, of)| of.state == MemberState::Draining);
-    let job_of = |(node, of): (&u64, &Holding)| {
+    let job_of = |(node, of): (&u64, &NodeHoldings)| {
         let life = (*node, of.incarnation);
         job(control, &[life], &[unit(control, Some(of), life)])
     };
@@ -238,7 +238,7 @@ fn units(control: &Control, lives: &[Life]) -> Result<Vec<Unit>, Refusal> {
     Ok(lives.iter().map(|life| unit(control, holdings.get(&life.0), *life)).collect())
 }
 
-fn unit(control: &Control, holding: Option<&Holding>, (node, life): Life) -> Unit {
+fn unit(control: &Control, holding: Option<&NodeHoldings>, (node, life): Life) -> Unit {
     let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
     let state = match of.state {
         _ if of.incarnation != life => UnitState::Failed,
@@ -294,7 +294,7 @@ fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
     })
 }
 
-impl Drained {
+impl DrainStarts {
     /// Remembers since when a life is drained and what it had, and forgets other lives of the node.
     fn begin(&self, life: Life, unit: &Unit) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,7 +305,7 @@ impl Drained {
     }
 
     /// Whether a life was heard of since its drain began; of a drain that an earlier process began, at all.
-    fn heard_since(&self, life: Life, of: &Holding) -> bool {
+    fn heard_since(&self, life: Life, of: &NodeHoldings) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         of.heard.is_some_and(|heard| known.get(&life).is_none_or(|(began, _)| heard > *began))
     }

@@ -18,15 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is known of an object.
 #[derive(Default)]
-struct Known {
+struct ObjectFacts {
     /// The node and what it has.
     copies: Vec<(u64, KeyFound)>,
     /// Why an owner said nothing.
     trouble: Option<String>,
 }
 
-async fn ask(control: &Control, digests: &[Digest]) -> Vec<Known> {
-    let mut known: Vec<Known> = digests.iter().map(|_| Known::default()).collect();
+async fn ask(control: &Control, digests: &[Digest]) -> Vec<ObjectFacts> {
+    let mut known: Vec<ObjectFacts> = digests.iter().map(|_| ObjectFacts::default()).collect();
     let mut by_node: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (at, digest) in digests.iter().enumerate() {
         match control.owners(*digest) {
@@ -62,7 +62,7 @@ fn digest(tenant: &str, key: &str) -> Digest {
     Digest::of(tenant.as_bytes(), key.as_bytes())
 }
 
-fn memory(known: &Known) -> Vec<Value> {
+fn memory(known: &ObjectFacts) -> Vec<Value> {
     let copies = known.copies.iter().filter_map(|(_, found)| Some((found.memory?, &found.address)));
     copies
         .map(|((offset, bytes), address)| {
@@ -71,7 +71,7 @@ fn memory(known: &Known) -> Vec<Value> {
         .collect()
 }
 
-fn ssd(known: &Known) -> Vec<Value> {
+fn ssd(known: &ObjectFacts) -> Vec<Value> {
     let copies = known.copies.iter().filter_map(|(node, found)| Some((node, found.ssd?, &found.address)));
     copies
         .map(|(node, bytes, address)| {

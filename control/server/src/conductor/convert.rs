@@ -1,15 +1,15 @@
 //! Between messages and the desk's own types.
 
 use kvplane_conductor::desk::{
-    Ack, Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Candidate, DeskError, Holdings, InstanceRow,
-    InstanceSpec, Mode, Part, PoolRow, Publisher, Step, Table, Wanted, Why,
+    Ack, Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, CacheRequest, Candidate, DeskError, Holdings,
+    InstanceRow, InstanceSpec, Mode, Part, PoolRow, Publisher, ScheduleRequest, Step, Table, Why,
 };
 use kvplane_conductor::index::{ContextKey, Tier};
 use kvplane_conductor::scheduler::ConductorError;
 use kvplane_rpc::conductor::{
     Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
     FetchSource, InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
-    RegisterInstance, ReportCache, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, Scheduled,
+    RegisterInstance, ReportCache, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 
@@ -87,15 +87,15 @@ pub(crate) fn batch_in(call: ReportCache) -> (String, u64, CacheBatch) {
 
 pub(crate) fn ack_out(ack: Ack) -> CacheTaken {
     let wanted = match ack.wanted {
-        Wanted::Nothing => CacheWanted::Nothing,
-        Wanted::Replay => CacheWanted::Replay,
-        Wanted::Snapshot => CacheWanted::Snapshot,
+        CacheRequest::Nothing => CacheWanted::Nothing,
+        CacheRequest::Replay => CacheWanted::Replay,
+        CacheRequest::Snapshot => CacheWanted::Snapshot,
     };
     CacheTaken { next: ack.next, wanted }
 }
 
 pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
-    let holder = |held: &kvplane_conductor::desk::Holding| PrefixHolder {
+    let holder = |held: &kvplane_conductor::desk::PrefixHolding| PrefixHolder {
         instance: held.instance.to_string(),
         gpu_tokens: held.gpu_tokens,
         dram_tokens: held.dram_tokens,
@@ -114,8 +114,8 @@ pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
     PrefixHolders { holders, pooled_tokens: holdings.pooled_tokens }
 }
 
-pub(crate) fn asked_in(call: Schedule) -> Asked {
-    Asked {
+pub(crate) fn asked_in(call: Schedule) -> ScheduleRequest {
+    ScheduleRequest {
         client: call.client,
         request: call.request,
         context: context_in(call.context),
@@ -141,7 +141,7 @@ pub(crate) fn step_in(step: RequestStep) -> Step {
     }
 }
 
-pub(crate) fn assigned_out(assigned: &Assigned) -> Assignment {
+pub(crate) fn assigned_out(assigned: &AssignedInstances) -> Assignment {
     let source = |source: &kvplane_conductor::desk::Source| FetchSource {
         instance: source.instance.as_ref().map(ToString::to_string),
         tokens: source.tokens,
@@ -159,11 +159,11 @@ pub(crate) fn assigned_out(assigned: &Assigned) -> Assignment {
     }
 }
 
-pub(crate) fn answer_out(answer: &Answer) -> Scheduled {
+pub(crate) fn answer_out(answer: &Answer) -> ScheduleReply {
     match answer {
-        Answer::Assigned(assigned) => Scheduled::Assigned(assigned_out(assigned)),
+        Answer::Assigned(assigned) => ScheduleReply::Assigned(assigned_out(assigned)),
         Answer::Queued { reservation, position, eta_ns } => {
-            Scheduled::Queued { reservation: *reservation, position: *position, eta_ns: *eta_ns }
+            ScheduleReply::Queued { reservation: *reservation, position: *position, eta_ns: *eta_ns }
         }
         Answer::Refused { why, retry_after_ns } => {
             let why = match why {
@@ -174,7 +174,7 @@ pub(crate) fn answer_out(answer: &Answer) -> Scheduled {
                 Why::Waited => ScheduleRefusal::Waited,
                 Why::Lost => ScheduleRefusal::Lost,
             };
-            Scheduled::Refused { why, retry_after_ns: *retry_after_ns }
+            ScheduleReply::Refused { why, retry_after_ns: *retry_after_ns }
         }
     }
 }

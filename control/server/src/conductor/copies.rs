@@ -17,13 +17,13 @@ use crate::control::Control;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Copies that are being made: the tasks of each.
-type Coming = BTreeMap<CopyKey, Vec<u64>>;
+type CopiesInFlight = BTreeMap<CopyKey, Vec<u64>>;
 
 /// Makes copies until the control plane ends. In a cluster that keeps one copy of everything there are none.
 pub(crate) async fn make(host: Arc<Host>, control: Arc<Control>) {
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut coming = Coming::new();
+    let mut coming = CopiesInFlight::new();
     loop {
         look.tick().await;
         coming.retain(|key, tasks| match outcome(&control, tasks) {

@@ -11,26 +11,26 @@ use kvplane_cluster::{
     Record, RecordKey, SeedRecord,
 };
 use kvplane_conductor::desk::{Desk, DeskConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher};
-use kvplane_conductor::policy::{Named, Slo};
+use kvplane_conductor::policy::{PolicyName, Slo};
 use kvplane_rpc::Refusal;
 use kvplane_rpc::conductor::EventSource;
 
 use super::master::MasterSpec;
 use super::placement::{promise_in, promise_out};
-use super::subscriber::{Feed, Followed};
+use super::subscriber::{EventOrigin, Feed};
 use super::{Core, Host};
 use crate::control::Control;
 
 /// The decoded records of the Conductor.
 #[derive(Default)]
-pub(crate) struct Restored {
+pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
     pub(super) masters: Vec<MasterSpec>,
     pub(super) seeds: Vec<(PoolKey, String)>,
-    placement: Option<(Named, Slo)>,
+    placement: Option<(PolicyName, Slo)>,
 }
 
-impl Restored {
+impl DecodedRecords {
     /// Sorts them out of all records.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Restored {
                     restored.seeds.push((PoolKey { tenant, model, block_tokens }, seed));
                 }
                 ConductorRecord::Placement(PlacementRecord { policy, ttft_ns, tbt_ns }) => {
-                    let Some(policy) = Named::labelled(&policy) else {
+                    let Some(policy) = PolicyName::labelled(&policy) else {
                         return Err(format!(
                             "the stored policy {policy:?} is not known to this version: use the version that stored it"
                         ));
@@ -131,7 +131,7 @@ impl Host {
     pub(super) fn follow_restored(self: &Arc<Self>) {
         let (followed, masters) = {
             let mut core = self.core();
-            let followed: Vec<Followed> = core.desk.specs().filter_map(followed).collect();
+            let followed: Vec<EventOrigin> = core.desk.specs().filter_map(followed).collect();
             (followed, std::mem::take(&mut core.restored_masters))
         };
         followed.into_iter().for_each(|followed| self.follow(followed, false));
@@ -140,13 +140,13 @@ impl Host {
 }
 
 /// The publisher of an instance to follow, if it publishes events.
-pub(super) fn followed(spec: &InstanceSpec) -> Option<Followed> {
+pub(super) fn followed(spec: &InstanceSpec) -> Option<EventOrigin> {
     let events = spec.events.as_ref()?;
     let source =
         EventSource { publisher: events.publisher.clone(), replay: events.replay.clone(), topic: events.topic.clone() };
     let hashes = events.is_vllm.then(|| spec.pool());
     let (instance, life, block_tokens) = (spec.name.clone(), spec.life, spec.block_tokens);
-    Some(Followed { source, feed: Feed::Engine { instance, life, block_tokens, hashes } })
+    Some(EventOrigin { source, feed: Feed::Engine { instance, life, block_tokens, hashes } })
 }
 
 /// The change of a master that came.
@@ -272,13 +272,13 @@ mod tests {
             let instance = DurableInstance { spec, pool_token_bytes: 9, held, reports_cache: !held };
             assert_eq!(instance_in(instance_out(instance.clone())), instance);
         }
-        for policy in Named::ALL {
+        for policy in PolicyName::ALL {
             let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
             let Change::Put(record) = change(Durable::Placement(policy, slo)) else { panic!("a record") };
-            assert_eq!(Restored::of(&[record]).expect("known").placement, Some((policy, slo)));
+            assert_eq!(DecodedRecords::of(&[record]).expect("known").placement, Some((policy, slo)));
         }
         let later = PlacementRecord { policy: "later".to_owned(), ttft_ns: 0, tbt_ns: 0 };
         let later = Record::Conductor(ConductorRecord::Placement(later));
-        assert!(Restored::of(&[later]).is_err_and(|error| error.contains("later")));
+        assert!(DecodedRecords::of(&[later]).is_err_and(|error| error.contains("later")));
     }
 }

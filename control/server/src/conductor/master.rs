@@ -19,8 +19,8 @@ use kvplane_rpc::{Refusal, RefusalCode};
 use tokio::task::AbortHandle;
 
 use super::durable::{Keep, master_change, master_gone};
-use super::store_blocks::{Change, Known, MEMORY, SSD};
-use super::subscriber::{self, Feed, Followed};
+use super::store_blocks::{Change, MEMORY, SSD, StoreState};
+use super::subscriber::{self, EventOrigin, Feed};
 use super::{Host, check_source};
 
 /// Masters that are followed at most.
@@ -102,12 +102,13 @@ impl Host {
         let master = Master {
             host: Arc::clone(self),
             name: spec.name.clone(),
-            known: Known::default(),
+            known: StoreState::default(),
             parts: BTreeSet::new(),
             unsure: if was_registered { BTreeSet::from([0]) } else { BTreeSet::new() },
             degraded: Arc::clone(&degraded),
         };
-        let task = tokio::spawn(subscriber::follow(Arc::clone(self), Followed { source, feed: Feed::Master(master) }));
+        let task =
+            tokio::spawn(subscriber::follow(Arc::clone(self), EventOrigin { source, feed: Feed::Master(master) }));
         let row = MasterRow { registered: spec.clone(), degraded, task: task.abort_handle() };
         self.core().masters.insert(spec.name, row);
     }
@@ -140,7 +141,7 @@ impl Host {
 pub(super) struct Master {
     host: Arc<Host>,
     name: String,
-    known: Known,
+    known: StoreState,
     /// Parts by their numbers.
     parts: BTreeSet<u64>,
     /// Those of which something may be missing; 0 stands for those that have not been heard of.
@@ -209,7 +210,7 @@ impl Master {
     pub(super) fn forget(&mut self, missing: bool) {
         self.unsure = if missing { self.parts.iter().copied().chain([0]).collect() } else { BTreeSet::new() };
         self.degraded.store(missing, Ordering::Relaxed);
-        self.known = Known::default();
+        self.known = StoreState::default();
         for part in &self.parts {
             self.host.store_changed(*part, true, &[]);
         }

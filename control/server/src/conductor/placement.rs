@@ -1,7 +1,7 @@
 //! What operators tell the Conductor: whom it leaves out, and how it decides.
 
-use kvplane_conductor::policy::{Named, Slo};
-use kvplane_rpc::message::Done;
+use kvplane_conductor::policy::{PolicyName, Slo};
+use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, PlacementPolicy, SetPlacement};
 use kvplane_rpc::{Refusal, RefusalCode};
 
@@ -9,29 +9,29 @@ use super::Host;
 
 /// The policy of this name.
 #[must_use]
-pub const fn policy_named(policy: PlacementPolicy) -> Named {
+pub const fn policy_named(policy: PlacementPolicy) -> PolicyName {
     match policy {
-        PlacementPolicy::Random => Named::Random,
-        PlacementPolicy::RoundRobin => Named::RoundRobin,
-        PlacementPolicy::LoadBalance => Named::LoadBalance,
-        PlacementPolicy::SglangLike => Named::SglangLike,
-        PlacementPolicy::DynamoLike => Named::DynamoLike,
-        PlacementPolicy::Local => Named::Local,
-        PlacementPolicy::Algorithm1 => Named::Algorithm1,
-        PlacementPolicy::Kvplane => Named::Ours,
+        PlacementPolicy::Random => PolicyName::Random,
+        PlacementPolicy::RoundRobin => PolicyName::RoundRobin,
+        PlacementPolicy::LoadBalance => PolicyName::LoadBalance,
+        PlacementPolicy::SglangLike => PolicyName::SglangLike,
+        PlacementPolicy::DynamoLike => PolicyName::DynamoLike,
+        PlacementPolicy::Local => PolicyName::Local,
+        PlacementPolicy::Algorithm1 => PolicyName::Algorithm1,
+        PlacementPolicy::Kvplane => PolicyName::Ours,
     }
 }
 
-const fn policy_out(policy: Named) -> PlacementPolicy {
+const fn policy_out(policy: PolicyName) -> PlacementPolicy {
     match policy {
-        Named::Random => PlacementPolicy::Random,
-        Named::RoundRobin => PlacementPolicy::RoundRobin,
-        Named::LoadBalance => PlacementPolicy::LoadBalance,
-        Named::SglangLike => PlacementPolicy::SglangLike,
-        Named::DynamoLike => PlacementPolicy::DynamoLike,
-        Named::Local => PlacementPolicy::Local,
-        Named::Algorithm1 => PlacementPolicy::Algorithm1,
-        Named::Ours => PlacementPolicy::Kvplane,
+        PolicyName::Random => PlacementPolicy::Random,
+        PolicyName::RoundRobin => PlacementPolicy::RoundRobin,
+        PolicyName::LoadBalance => PlacementPolicy::LoadBalance,
+        PolicyName::SglangLike => PlacementPolicy::SglangLike,
+        PolicyName::DynamoLike => PlacementPolicy::DynamoLike,
+        PolicyName::Local => PlacementPolicy::Local,
+        PolicyName::Algorithm1 => PlacementPolicy::Algorithm1,
+        PolicyName::Ours => PlacementPolicy::Kvplane,
     }
 }
 
@@ -54,7 +54,7 @@ impl Host {
         Ok(InstanceHeld { requests })
     }
 
-    pub(crate) fn set_placement(&self, call: &SetPlacement) -> Result<Done, Refusal> {
+    pub(crate) fn set_placement(&self, call: &SetPlacement) -> Result<EmptyReply, Refusal> {
         let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
         let refuses = slo != Slo::NONE;
         if refuses && !policy_named(call.policy).heeds_promises() {
@@ -66,7 +66,7 @@ impl Host {
             Ok(())
         })?;
         tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changes how requests are placed");
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     pub(crate) fn placement(&self) -> Placement {

@@ -31,7 +31,7 @@ struct Block {
 
 /// What is known of stores, part by part.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct StoreState {
     /// By part and object.
     blocks: HashMap<(u64, u128), Block>,
     /// By a block's hash: the object that is one of its blocks, the latest of several tenants' or models'.
@@ -45,7 +45,7 @@ pub(super) type Change = (String, BlockKey, bool);
 pub(super) const MEMORY: u8 = 1;
 pub(super) const SSD: u8 = 2;
 
-impl Known {
+impl StoreState {
     /// All that was known of a part is void.
     pub(super) fn void(&mut self, part: u64) {
         self.blocks.retain(|(of, _), _| *of != part);
@@ -153,7 +153,7 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
             continue;
         };
         // A snapshot of every shard comes first.
-        *host.stored() = Known::default();
+        *host.stored() = StoreState::default();
         let mut shards = BTreeSet::new();
         loop {
             tokio::select! {
@@ -195,7 +195,7 @@ mod tests {
     fn a_block_is_there_until_it_is_on_no_medium() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::{Memory, Ssd};
-        let mut known = Known::default();
+        let mut known = StoreState::default();
         let key = "m@tp_rank:0@00000000000000000000000000000005";
         let mut take = |part, events, keys: &[&str]| {
             let (void, changes) = known.take(1, report(part, events, keys));
@@ -216,7 +216,7 @@ mod tests {
     fn a_block_says_which_object_it_is_as_long_as_it_is_there() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::Memory;
-        let mut known = Known::default();
+        let mut known = StoreState::default();
         let key = "m@tp_rank:0@00000000000000000000000000000005";
         let mut after = |part, change| {
             known.take(1, report(part, vec![event(change, Memory, 9)], &[key]));

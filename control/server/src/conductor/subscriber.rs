@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use super::Host;
 use super::master::{FORGET, Master};
 use crate::zmtp::message;
-use crate::zmtp_peer::{Heard, Kind, Peer, hello, subscription};
+use crate::zmtp_peer::{Kind, Peer, PeerInput, hello, subscription};
 
 /// How long connecting and the handshake may take, and each part of a replay.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 << 10;
 
 /// Whose events these are, and where they come from.
-pub(super) struct Followed {
+pub(super) struct EventOrigin {
     pub source: EventSource,
     pub feed: Feed,
 }
@@ -65,7 +65,7 @@ pub(super) fn address_of(url: &str) -> Option<&str> {
 struct Line {
     stream: TcpStream,
     peer: Peer,
-    heard: std::collections::VecDeque<Heard>,
+    heard: std::collections::VecDeque<PeerInput>,
 }
 
 impl Line {
@@ -78,14 +78,14 @@ impl Line {
             stream.write_all(&hello(kind)).await?;
             let mut line = Self { stream, peer: Peer::default(), heard: std::collections::VecDeque::new() };
             match line.next().await? {
-                Heard::Ready => Ok(line),
+                PeerInput::Ready => Ok(line),
                 _ => Err(io::Error::other("a message before READY")),
             }
         };
         timeout(DEADLINE, opening).await.map_err(io::Error::from)?
     }
 
-    async fn next(&mut self) -> io::Result<Heard> {
+    async fn next(&mut self) -> io::Result<PeerInput> {
         loop {
             if let Some(heard) = self.heard.pop_front() {
                 return Ok(heard);
@@ -108,9 +108,9 @@ impl Line {
                 Ok(()) = models.changed() => return Ok(None),
             };
             match heard {
-                Heard::Message(parts) => return Ok(Some(parts)),
-                Heard::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
-                Heard::Ready => {}
+                PeerInput::Message(parts) => return Ok(Some(parts)),
+                PeerInput::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
+                PeerInput::Ready => {}
             }
         }
     }
@@ -119,24 +119,24 @@ impl Line {
     async fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
         loop {
             match self.next().await? {
-                Heard::Message(parts) => return Ok(parts),
-                Heard::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
-                Heard::Ready => {}
+                PeerInput::Message(parts) => return Ok(parts),
+                PeerInput::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
+                PeerInput::Ready => {}
             }
         }
     }
 }
 
 /// Follows until the instance is not registered any more in this life.
-pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
+pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
     let mut follower = Follower { host, followed, next: None, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
         match follower.connected().await {
-            Err(Ended::Gone) => return,
+            Err(FollowEnd::Gone) => return,
             // The publisher is away, or is none.
-            Err(Ended::Broken(error)) => {
+            Err(FollowEnd::Broken(error)) => {
                 // One attempt takes no longer than its deadline; what took longer was a connection.
                 if began.elapsed() > 2 * DEADLINE {
                     away_since = None;
@@ -148,7 +148,7 @@ pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
                     (follower.next, away_since) = (None, None);
                     master.forget(true);
                 }
-                if let Err(Ended::Gone) = follower.is_away(since.elapsed(), &error) {
+                if let Err(FollowEnd::Gone) = follower.is_away(since.elapsed(), &error) {
                     return;
                 }
                 sleep(AGAIN).await;
@@ -158,12 +158,12 @@ pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
 }
 
 /// Why following a connection ended.
-enum Ended {
+enum FollowEnd {
     Broken(io::Error),
     Gone,
 }
 
-impl From<io::Error> for Ended {
+impl From<io::Error> for FollowEnd {
     fn from(error: io::Error) -> Self {
         Self::Broken(error)
     }
@@ -171,7 +171,7 @@ impl From<io::Error> for Ended {
 
 struct Follower {
     host: Arc<Host>,
-    followed: Followed,
+    followed: EventOrigin,
     /// The number of the batch that comes next.
     next: Option<u64>,
     /// Whether the publisher was out of reach when it was last tried.
@@ -180,7 +180,7 @@ struct Follower {
 
 impl Follower {
     /// The publisher has been out of reach for so long: what is known of an engine then counts for less and less.
-    fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), Ended> {
+    fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), FollowEnd> {
         let publisher = &self.followed.source.publisher;
         if !std::mem::replace(&mut self.away, true) {
             self.host.lost_publishers.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl Follower {
         let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *life, for_ns, now_ns)));
         match said {
-            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. })) => Err(Ended::Gone),
+            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. })) => Err(FollowEnd::Gone),
             Ok(Ok(true)) => {
                 if self.next.take().is_some() {
                     tracing::warn!(publisher, instance, "out of reach for long: it is taken to hold nothing");
@@ -215,7 +215,7 @@ impl Follower {
         }
     }
 
-    async fn connected(&mut self) -> Result<std::convert::Infallible, Ended> {
+    async fn connected(&mut self) -> Result<std::convert::Infallible, FollowEnd> {
         let source = self.followed.source.clone();
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
         let words = subscription(source.topic.as_bytes());
@@ -260,7 +260,7 @@ impl Follower {
     }
 
     /// An engine that counts from the beginning again has nothing of what it had.
-    async fn began_anew(&mut self, seq: u64, payload: &[u8]) -> Result<(), Ended> {
+    async fn began_anew(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowEnd> {
         if seq == 0 {
             return self.take(0, CacheChange::Snapshot, payload);
         }
@@ -272,7 +272,7 @@ impl Follower {
     }
 
     /// Takes what the engine still has of its batches from `from` on. Whether it said that this was all.
-    async fn replay(&mut self, from: u64) -> Result<bool, Ended> {
+    async fn replay(&mut self, from: u64) -> Result<bool, FollowEnd> {
         if self.followed.source.replay.is_empty() {
             return Ok(false);
         }
@@ -300,7 +300,7 @@ impl Follower {
         Ok(false)
     }
 
-    fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), Ended> {
+    fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), FollowEnd> {
         let block_tokens = match &mut self.followed.feed {
             Feed::Engine { block_tokens, .. } => *block_tokens,
             Feed::Master(master) => {
@@ -338,7 +338,7 @@ impl Follower {
         seq: u64,
         change: CacheChange,
         events: Vec<kvplane_conductor::desk::CacheEvent>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), FollowEnd> {
         let Feed::Engine { instance, life, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
             return Ok(());
@@ -352,7 +352,7 @@ impl Follower {
             taken
         });
         self.next = Some(seq.wrapping_add(1));
-        if gone { Err(Ended::Gone) } else { Ok(()) }
+        if gone { Err(FollowEnd::Gone) } else { Ok(()) }
     }
 }
 

@@ -4,17 +4,17 @@ use kvplane_cluster::{ClientId, Input, Offer, Reply, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetLife,
-    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, Joined, LastLife, Leave, ListHot,
-    ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT,
-    Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
-    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
-    WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply, GetLife,
+    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply, LastLife, Leave,
+    ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers, Owner, RegisterSegment,
+    RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
+    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants,
+    TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered,
+    Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -58,19 +58,19 @@ impl Service for Control {
         })
     }
 
-    fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal> {
+    fn join(&self, caller: Caller, call: Join) -> Result<JoinReply, Refusal> {
         let Join { member, capacity_bytes, version } = call;
         let (node, incarnation, shards) = (member.node.0, member.incarnation.0, member.shards.len());
         match self.handle(Input::Join { member, capacity_bytes, version })? {
             Reply::Joined { epoch, heartbeat_interval_ns, heartbeat_deadline_ns } => {
                 tracing::info!(node, incarnation, shards, from = %caller.address, "a node joins");
-                Ok(Joined { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
+                Ok(JoinReply { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
             }
             reply => Err(unexpected(&reply)),
         }
     }
 
-    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<Done, Refusal> {
+    fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<EmptyReply, Refusal> {
         let OfferMap { join: Join { member, capacity_bytes, version }, state, map, devices, since } = call;
         let (node, epoch, members) = (member.node.0, map.epoch.0, map.members.len());
         let devices = (devices != 0).then_some((devices, Epoch(since)));
@@ -78,7 +78,7 @@ impl Service for Control {
         match self.handle(Input::Offer { offer })? {
             Reply::Offered => {
                 tracing::warn!(node, epoch, members, from = %caller.address, "a member offers the map that it follows");
-                Ok(Done)
+                Ok(EmptyReply)
             }
             reply => Err(unexpected(&reply)),
         }
@@ -105,9 +105,9 @@ impl Service for Control {
         }
     }
 
-    fn settled(&self, _: Caller, call: Settled) -> Result<Done, Refusal> {
+    fn settled(&self, _: Caller, call: Settled) -> Result<EmptyReply, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| Done)
+        self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| EmptyReply)
     }
 
     fn get_moves(&self, _: Caller, call: GetMoves) -> Result<Moves, Refusal> {
@@ -115,7 +115,7 @@ impl Service for Control {
         Ok(Moves { unsettled: u32::try_from(unsettled).unwrap_or(u32::MAX) })
     }
 
-    fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal> {
+    fn leave(&self, caller: Caller, call: Leave) -> Result<EmptyReply, Refusal> {
         let node = NodeId(call.node);
         let incarnation = match (call.incarnation, caller.role) {
             (Some(incarnation), _) => Incarnation(incarnation),
@@ -140,35 +140,35 @@ impl Service for Control {
             false => Input::Leave { node, incarnation },
         })?;
         tracing::info!(node = node.0, incarnation = incarnation.0, restarts, "a node leaves");
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
+    fn drain(&self, caller: Caller, call: Drain) -> Result<EmptyReply, Refusal> {
         check_names_life(caller, call.node, call.incarnation)?;
         self.drain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
-    fn undrain(&self, caller: Caller, call: Undrain) -> Result<Done, Refusal> {
+    fn undrain(&self, caller: Caller, call: Undrain) -> Result<EmptyReply, Refusal> {
         check_names_life(caller, call.node, call.incarnation)?;
         self.undrain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
-    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {
+    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<EmptyReply, Refusal> {
         check_owner(caller, call.segment.owner)?;
-        self.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| Done)
+        self.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| EmptyReply)
     }
 
-    fn renew_segments(&self, _: Caller, call: RenewSegments) -> Result<Renewed, Refusal> {
+    fn renew_segments(&self, _: Caller, call: RenewSegments) -> Result<RenewReply, Refusal> {
         let client = ClientId(call.client);
         match self.handle(Input::ClientHeartbeat { client })? {
-            Reply::Renewed { segments } => Ok(Renewed { segments: segments as u64 }),
+            Reply::Renewed { segments } => Ok(RenewReply { segments: segments as u64 }),
             reply => Err(unexpected(&reply)),
         }
     }
 
-    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<Done, Refusal> {
+    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<EmptyReply, Refusal> {
         let owner = check_owner(caller, call.owner)?;
-        self.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| Done)
+        self.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| EmptyReply)
     }
 
     fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
@@ -237,7 +237,7 @@ impl Service for Control {
         Ok(TiersOrdered { orders })
     }
 
-    fn report_shard(&self, _: Caller, call: ReportShard) -> Result<Done, Refusal> {
+    fn report_shard(&self, _: Caller, call: ReportShard) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
         let shards = core.check_life(call.node, call.incarnation)?;
@@ -246,10 +246,10 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.shards.report(call, now_ns);
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    fn report_hot(&self, _: Caller, call: ReportHot) -> Result<Done, Refusal> {
+    fn report_hot(&self, _: Caller, call: ReportHot) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
         let shards = core.check_life(call.node, call.incarnation)?;
@@ -258,7 +258,7 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.shards.report_hot(call, now_ns);
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     fn list_hot(&self, _: Caller, call: ListHot) -> Result<HotList, Refusal> {
@@ -284,11 +284,11 @@ impl Service for Control {
         Ok(Room { bytes: room.try_fold(0u64, |sum, bytes| Some(sum.saturating_add(bytes?))) })
     }
 
-    fn set_tenant(&self, _: Caller, call: SetTenant) -> Result<Done, Refusal> {
+    fn set_tenant(&self, _: Caller, call: SetTenant) -> Result<EmptyReply, Refusal> {
         self.set_tenant_now(call)
     }
 
-    fn remove_tenant(&self, _: Caller, call: RemoveTenant) -> Result<Done, Refusal> {
+    fn remove_tenant(&self, _: Caller, call: RemoveTenant) -> Result<EmptyReply, Refusal> {
         self.remove_tenant_now(call)
     }
 
@@ -308,7 +308,7 @@ impl Service for Control {
         self.ticket_keys(&call)
     }
 
-    fn rotate_tickets(&self, _: Caller) -> Result<Done, Refusal> {
+    fn rotate_tickets(&self, _: Caller) -> Result<EmptyReply, Refusal> {
         self.rotate_tickets_now()
     }
 
@@ -318,23 +318,23 @@ impl Service for Control {
         core.follow.line(call.node, call.incarnation)
     }
 
-    fn answer_order(&self, _: Caller, call: AnswerOrder) -> Result<Done, Refusal> {
+    fn answer_order(&self, _: Caller, call: AnswerOrder) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
         core.check_life(call.node, call.incarnation)?;
         core.follow.answered(call);
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    fn answer_copies(&self, _: Caller, call: AnswerCopies) -> Result<Done, Refusal> {
+    fn answer_copies(&self, _: Caller, call: AnswerCopies) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
         core.check_life(call.node, call.incarnation)?;
         core.follow.copied(call);
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
-    fn report_silence(&self, _: Caller, call: ReportSilence) -> Result<Done, Refusal> {
+    fn report_silence(&self, _: Caller, call: ReportSilence) -> Result<EmptyReply, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        self.handle(Input::Reported { node, incarnation }).map(|_| Done)
+        self.handle(Input::Reported { node, incarnation }).map(|_| EmptyReply)
     }
 
     fn create_task(&self, _: Caller, call: CreateTask) -> Result<TaskCreated, Refusal> {
@@ -345,11 +345,11 @@ impl Service for Control {
         Ok(self.task_list(&call))
     }
 
-    fn cancel_task(&self, _: Caller, call: CancelTask) -> Result<Done, Refusal> {
+    fn cancel_task(&self, _: Caller, call: CancelTask) -> Result<EmptyReply, Refusal> {
         self.cancel_task_now(&call)
     }
 
-    fn report_events(&self, _: Caller, call: ReportEvents) -> Result<Done, Refusal> {
+    fn report_events(&self, _: Caller, call: ReportEvents) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
         let events = &call.events;
         core.check_life(events.node, events.incarnation)?;
@@ -358,7 +358,7 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.follow.publish(events)?;
-        Ok(Done)
+        Ok(EmptyReply)
     }
 
     fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -369,11 +369,11 @@ impl Service for Control {
         self.conductor()?.register(call)
     }
 
-    fn deregister_instance(&self, _: Caller, call: DeregisterInstance) -> Result<Done, Refusal> {
+    fn deregister_instance(&self, _: Caller, call: DeregisterInstance) -> Result<EmptyReply, Refusal> {
         self.conductor()?.deregister(&call)
     }
 
-    fn report_load(&self, _: Caller, call: ReportLoad) -> Result<Done, Refusal> {
+    fn report_load(&self, _: Caller, call: ReportLoad) -> Result<EmptyReply, Refusal> {
         self.conductor()?.load(&call)
     }
 
@@ -385,15 +385,15 @@ impl Service for Control {
         self.conductor()?.query(&call)
     }
 
-    fn schedule(&self, _: Caller, call: Schedule) -> Result<Scheduled, Refusal> {
+    fn schedule(&self, _: Caller, call: Schedule) -> Result<ScheduleReply, Refusal> {
         self.conductor()?.schedule(call)
     }
 
-    fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<Done, Refusal> {
+    fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         self.conductor()?.update(call)
     }
 
-    fn reschedule(&self, _: Caller, call: Reschedule) -> Result<Scheduled, Refusal> {
+    fn reschedule(&self, _: Caller, call: Reschedule) -> Result<ScheduleReply, Refusal> {
         self.conductor()?.reschedule(&call)
     }
 
@@ -405,7 +405,7 @@ impl Service for Control {
         self.conductor()?.hold(&call)
     }
 
-    fn set_placement(&self, _: Caller, call: SetPlacement) -> Result<Done, Refusal> {
+    fn set_placement(&self, _: Caller, call: SetPlacement) -> Result<EmptyReply, Refusal> {
         self.conductor()?.set_placement(&call)
     }
 
@@ -437,7 +437,7 @@ impl Service for Control {
         self.p2p.hold(call)
     }
 
-    fn report_object(&self, _: Caller, call: ReportObject) -> Result<Done, Refusal> {
+    fn report_object(&self, _: Caller, call: ReportObject) -> Result<EmptyReply, Refusal> {
         self.p2p.report(&call)
     }
 
@@ -465,7 +465,7 @@ impl Service for Control {
         self.p2p.join_ranks(call)
     }
 
-    fn want_shards(&self, _: Caller, call: WantShards) -> Result<Done, Refusal> {
+    fn want_shards(&self, _: Caller, call: WantShards) -> Result<EmptyReply, Refusal> {
         self.p2p.want(&call)
     }
 

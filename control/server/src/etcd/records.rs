@@ -64,7 +64,7 @@ impl Keys {
 
 /// What is stored.
 #[derive(Debug, Default)]
-pub(super) struct Stored {
+pub(super) struct StoredRecords {
     pub(super) state_id: Option<u64>,
     pub(super) records: Vec<Record>,
     pub(super) tickets: Option<String>,
@@ -89,7 +89,7 @@ impl From<GatewayError> for ReadError {
 }
 
 /// A turn's changes.
-pub(super) struct Fenced<'a> {
+pub(super) struct FencedChanges<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) keys: &'a Keys,
     /// What `leader` holds while the turn lasts.
@@ -104,7 +104,7 @@ pub(super) fn fence(turn: u64, changes: u64) -> Vec<u8> {
     format!("{turn:016x} {changes}").into_bytes()
 }
 
-impl Fenced<'_> {
+impl FencedChanges<'_> {
     /// Carries out `changes`, all or none.
     pub(super) fn commit(&mut self, changes: &[KeyChange]) -> Result<(), String> {
         let by = Instant::now() + COMMIT;
@@ -180,7 +180,7 @@ impl Fenced<'_> {
     }
 
     /// Reads everything, finishes what a former leader left undone, and gives a new state its identity.
-    pub(super) fn take_over(&mut self, fresh_id: u64) -> Result<Stored, ReadError> {
+    pub(super) fn take_over(&mut self, fresh_id: u64) -> Result<StoredRecords, ReadError> {
         let gateway = |reason| ReadError::Gateway(GatewayError { endpoint: "etcd".to_owned(), reason });
         let mut stored = read(self.gateway, self.keys)?;
         if !stored.batch.is_empty() {
@@ -204,7 +204,7 @@ fn part_key(part: usize) -> Vec<u8> {
 }
 
 /// Reads all keys of the cluster, as of one revision.
-pub(super) fn read(gateway: &Gateway, keys: &Keys) -> Result<Stored, ReadError> {
+pub(super) fn read(gateway: &Gateway, keys: &Keys) -> Result<StoredRecords, ReadError> {
     let base = keys.of(b"");
     let mut end = base.clone();
     // The base ends in a slash, so this is the first key that does not begin with it.
@@ -225,8 +225,8 @@ pub(super) fn read(gateway: &Gateway, keys: &Keys) -> Result<Stored, ReadError> 
     sort(&entries, base.len()).map_err(ReadError::Damaged)
 }
 
-fn sort(entries: &[Entry], base: usize) -> Result<Stored, String> {
-    let mut stored = Stored::default();
+fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
+    let mut stored = StoredRecords::default();
     let (mut parts, mut whole) = (Vec::new(), 0);
     for Entry { key, value, .. } in entries {
         let name = key.get(base..).unwrap_or_default();
@@ -311,8 +311,8 @@ mod tests {
     use super::*;
 
     /// The turn of this number, after so many changes.
-    fn turn<'a>(gateway: &'a Gateway, keys: &'a Keys, turn: u64) -> Fenced<'a> {
-        Fenced { gateway, keys, leader: b"the same", turn, changes: 0 }
+    fn turn<'a>(gateway: &'a Gateway, keys: &'a Keys, turn: u64) -> FencedChanges<'a> {
+        FencedChanges { gateway, keys, leader: b"the same", turn, changes: 0 }
     }
 
     fn begin(gateway: &Gateway, keys: &Keys, turn: u64) {

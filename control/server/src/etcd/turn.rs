@@ -10,8 +10,8 @@ use kvplane_rpc::random_u64;
 use tokio::sync::watch;
 
 use super::campaign::{Campaign, Verdict};
-use super::records::{Fenced, Keys, ReadError, fence};
-use super::{BEAT, CALL, Command, LOOK, Led, Place, STEP_ASIDE};
+use super::records::{FencedChanges, Keys, ReadError, fence};
+use super::{BEAT, CALL, Command, LOOK, Place, STEP_ASIDE, Takeover};
 
 /// Everything that the thread has.
 pub(super) struct Turns {
@@ -26,7 +26,7 @@ pub(super) struct Turns {
 }
 
 /// How a turn began.
-struct Begun {
+struct TurnStart {
     turn: u64,
     leader: Vec<u8>,
     changes: u64,
@@ -91,7 +91,7 @@ impl Turns {
     }
 
     /// Stands by until nobody leads, and takes the lead.
-    fn campaign(&self) -> Result<Begun, Over> {
+    fn campaign(&self) -> Result<TurnStart, Over> {
         let turn = random_u64().map_err(|error| Over::Failed(error.to_string()))?;
         let leader = format!("{turn:016x} {}", self.address).into_bytes();
         let key = self.keys.of(b"leader");
@@ -108,7 +108,7 @@ impl Turns {
                     let compare = match verdict {
                         // An attempt whose answer was lost.
                         _ if entry.is_some_and(|entry| entry.value == leader) => {
-                            return Ok(Begun { turn, leader, changes: 0 });
+                            return Ok(TurnStart { turn, leader, changes: 0 });
                         }
                         Verdict::Wait => None,
                         Verdict::Vacant => Some(Compare::Absent(&key)),
@@ -116,7 +116,7 @@ impl Turns {
                     };
                     match compare {
                         Some(compare) if self.take(&compare, turn, &leader) => {
-                            return Ok(Begun { turn, leader, changes: 0 });
+                            return Ok(TurnStart { turn, leader, changes: 0 });
                         }
                         Some(_) => {}
                         None => self.follow(entry),
@@ -151,14 +151,14 @@ impl Turns {
     }
 
     /// Leads until that is over.
-    fn lead(&self, mut begun: Begun) -> Over {
+    fn lead(&self, mut begun: TurnStart) -> Over {
         let fresh_id = match random_u64() {
             Ok(id) => id,
             Err(error) => return Over::Failed(error.to_string()),
         };
         let turn = begun.turn;
         let led = match self.fenced(&mut begun, |fenced| fenced.take_over(fresh_id)) {
-            Ok(stored) => Led {
+            Ok(stored) => Takeover {
                 turn,
                 state_id: stored.state_id.unwrap_or(fresh_id),
                 records: stored.records,
@@ -177,16 +177,16 @@ impl Turns {
     }
 
     /// Makes changes in this turn, which counts them.
-    fn fenced<T>(&self, begun: &mut Begun, make: impl FnOnce(&mut Fenced<'_>) -> T) -> T {
+    fn fenced<T>(&self, begun: &mut TurnStart, make: impl FnOnce(&mut FencedChanges<'_>) -> T) -> T {
         let Self { gateway, keys, .. } = self;
-        let Begun { turn, leader, changes } = begun;
-        let mut fenced = Fenced { gateway, keys, leader, turn: *turn, changes: *changes };
+        let TurnStart { turn, leader, changes } = begun;
+        let mut fenced = FencedChanges { gateway, keys, leader, turn: *turn, changes: *changes };
         let made = make(&mut fenced);
         *changes = fenced.changes;
         made
     }
 
-    fn serve(&self, begun: &mut Begun) -> Over {
+    fn serve(&self, begun: &mut TurnStart) -> Over {
         let (mut answered, mut beat_at) = (Instant::now(), Instant::now());
         loop {
             match self.commands.recv_timeout(beat_at.saturating_duration_since(Instant::now())) {
@@ -230,14 +230,14 @@ impl Turns {
         }
     }
 
-    fn beat(&self, begun: &Begun, by: Instant) -> Result<Outcome, kvplane_etcd::GatewayError> {
+    fn beat(&self, begun: &TurnStart, by: Instant) -> Result<Outcome, kvplane_etcd::GatewayError> {
         let key = self.keys.of(b"leader");
         let same = [Compare::Value(&key, &begun.leader)];
         self.gateway.transact(&same, &[Operation::Put(&key, &begun.leader)], &[], by)
     }
 
     /// Leaves the lead to whoever comes next, if etcd answers.
-    fn resign(&self, begun: &Begun) {
+    fn resign(&self, begun: &TurnStart) {
         let key = self.keys.of(b"leader");
         let same = [Compare::Value(&key, &begun.leader)];
         // Else it is found silent.

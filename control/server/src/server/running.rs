@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, ClusterConfig, Record};
 use kvplane_conductor::desk::DeskConfig;
-use kvplane_rpc::{LocalCluster, Publication, Server, Standing, random_u64};
+use kvplane_rpc::{LocalCluster, Publication, Server, ServiceState, random_u64};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
 use crate::access::Access;
-use crate::conductor::{Host, Restored, copies, store_blocks};
+use crate::conductor::{DecodedRecords, Host, copies, store_blocks};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -30,7 +30,7 @@ use crate::{http, knock, kv_events};
 const GOODBYE: Duration = Duration::from_millis(500);
 
 /// What is up once a control plane has started.
-pub(super) struct Running {
+pub(super) struct ControlProcess {
     pub(super) server: Server,
     pub(super) http: Option<(Arc<TcpListener>, SocketAddr)>,
     pub(super) events: Option<(Arc<TcpListener>, SocketAddr)>,
@@ -92,7 +92,7 @@ pub(super) enum State {
 fn host(config: Option<DeskConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
     config.books.index.seed = random_u64()?;
-    let restored = Restored::of(records).map_err(StartError::Conductor)?;
+    let restored = DecodedRecords::of(records).map_err(StartError::Conductor)?;
     let host = Host::new(config, random_u64()?, restored, grace).map_err(StartError::Conductor)?;
     Ok(Some(Arc::new(host)))
 }
@@ -157,9 +157,13 @@ pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 /// Runs until told to stop, the handle is gone, or the control plane fails.
-pub(super) async fn live(mut running: Running, state: State, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
+pub(super) async fn live(
+    mut running: ControlProcess,
+    state: State,
+    stopping: oneshot::Receiver<()>,
+) -> Result<(), EndError> {
     let mark = running.mark.take();
-    let Running { server, local, source, publication, .. } = &running;
+    let ControlProcess { server, local, source, publication, .. } = &running;
     let served = async {
         let reason = match &state {
             State::Own(control) => running.lead(control).await,
@@ -179,7 +183,7 @@ pub(super) async fn live(mut running: Running, state: State, stopping: oneshot::
     result
 }
 
-impl Running {
+impl ControlProcess {
     /// Serves with this control plane until it fails; returns why.
     async fn lead(&self, control: &Arc<Control>) -> String {
         let mut parts = Parts::default();
@@ -222,7 +226,7 @@ impl Running {
             match self.rest.control(store, led.records.clone(), keep) {
                 Ok(control) => {
                     control.set_address(reachable(self.server.address()));
-                    self.server.stand(Standing::Serving(control.clone()));
+                    self.server.stand(ServiceState::Serving(control.clone()));
                     self.role.send_replace(Role::Leads);
                     tracing::info!(turn = led.turn, records = led.records.len(), "leads");
                     tokio::select! {
@@ -255,7 +259,7 @@ impl Running {
             let role = Role::StandsBy(words.clone());
             if *self.role.borrow() != role {
                 tracing::info!("{words}");
-                self.server.stand(Standing::StandingBy(words));
+                self.server.stand(ServiceState::StandingBy(words));
                 self.role.send_replace(role);
             }
             if places.changed().await.is_err() {

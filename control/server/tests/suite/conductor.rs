@@ -68,9 +68,9 @@ fn load(instance: &str, seq: u64) -> ReportLoad {
     ReportLoad { tenant, instance, life: 1, seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 }
 }
 
-fn assigned(answer: Scheduled) -> Assignment {
+fn assigned(answer: ScheduleReply) -> Assignment {
     match answer {
-        Scheduled::Assigned(assignment) => assignment,
+        ScheduleReply::Assigned(assignment) => assignment,
         other => panic!("assigned, not {other:?}"),
     }
 }
@@ -149,7 +149,7 @@ fn operators_take_instances_out_and_change_how_requests_are_placed() {
         let shown = router.call(&ShowPlacement).await.expect("hosted");
         assert_eq!(shown, Placement { set, held: vec!["p0".to_owned()] });
         let refused = router.call(&schedule("b", prompt(90, 4))).await.expect("answered");
-        assert!(matches!(refused, Scheduled::Refused { why: ScheduleRefusal::Ttft, .. }), "{refused:?}");
+        assert!(matches!(refused, ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. }), "{refused:?}");
     });
 }
 
@@ -163,9 +163,9 @@ fn who_waits_is_told_over_its_stream_also_when_that_begins_late() {
         for at in 0..4 {
             let answer = router.call(&schedule(&format!("r{at}"), prompt(at, 2_000))).await.expect("served");
             reservations.push(match answer {
-                Scheduled::Assigned(assignment) => assignment.reservation,
-                Scheduled::Queued { reservation, .. } => reservation,
-                Scheduled::Refused { .. } => panic!("there is room"),
+                ScheduleReply::Assigned(assignment) => assignment.reservation,
+                ScheduleReply::Queued { reservation, .. } => reservation,
+                ScheduleReply::Refused { .. } => panic!("there is room"),
             });
         }
         let end = |reservation| UpdateRequest { reservation, step: RequestStep::Ended };
@@ -241,7 +241,7 @@ fn a_lost_instances_requests_go_elsewhere() {
         let (tenant, instance) = (String::new(), other.prefill.clone());
         router.call(&DeregisterInstance { tenant, instance, life: 1 }).await.expect("known");
         let refused = router.call(&schedule("b", prompt(2, 100))).await.expect("served");
-        assert!(matches!(refused, Scheduled::Refused { why: ScheduleRefusal::NoInstance, .. }), "{refused:?}");
+        assert!(matches!(refused, ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, .. }), "{refused:?}");
     });
 }
 
@@ -284,7 +284,7 @@ fn rights_limits_and_nonsense() {
         assert!(matches!(error, CallError::BadRequest(_)), "{error}");
         // A report that is refused harms nobody.
         engine.tell(&load("nobody", 1)).await.expect("sent");
-        assert!(matches!(router.call(&schedule("a", prompt(1, 9))).await, Ok(Scheduled::Assigned(_))));
+        assert!(matches!(router.call(&schedule("a", prompt(1, 9))).await, Ok(ScheduleReply::Assigned(_))));
     });
 }
 

@@ -39,9 +39,9 @@ fn child_control_plane() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-struct Killed(Child);
+struct KilledControl(Child);
 
-impl Drop for Killed {
+impl Drop for KilledControl {
     fn drop(&mut self) {
         // SIGKILL: no handler runs, nothing is flushed.
         let _ = self.0.kill();
@@ -51,7 +51,7 @@ impl Drop for Killed {
 
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-fn spawn(state: &Path, listen: SocketAddr) -> (Killed, LocalCluster) {
+fn spawn(state: &Path, listen: SocketAddr) -> (KilledControl, LocalCluster) {
     let mut child = Command::new(std::env::current_exe().expect("our own path"))
         .args(["--exact", "durable::child_control_plane", "--nocapture"])
         .env(STATE, state)
@@ -61,7 +61,7 @@ fn spawn(state: &Path, listen: SocketAddr) -> (Killed, LocalCluster) {
         .spawn()
         .expect("a child");
     let output = BufReader::new(child.stdout.take().expect("piped"));
-    let child = Killed(child);
+    let child = KilledControl(child);
     let address = output
         .lines()
         .map_while(Result::ok)

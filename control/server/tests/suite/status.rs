@@ -87,7 +87,7 @@ async fn fill(local: &LocalCluster) {
             mode: ScheduleMode::Now,
             barred: Vec::new(),
         };
-        assert!(matches!(router.call(&schedule).await.expect("served"), Scheduled::Assigned(_)));
+        assert!(matches!(router.call(&schedule).await.expect("served"), ScheduleReply::Assigned(_)));
     }
 }
 

@@ -5,11 +5,11 @@ use kvplane_proto::ids::{RequestId, SegmentId};
 use kvplane_proto::message::{Kind, Operation, ReadItem, RegionDescriptor, RunItem, SegmentDescriptor, WriteItem};
 use kvplane_proto::status::Status;
 
-use super::rig::{Reply, SEGMENT_BYTES, Sent};
+use super::rig::{Reply, SEGMENT_BYTES, SentFrame};
 use crate::LaneId;
 
 /// An answer to a put or a write.
-pub(super) fn single(sent: &Sent, status: Status, version: u64) -> Reply {
+pub(super) fn single(sent: &SentFrame, status: Status, version: u64) -> Reply {
     let header = Header::reply(Kind::Reply(sent.operation()), sent.header.request, status).with_argument(version);
     Reply { lane: sent.lane, header, body: Vec::new(), sum: 0 }
 }
@@ -20,7 +20,7 @@ pub(super) fn bare(lane: LaneId, operation: Operation, request: RequestId, statu
 }
 
 /// The answer to gathered reads or writes.
-pub(super) fn many(sent: &Sent) -> Reply {
+pub(super) fn many(sent: &SentFrame) -> Reply {
     let kind = Kind::Reply(sent.operation());
     let (mut before, mut bytes) = (0, 0);
     for run in sent.items::<RunItem>() {
@@ -44,7 +44,7 @@ pub(super) fn bad_range(run: &RunItem) -> Option<u64> {
     run.first_outside(SEGMENT_BYTES).map(u64::from)
 }
 
-pub(super) fn check_range(item: &WriteItem, sent: &Sent) -> Status {
+pub(super) fn check_range(item: &WriteItem, sent: &SentFrame) -> Status {
     let inside = item.offset + sent.header.payload_bytes <= SEGMENT_BYTES;
     if inside { Status::Ok } else { Status::OutOfRange }
 }

@@ -9,7 +9,7 @@ use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Rig, SECOND_NS, Seen, digest, map, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, digest, map, shared_config, stream_config};
 use crate::{Config, SubmitError};
 
 fn digests(numbers: impl IntoIterator<Item = u64>) -> Vec<Digest> {
@@ -53,7 +53,7 @@ fn each_owner_gets_one_request_and_every_answer_finds_its_place() {
                         let owner = owners.owner_of(item.digest).expect("an owner");
                         assert_eq!(NodeId(u64::from(owner.member) + 1), rig.addresses[&sent.lane].node);
                     }
-                    rig.act(Seen::Frame(sent));
+                    rig.act(ClientOutput::Frame(sent));
                 }
                 rig.run();
                 let expected = numbers.iter().map(|number| number % 3 == 0).collect();
@@ -72,7 +72,7 @@ fn no_request_is_longer_than_a_frame() {
     let items: Vec<usize> = frames.iter().map(|sent| sent.header.items as usize).collect();
     let most = Limits::QUESTIONS_PER_FRAME;
     assert_eq!(items, [most, most, 70_000 - 2 * most]);
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     let (found, unanswered) = end(&mut rig, batch);
     let there: Vec<usize> = (0..found.len()).filter(|at| found[*at]).collect();
@@ -91,7 +91,7 @@ fn what_one_owner_does_not_answer_is_named_and_the_rest_is_known() {
                 refused.extend(sent.items::<DigestItem>().into_iter().map(|item| item.digest));
                 rig.place(&bare(sent.lane, Operation::Exists, sent.header.request, status));
             } else {
-                rig.act(Seen::Frame(sent));
+                rig.act(ClientOutput::Frame(sent));
             }
         }
         rig.run();

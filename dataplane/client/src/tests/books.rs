@@ -4,7 +4,7 @@
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, Seen, local, shared_config};
+use super::rig::{ClientOutput, Rig, local, shared_config};
 use crate::{Config, PeerId, Request, SegmentTarget, Transport, Via};
 
 fn write(peer: PeerId, segment: u32, shareable: bool, bytes: u64) -> Request {
@@ -24,7 +24,7 @@ fn run(rig: &mut Rig, mut closed: usize) {
         }
         for seen in seen {
             match seen {
-                Seen::Copy { lane, slice, .. } => {
+                ClientOutput::Copy { lane, slice, .. } => {
                     rig.now_ns += 10_000;
                     let result = if closed > 0 { Err(Status::Unsupported) } else { Ok(0) };
                     closed = closed.saturating_sub(1);

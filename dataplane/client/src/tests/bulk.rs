@@ -48,7 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// What a client did and said.
 #[derive(PartialEq, Debug, Default)]
-struct Seen {
+struct ClientTrace {
     /// What each lane posted, by the place of its memory.
     posted: BTreeMap<u32, Vec<u64>>,
     results: Vec<(Status, u64)>,
@@ -65,7 +65,7 @@ struct Bed {
     copying: BTreeMap<LaneId, VecDeque<SliceId>>,
     batches: Vec<BatchId>,
     next: u64,
-    seen: Seen,
+    seen: ClientTrace,
 }
 
 /// As many devices as there are nodes at both ends, each near to its own node's memory.
@@ -87,7 +87,7 @@ impl Bed {
         rig.client.set_rdma(vec![1_000_000_000; devices], nodes(devices));
         (0..4).for_each(|buffer| rig.client.set_buffer_place(buffer, Place::at(buffer as usize / 2)));
         let peer = rig.client.open_peer_near(PeerAddress::native(([127, 0, 0, 1], 50).into(), None), nodes(devices));
-        Self { rig, peer, many, copying: BTreeMap::new(), batches: Vec::new(), next: 0, seen: Seen::default() }
+        Self { rig, peer, many, copying: BTreeMap::new(), batches: Vec::new(), next: 0, seen: ClientTrace::default() }
     }
 
     fn step(&mut self, step: &Step) {
@@ -190,7 +190,7 @@ impl Bed {
         }
     }
 
-    fn run(mut self, steps: &[Step]) -> Seen {
+    fn run(mut self, steps: &[Step]) -> ClientTrace {
         // A connection of each lane, so that no frame is among what follows.
         self.step(&Step::Submit(vec![(SLICE_BYTES, 1, 0, false, false); 64]));
         steps.iter().for_each(|step| self.step(step));

@@ -4,7 +4,7 @@ use kvplane_proto::ids::{Incarnation, NodeId, SegmentId};
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Rig, SECOND_NS, Seen, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, local, shared_config, stream_config};
 use crate::{Config, Path, PeerAddress, PeerId, Request, SegmentTarget, SubmitError};
 
 const PIECE_BYTES: u64 = 64 << 10;
@@ -85,7 +85,7 @@ fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
     let resets = rig.drain();
     assert!(!rig.client.is_complete(batch), "the peer may still write to its memory");
     for seen in resets {
-        let Seen::Reset(lane) = seen else { panic!("{seen:?}") };
+        let ClientOutput::Reset(lane) = seen else { panic!("{seen:?}") };
         rig.client.lane_gone(lane, rig.now_ns);
     }
     assert!(rig.client.is_complete(batch));
@@ -129,7 +129,7 @@ fn files_are_closed_like_peers() {
         let peer = rig.client.open_peer(PeerAddress::file(group));
         let batch = rig.submit(&reads(peer, 5));
         let seen = rig.drain();
-        assert!(seen.iter().all(|seen| matches!(seen, Seen::Connect { path: Path::File, .. })), "{seen:?}");
+        assert!(seen.iter().all(|seen| matches!(seen, ClientOutput::Connect { path: Path::File, .. })), "{seen:?}");
         assert!(rig.client.close_peer(peer, rig.now_ns));
         seen.into_iter().for_each(|seen| rig.act(seen));
         rig.run();

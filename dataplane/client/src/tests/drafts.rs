@@ -6,13 +6,13 @@ use kvplane_proto::ids::{Incarnation, NodeId, ReservationId};
 use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, Operation, ReserveReply};
 use kvplane_proto::status::Status;
 
-use super::rig::{Reply, Rig, Sent, digest, local, map, push_name, shared_config, stream_config};
+use super::rig::{Reply, Rig, SentFrame, digest, local, map, push_name, shared_config, stream_config};
 use crate::{Config, PeerLife, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100;
 const NUMBER: u64 = 0x8000_0000_1234_5678;
 
-fn answer(rig: &mut Rig, sent: &Sent, items: usize, body: &[u8]) {
+fn answer(rig: &mut Rig, sent: &SentFrame, items: usize, body: &[u8]) {
     let header = Header::reply(Kind::Reply(sent.operation()), sent.header.request, Status::Ok).with_body(body, items);
     rig.place(&Reply { lane: sent.lane, header, body: body.to_vec(), sum: 0 });
 }

@@ -7,7 +7,7 @@ use kvplane_proto::message::{GetItem, Item, Kind, LookupReply, Operation, Reserv
 use kvplane_proto::status::Status;
 
 use super::answers::{bare, single};
-use super::rig::{Reply, Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Reply, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, LaneId, PayloadTo, Request};
 
 fn one_lane() -> Config {
@@ -19,7 +19,8 @@ fn get(number: u64) -> Request {
 }
 
 fn resets(rig: &mut Rig) -> Vec<LaneId> {
-    let lanes = rig.drain().into_iter().filter_map(|seen| if let Seen::Reset(lane) = seen { Some(lane) } else { None });
+    let lanes =
+        rig.drain().into_iter().filter_map(|seen| if let ClientOutput::Reset(lane) = seen { Some(lane) } else { None });
     lanes.collect()
 }
 
@@ -31,7 +32,7 @@ fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
         let quiet = seen.is_empty();
         for seen in seen {
             match seen {
-                Seen::Connect { lane, .. } => {
+                ClientOutput::Connect { lane, .. } => {
                     tried += 1;
                     rig.lose(lane);
                 }
@@ -105,7 +106,7 @@ fn a_timer_without_work_does_not_come_back() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 1_000_000, 0).expect("a valid batch");
     let seen = rig.drain();
-    let [Seen::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
     rig.lose(lane);
     rig.run();
     assert!(rig.client.poll_timeout().is_some());
@@ -120,7 +121,7 @@ fn a_peer_that_never_greets_does_not_hold_the_lane() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 60 * SECOND_NS, 0).expect("a valid batch");
     let seen = rig.drain();
-    let [Seen::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
     rig.client.connected(lane, 0);
     rig.drain();
     assert_eq!(rig.client.poll_timeout(), Some(rig.now_ns + Limits::HELLO_NS - 1));
@@ -159,7 +160,7 @@ fn a_refusal_fails_at_once_and_says_why() {
         let mut rig = Rig::new(one_lane(), 1);
         let batch = rig.submit(&[get(1), Request::Exists(digest(2))]);
         let seen = rig.drain();
-        let [Seen::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
+        let [ClientOutput::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
         rig.client.connected(lane, 1);
         let mut welcome = rig.welcome(lane);
         welcome.version = version;
@@ -180,7 +181,7 @@ fn another_life_of_a_node_is_not_taken_for_the_one_that_was_meant() {
     let batch = rig.submit(&[Request::OpenSegment(peer)]);
     let objects = rig.submit(&[get(1)]);
     for seen in rig.drain() {
-        let Seen::Connect { lane, .. } = seen else { panic!("{seen:?}") };
+        let ClientOutput::Connect { lane, .. } = seen else { panic!("{seen:?}") };
         rig.client.connected(lane, 1);
         let mut reply = bare(lane, Operation::Hello, RequestId::default(), Status::Ok);
         let mut welcome = rig.welcome(lane);
@@ -235,9 +236,9 @@ fn a_deadline_over_shared_memory_waits_for_the_copy_to_end() {
         let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 5)]);
         let batch = rig.client.submit(&[request], SECOND_NS, 1).expect("a valid batch");
         let sent = rig.frames().remove(0);
-        rig.act(Seen::Frame(sent.clone()));
+        rig.act(ClientOutput::Frame(sent.clone()));
         let seen = rig.drain();
-        let [Seen::Copy { lane, slice, sum, .. }] = seen[..] else { panic!("{seen:?}") };
+        let [ClientOutput::Copy { lane, slice, sum, .. }] = seen[..] else { panic!("{seen:?}") };
         rig.now_ns = SECOND_NS;
         rig.client.handle_timeout(SECOND_NS);
         assert_eq!(resets(&mut rig), [lane]);
@@ -256,7 +257,7 @@ fn queued_requests_end_at_their_deadline_without_a_reset() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], SECOND_NS, 1).expect("a valid batch");
     let seen = rig.drain();
-    let [Seen::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
     rig.client.handle_timeout(SECOND_NS);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::DeadlineExceeded, 0, 0)]);
@@ -301,7 +302,7 @@ fn a_cancelled_batch_keeps_what_was_done() {
     let mut rig = Rig::new(one_lane(), 1).with_objects(&[(1, 5)]);
     let batch = rig.submit(&[Request::Exists(digest(1)), get(2)]);
     let frames = rig.frames();
-    rig.act(Seen::Frame(frames[0].clone()));
+    rig.act(ClientOutput::Frame(frames[0].clone()));
     rig.client.cancel(batch, 2);
     rig.client.cancel(batch, 2);
     rig.run();
@@ -393,14 +394,14 @@ fn a_busy_peer_is_asked_until_the_deadline() {
 }
 
 /// Sends one wrong answer to the first request; the lane must be reset and the requests asked again and answered.
-fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig, &Sent) -> Reply) {
+fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig, &SentFrame) -> Reply) {
     let mut rig = Rig::new(config, 1).with_objects(&[(1, 10), (2, 20)]);
     let batch = rig.submit(requests);
     let frames = rig.frames();
     let reply = wrong(&mut rig, &frames[0]);
     assert_eq!(rig.place(&reply), PayloadTo::Discard);
     let seen = rig.drain();
-    assert!(matches!(seen[..], [Seen::Reset(lane)] if lane == reply.lane), "{seen:?}");
+    assert!(matches!(seen[..], [ClientOutput::Reset(lane)] if lane == reply.lane), "{seen:?}");
     assert!(!rig.client.is_complete(batch));
     rig.lose(reply.lane);
     rig.run_until(SECOND_NS);
@@ -408,7 +409,7 @@ fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig
     rig.assert_empty();
 }
 
-fn items<T: Item + Copy>(sent: &Sent, item: T, count: usize, stated: usize) -> Reply {
+fn items<T: Item + Copy>(sent: &SentFrame, item: T, count: usize, stated: usize) -> Reply {
     let mut reply = bare(sent.lane, sent.operation(), sent.header.request, Status::Ok);
     encode_items(core::iter::repeat_n(item, count), &mut reply.body);
     reply.header = reply.header.with_body(&reply.body, stated);
@@ -438,7 +439,7 @@ fn malformed_answers_reset_the_lane_and_lose_nothing() {
 
 #[test]
 fn payloads_of_a_wrong_kind_reset_the_lane() {
-    let payload = |sent: &Sent, bytes: u64, sum: Option<u64>| {
+    let payload = |sent: &SentFrame, bytes: u64, sum: Option<u64>| {
         let mut reply = bare(sent.lane, Operation::Get, sent.items::<GetItem>()[0].request, Status::Ok);
         reply.header = reply.header.with_payload(bytes, sum);
         reply

@@ -6,7 +6,7 @@ use kvplane_proto::message::{Hello, IdItem, Operation};
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, LaneId, PeerId, Request, SegmentTarget};
 
 /// Two lanes, of which either takes one write at a time.
@@ -20,12 +20,12 @@ fn write(peer: PeerId, number: u64) -> Request {
     Request::Write(target, local(0, number << 20, 200_000))
 }
 
-fn operations(sent: &[Sent]) -> Vec<(LaneId, Operation)> {
+fn operations(sent: &[SentFrame]) -> Vec<(LaneId, Operation)> {
     sent.iter().map(|sent| (sent.lane, sent.operation())).collect()
 }
 
 /// What a fence names, as lanes.
-fn named(sent: &Sent) -> Vec<u64> {
+fn named(sent: &SentFrame) -> Vec<u64> {
     sent.items::<IdItem>().iter().map(|item| item.id).collect()
 }
 
@@ -33,8 +33,8 @@ fn number(lane: LaneId) -> u64 {
     u64::from(lane.generation) << 32 | u64::from(lane.index)
 }
 
-fn serve(rig: &mut Rig, sent: Vec<Sent>) {
-    sent.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+fn serve(rig: &mut Rig, sent: Vec<SentFrame>) {
+    sent.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
 }
 
 #[test]
@@ -43,10 +43,10 @@ fn a_greeting_names_the_connection_as_a_fence_will() {
     let peer = rig.segment_peer(false);
     rig.submit(&[write(peer, 1)]);
     let seen = rig.drain();
-    let Seen::Connect { lane, .. } = seen[0] else { panic!("{seen:?}") };
+    let ClientOutput::Connect { lane, .. } = seen[0] else { panic!("{seen:?}") };
     rig.client.connected(lane, 1);
     let seen = rig.drain();
-    let Seen::Frame(hello) = &seen[0] else { panic!("{seen:?}") };
+    let ClientOutput::Frame(hello) = &seen[0] else { panic!("{seen:?}") };
     assert_eq!(Hello::decode(&hello.body).expect("a hello").connection, number(lane));
 }
 
@@ -160,7 +160,7 @@ fn a_lane_that_writes_by_itself_waits_for_the_answer() {
     // The shared path does not work at first, so a write goes over a stream, and is lost.
     let batch = rig.client.submit(&[write(peer, 1)], SECOND_NS / 2, rig.now_ns).expect("a valid batch");
     for seen in rig.drain() {
-        let Seen::Connect { lane, .. } = seen else { panic!("{seen:?}") };
+        let ClientOutput::Connect { lane, .. } = seen else { panic!("{seen:?}") };
         rig.client.path_unavailable(lane, "not yet", rig.now_ns);
     }
     let sent = rig.frames();
@@ -250,7 +250,8 @@ fn an_answer_to_what_was_not_asked_breaks_the_lane() {
         let told = rig.frames();
         assert_eq!((told[0].operation(), told[0].header.request), (Operation::Fence, RequestId::from_bits(1)));
         rig.place(&bare(told[0].lane, Operation::Fence, RequestId::from_bits(count), status));
-        let reset = rig.drain().into_iter().any(|seen| matches!(seen, Seen::Reset(lane) if lane == told[0].lane));
+        let reset =
+            rig.drain().into_iter().any(|seen| matches!(seen, ClientOutput::Reset(lane) if lane == told[0].lane));
         assert!(reset);
         rig.lose(told[0].lane);
         rig.run_until(2 * SECOND_NS);

@@ -8,7 +8,7 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, Sent, local, stream_config};
+use super::rig::{ClientOutput, Reply, Rig, SECOND_NS, SEGMENT_BYTES, SentFrame, local, stream_config};
 use crate::{Config, Local, PayloadTo, Request, SegmentTarget};
 
 fn one_lane() -> Config {
@@ -30,18 +30,18 @@ fn at(target: SegmentTarget, offset: u64) -> SegmentTarget {
     SegmentTarget { offset, ..target }
 }
 
-fn operations(frames: &[Sent]) -> Vec<Operation> {
-    frames.iter().map(Sent::operation).collect()
+fn operations(frames: &[SentFrame]) -> Vec<Operation> {
+    frames.iter().map(SentFrame::operation).collect()
 }
 
 /// Answers these frames honestly, and everything that follows.
-fn serve(rig: &mut Rig, frames: Vec<Sent>) {
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+fn serve(rig: &mut Rig, frames: Vec<SentFrame>) {
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
 }
 
 /// The peer refuses a gathered request because of one of its ranges.
-fn refusal(sent: &Sent, status: Status, bad: u64) -> Reply {
+fn refusal(sent: &SentFrame, status: Status, bad: u64) -> Reply {
     let mut reply = bare(sent.lane, sent.operation(), sent.header.request, status);
     reply.header.argument = bad;
     reply
@@ -136,7 +136,7 @@ fn a_frame_gathers_no_more_than_it_may() {
         (0..Limits::RANGES_PER_FRAME as u64 + 5).map(|n| Request::Read(at(there, n * 3), local(0, n, 1))).collect();
     let batch = rig.submit(&small);
     let frames = rig.frames();
-    let ranges = |sent: &Sent| sent.items::<RunItem>().iter().map(|run| run.ranges as usize).sum::<usize>();
+    let ranges = |sent: &SentFrame| sent.items::<RunItem>().iter().map(|run| run.ranges as usize).sum::<usize>();
     assert_eq!(frames.iter().map(ranges).collect::<Vec<_>>(), [Limits::RANGES_PER_FRAME, 5]);
     serve(&mut rig, frames);
     rig.finish(batch);

@@ -4,7 +4,7 @@ use kvplane_proto::ids::NodeId;
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Rig, SECOND_NS, Seen, digest, local, map, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, map, shared_config, stream_config};
 use crate::{Config, Request};
 
 fn one_lane() -> Config {
@@ -25,7 +25,7 @@ fn keys_go_to_their_owners() {
             let owner = owners.owner_of(item.digest).expect("an owner");
             assert_eq!(NodeId(u64::from(owner.member) + 1), node);
         }
-        rig.act(Seen::Frame(sent));
+        rig.act(ClientOutput::Frame(sent));
     }
     assert_eq!(nodes.len(), 4);
     rig.run();
@@ -82,7 +82,7 @@ fn what_waits_for_a_dead_member_goes_to_the_new_owner_at_once() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();
-    let [Seen::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, .. }] = seen[..] else { panic!("{seen:?}") };
     rig.lose(lane);
     assert!(rig.frames().is_empty(), "it waits before the next connection");
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
@@ -118,7 +118,7 @@ fn departed_members_leave_nothing_behind() {
         let batch = rig.submit(&requests);
         // Half of the requests are in flight when the members restart.
         let frames = rig.frames();
-        frames.into_iter().step_by(2).for_each(|sent| rig.act(Seen::Frame(sent)));
+        frames.into_iter().step_by(2).for_each(|sent| rig.act(ClientOutput::Frame(sent)));
         rig.client.set_map(map(life, 2, life), rig.now_ns);
         rig.run_until(rig.now_ns + SECOND_NS);
         assert_eq!(rig.finish(batch).len(), 20);

@@ -7,7 +7,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{DigestItem, GetItem, Hello, Operation, ReadItem, SegmentDescriptor};
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, Seen, digest, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, shared_config, stream_config};
 use crate::{Config, Path, Request, SegmentTarget};
 
 fn every_object_request() -> Vec<Request> {
@@ -84,10 +84,10 @@ fn a_lane_is_connected_greeted_and_used() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();
-    let [Seen::Connect { lane, path: Path::Stream }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, path: Path::Stream }] = seen[..] else { panic!("{seen:?}") };
     rig.client.connected(lane, 1);
     let seen = rig.drain();
-    let [Seen::Frame(hello)] = &seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Frame(hello)] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!((hello.operation(), hello.lane), (Operation::Hello, lane));
     let said = Hello::decode(&hello.body).expect("a hello");
     let address = rig.addresses[&lane].clone();
@@ -98,7 +98,7 @@ fn a_lane_is_connected_greeted_and_used() {
         rig.deliver(&reply);
     }
     let seen = rig.drain();
-    let [Seen::Frame(exists)] = &seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Frame(exists)] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!((exists.operation(), exists.header.argument), (Operation::Exists, 1), "the map's epoch travels along");
     assert_eq!(exists.header.deadline_us, 9_999_999 + 1);
     rig.act(seen[0].clone());
@@ -120,7 +120,7 @@ fn small_requests_of_one_kind_share_frames_up_to_the_limit() {
     asked.sort_unstable();
     asked.dedup();
     assert_eq!(asked.len(), 10_000);
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch).len(), 10_000);
     rig.assert_empty();
@@ -157,7 +157,7 @@ fn the_window_limits_what_is_outstanding_and_reopens() {
         while !sent.is_empty() {
             let asked: usize = sent.iter().filter(|s| s.operation() != Operation::Release).count();
             assert!(asked <= 3 && rig.client.lanes.iter().all(|lane| lane.sent_bytes <= 1200), "{asked} at once");
-            sent.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+            sent.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
             sent = rig.frames();
             rounds += 1;
         }
@@ -181,7 +181,7 @@ fn a_payload_that_ends_after_the_flush_opens_the_window() {
     rig.client.payload_done(slice, Some(reply.sum), 2);
     let second = rig.frames();
     assert_eq!(second.len(), 1, "the second get is sent without another input");
-    second.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    second.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     rig.finish(batch);
     rig.assert_empty();
@@ -219,7 +219,7 @@ fn large_ranges_are_sliced_and_spread_over_the_lanes() {
     let on_first = reads.iter().filter(|(lane, _)| *lane == reads[0].0).count();
     assert_eq!(on_first, 4, "half on each lane");
     assert!(frames.iter().all(|sent| sent.header.flags == FrameFlags::SUM_REPLIES));
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, bytes, 0), (Status::Ok, bytes, 0)]);
     rig.assert_empty();
@@ -236,8 +236,8 @@ fn segments_are_copied_where_they_can_be_mapped() {
     let unshareable = SegmentTarget { shareable: false, ..to };
     let batch = rig.submit(&[Request::Write(unshareable, local(0, 0, 100))]);
     let frames = rig.frames();
-    assert_eq!(frames.iter().map(super::rig::Sent::operation).collect::<Vec<_>>(), [Operation::Write]);
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    assert_eq!(frames.iter().map(super::rig::SentFrame::operation).collect::<Vec<_>>(), [Operation::Write]);
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 100, 0)]);
     rig.assert_empty();
@@ -276,7 +276,7 @@ fn a_copy_that_fails_gives_back_what_was_held() {
         }
         for seen in seen {
             match seen {
-                Seen::Copy { lane, slice, .. } => {
+                ClientOutput::Copy { lane, slice, .. } => {
                     failed += 1;
                     rig.client.copied(lane, slice, Err(Status::OutOfRange), 1);
                 }
@@ -298,7 +298,7 @@ fn a_small_put_alone_is_one_frame_over_shared_memory() {
         let payload_bytes = frames[0].header.payload_bytes;
         assert_eq!(frames[0].operation(), if along { Operation::Put } else { Operation::Reserve });
         assert_eq!(payload_bytes, if along { bytes } else { 0 });
-        frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+        frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
         rig.run();
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
         rig.assert_empty();
@@ -308,7 +308,7 @@ fn a_small_put_alone_is_one_frame_over_shared_memory() {
     let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, 9)), Request::Put(digest(3), local(1, 9, 9))]);
     let frames = rig.frames();
     assert!(matches!(&frames[..], [one] if one.operation() == Operation::Reserve));
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));
     rig.assert_empty();

@@ -11,7 +11,7 @@ use kvplane_proto::message::{Kind, Operation, PageQuery};
 use kvplane_proto::status::Status;
 
 use super::rig::{
-    Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, digest, map, push_name, shared_config, stream_config,
+    ClientOutput, Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, digest, map, push_name, shared_config, stream_config,
 };
 use crate::{Config, LaneId, Local, PutBook, Request, SegmentTarget, SliceId, SubmitOptions};
 
@@ -20,29 +20,31 @@ const LASTING: u64 = 12;
 
 /// What the network has under way.
 #[derive(Clone, Debug)]
-enum Pending {
-    Seen(Seen),
+enum NetworkItem {
+    ClientOutput(ClientOutput),
     Reply(Reply),
     Payload { lane: LaneId, slice: SliceId, locals: Vec<Local>, sum: u64 },
 }
 
-impl Pending {
+impl NetworkItem {
     fn lane(&self) -> Option<LaneId> {
         match self {
-            Self::Seen(Seen::Connect { lane, .. } | Seen::Copy { lane, .. } | Seen::Reset(lane))
+            Self::Seen(
+                ClientOutput::Connect { lane, .. } | ClientOutput::Copy { lane, .. } | ClientOutput::Reset(lane),
+            )
             | Self::Payload { lane, .. } => Some(*lane),
-            Self::Seen(Seen::Frame(sent)) => Some(sent.lane),
+            Self::Seen(ClientOutput::Frame(sent)) => Some(sent.lane),
             Self::Reply(reply) => Some(reply.lane),
-            Self::Seen(Seen::Done(_) | Seen::WantMap) => None,
+            Self::Seen(ClientOutput::Done(_) | ClientOutput::WantMap) => None,
         }
     }
 
     /// The caller's memory that the host may be reading or writing for it.
     fn memory(&self) -> &[Local] {
         match self {
-            Self::Seen(Seen::Copy { local, .. }) => core::slice::from_ref(local),
+            Self::Seen(ClientOutput::Copy { local, .. }) => core::slice::from_ref(local),
             Self::Payload { locals, .. } => locals,
-            Self::Seen(Seen::Frame(sent)) => &sent.payload,
+            Self::Seen(ClientOutput::Frame(sent)) => &sent.payload,
             _ => &[],
         }
     }
@@ -50,7 +52,7 @@ impl Pending {
 
 struct World {
     rig: Rig,
-    pending: Vec<Pending>,
+    pending: Vec<NetworkItem>,
     open: BTreeMap<BatchId, Vec<Request>>,
     /// Batches' memory that the caller has taken back: the buffer is the batch's number.
     returned: BTreeSet<u32>,
@@ -101,7 +103,7 @@ impl World {
             191..=205 => self.lose(which),
             206..=215 => self.cancel(which),
             216..=225 => {
-                let repeated = self.pick(which, |pending| matches!(pending, Pending::Reply(_)));
+                let repeated = self.pick(which, |pending| matches!(pending, NetworkItem::Reply(_)));
                 if let Some(index) = repeated {
                     self.pending.push(self.pending[index].clone());
                 }
@@ -170,11 +172,11 @@ impl World {
     fn collect(&mut self) {
         for seen in self.rig.drain() {
             match seen {
-                Seen::Done(batch) => self.done(batch),
-                Seen::WantMap => {}
-                seen => self.pending.push(Pending::Seen(seen)),
+                ClientOutput::Done(batch) => self.done(batch),
+                ClientOutput::WantMap => {}
+                seen => self.pending.push(NetworkItem::Seen(seen)),
             }
-            for local in self.pending.last().map_or(&[][..], Pending::memory) {
+            for local in self.pending.last().map_or(&[][..], NetworkItem::memory) {
                 assert!(!self.returned.contains(&local.buffer), "memory that was given back is used");
             }
         }
@@ -196,7 +198,7 @@ impl World {
         self.returned.insert(buffer);
     }
 
-    fn pick(&self, which: u64, wanted: impl Fn(&Pending) -> bool) -> Option<usize> {
+    fn pick(&self, which: u64, wanted: impl Fn(&NetworkItem) -> bool) -> Option<usize> {
         let found: Vec<usize> = (0..self.pending.len()).filter(|&index| wanted(&self.pending[index])).collect();
         (!found.is_empty()).then(|| found[which as usize % found.len()])
     }
@@ -206,13 +208,13 @@ impl World {
         let Some(index) = self.pick(which, |_| true) else { return };
         let pending = self.pending.remove(index);
         match pending {
-            Pending::Seen(Seen::Connect { lane, .. }) if spoiled => self.end(lane),
-            Pending::Seen(Seen::Copy { lane, slice, .. }) if spoiled => {
+            NetworkItem::Seen(ClientOutput::Connect { lane, .. }) if spoiled => self.end(lane),
+            NetworkItem::Seen(ClientOutput::Copy { lane, slice, .. }) if spoiled => {
                 let status = [Status::Corrupt, Status::OutOfRange, Status::Busy][which as usize % 3];
                 self.rig.client.copied(lane, slice, Err(status), self.rig.now_ns);
             }
-            Pending::Seen(Seen::Reset(lane)) => self.end(lane),
-            Pending::Seen(Seen::Frame(sent)) => {
+            NetworkItem::Seen(ClientOutput::Reset(lane)) => self.end(lane),
+            NetworkItem::Seen(ClientOutput::Frame(sent)) => {
                 let held = (self.rig.pins.clone(), self.rig.reservations.clone());
                 let mut replies = self.rig.answers(&sent);
                 if spoiled && !replies.is_empty() {
@@ -224,11 +226,11 @@ impl World {
                         (self.rig.pins, self.rig.reservations) = held;
                     }
                 }
-                self.pending.extend(replies.into_iter().map(Pending::Reply));
+                self.pending.extend(replies.into_iter().map(NetworkItem::Reply));
             }
-            Pending::Seen(seen) => self.rig.act(seen),
-            Pending::Reply(reply) => self.arrive(&reply),
-            Pending::Payload { slice, sum, .. } => {
+            NetworkItem::Seen(seen) => self.rig.act(seen),
+            NetworkItem::Reply(reply) => self.arrive(&reply),
+            NetworkItem::Payload { slice, sum, .. } => {
                 self.rig.client.payload_done(slice, Some(sum + u64::from(spoiled)), self.rig.now_ns);
             }
         }
@@ -240,7 +242,7 @@ impl World {
             assert!(!returned, "memory that was given back is written");
             assert_eq!(locals.iter().map(|local| local.bytes).sum::<u64>(), reply.header.payload_bytes);
             // On one connection nothing else arrives before the payload's end; other lanes go on meanwhile.
-            self.pending.push(Pending::Payload { lane: reply.lane, slice, locals, sum: reply.sum });
+            self.pending.push(NetworkItem::Payload { lane: reply.lane, slice, locals, sum: reply.sum });
         }
     }
 
@@ -253,7 +255,7 @@ impl World {
 
     /// The host ends a lane: its I/O first, then the client is told.
     fn end(&mut self, lane: LaneId) {
-        self.pending.retain(|pending| pending.lane() != Some(lane) || matches!(pending, Pending::Reply(_)));
+        self.pending.retain(|pending| pending.lane() != Some(lane) || matches!(pending, NetworkItem::Reply(_)));
         self.dead.insert(lane);
         self.rig.lose(lane);
     }

@@ -4,7 +4,7 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, Seen, digest, local, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
 use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
@@ -27,14 +27,14 @@ fn run(rig: &mut Rig, mut lost: impl FnMut(&mut Rig, LaneId, Path) -> bool) -> (
         }
         for seen in seen {
             match seen {
-                Seen::Connect { lane, path } => {
+                ClientOutput::Connect { lane, path } => {
                     connected.push(path);
                     if lost(rig, lane, path) {
                         rig.lose(lane);
                         continue;
                     }
                 }
-                Seen::Frame(ref frame) => sent.push(frame.operation()),
+                ClientOutput::Frame(ref frame) => sent.push(frame.operation()),
                 _ => {}
             }
             rig.act(seen);
@@ -75,7 +75,7 @@ fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
             }
             for seen in seen {
                 match seen {
-                    Seen::Copy { lane, slice, .. } => {
+                    ClientOutput::Copy { lane, slice, .. } => {
                         assert_eq!(round, 0, "it is not tried again");
                         rig.client.copied(lane, slice, Err(Status::Unsupported), rig.now_ns);
                     }
@@ -170,14 +170,14 @@ fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_ask
             }
             for seen in seen {
                 match seen {
-                    Seen::Copy { lane, .. } if under_way.is_none() => {
+                    ClientOutput::Copy { lane, .. } if under_way.is_none() => {
                         under_way = Some(lane);
                         rig.lose(lane);
                         rig.now_ns += SECOND_NS / 10;
                         rig.client.handle_timeout(rig.now_ns);
                         continue;
                     }
-                    Seen::Frame(ref frame) if under_way.is_some() => sent.push(frame.operation()),
+                    ClientOutput::Frame(ref frame) if under_way.is_some() => sent.push(frame.operation()),
                     _ => {}
                 }
                 rig.act(seen);
@@ -264,7 +264,7 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 16 << 20))]);
     let put = loop {
         let mut seen = rig.drain();
-        let put = |seen: &Seen| matches!(seen, Seen::Frame(sent) if sent.operation() == Operation::Put);
+        let put = |seen: &ClientOutput| matches!(seen, ClientOutput::Frame(sent) if sent.operation() == Operation::Put);
         match seen.iter().position(put) {
             Some(at) => break seen.swap_remove(at),
             None => seen.into_iter().for_each(|seen| rig.act(seen)),
@@ -275,7 +275,7 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
         rig.now_ns += SECOND_NS / 10;
         rig.client.handle_timeout(rig.now_ns);
         let seen = rig.drain();
-        assert!(!seen.iter().any(|seen| matches!(seen, Seen::Reset(_))), "given up {} ns later", rig.now_ns);
+        assert!(!seen.iter().any(|seen| matches!(seen, ClientOutput::Reset(_))), "given up {} ns later", rig.now_ns);
     }
     rig.act(put);
     run(&mut rig, |_, _, _| false);
@@ -285,15 +285,15 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
     let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 4096))]);
     let copy = loop {
         let mut seen = rig.drain();
-        match seen.iter().position(|seen| matches!(seen, Seen::Copy { .. })) {
+        match seen.iter().position(|seen| matches!(seen, ClientOutput::Copy { .. })) {
             Some(at) => break seen.swap_remove(at),
             None => seen.into_iter().for_each(|seen| rig.act(seen)),
         }
     };
-    let Seen::Copy { lane, .. } = copy else { unreachable!("a copy") };
+    let ClientOutput::Copy { lane, .. } = copy else { unreachable!("a copy") };
     rig.now_ns += SECOND_NS;
     rig.client.handle_timeout(rig.now_ns);
-    assert!(rig.drain().iter().any(|seen| matches!(seen, Seen::Reset(reset) if *reset == lane)));
+    assert!(rig.drain().iter().any(|seen| matches!(seen, ClientOutput::Reset(reset) if *reset == lane)));
     rig.lose(lane);
     rig.run_until(rig.now_ns + SECOND_NS);
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
@@ -309,7 +309,7 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
     run(&mut rig, |rig, lane, _| near(rig, lane));
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     assert!(!rig.client.is_connecting());
-    let mut late: Vec<Seen> = Vec::new();
+    let mut late: Vec<ClientOutput> = Vec::new();
     for _ in 0..20 {
         let since_ns = rig.now_ns;
         rig.now_ns += 3 * SECOND_NS;
@@ -325,11 +325,11 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
             }
             for seen in seen {
                 match seen {
-                    Seen::Connect { lane, .. } if near(&rig, lane) => late.push(seen),
-                    Seen::Frame(ref sent) if sent.operation() == Operation::Hello && near(&rig, sent.lane) => {
+                    ClientOutput::Connect { lane, .. } if near(&rig, lane) => late.push(seen),
+                    ClientOutput::Frame(ref sent) if sent.operation() == Operation::Hello && near(&rig, sent.lane) => {
                         late.push(seen);
                     }
-                    Seen::Reset(lane) => panic!("{lane:?} had no time"),
+                    ClientOutput::Reset(lane) => panic!("{lane:?} had no time"),
                     other => rig.act(other),
                 }
             }
@@ -359,7 +359,7 @@ fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
         }
         for seen in seen {
             let device = match &seen {
-                Seen::Copy { lane, .. } => rig.client.rail_of(*lane).and_then(|rail| rail.rdma).unwrap().own,
+                ClientOutput::Copy { lane, .. } => rig.client.rail_of(*lane).and_then(|rail| rail.rdma).unwrap().own,
                 _ => 1,
             };
             if device == 0 { held.push(seen) } else { rig.act(seen) }

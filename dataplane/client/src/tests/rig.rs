@@ -28,14 +28,14 @@ pub(super) const SEGMENT_BYTES: u64 = 1 << 30;
 
 /// A frame that the client sent.
 #[derive(Clone, Debug)]
-pub(super) struct Sent {
+pub(super) struct SentFrame {
     pub(super) lane: LaneId,
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
     pub(super) payload: Vec<Local>,
 }
 
-impl Sent {
+impl SentFrame {
     pub(super) fn operation(&self) -> Operation {
         match self.header.kind {
             Kind::Request(operation) => operation,
@@ -72,9 +72,9 @@ pub(super) struct Reply {
 
 /// What the client asked of its host.
 #[derive(Clone, Debug)]
-pub(super) enum Seen {
+pub(super) enum ClientOutput {
     Connect { lane: LaneId, path: Path },
-    Frame(Sent),
+    Frame(SentFrame),
     Copy { lane: LaneId, slice: SliceId, local: Local, sum: u64 },
     Reset(LaneId),
     Done(BatchId),
@@ -217,13 +217,13 @@ impl Rig {
     }
 
     /// Everything that the client wants done, in order.
-    pub(super) fn drain(&mut self) -> Vec<Seen> {
+    pub(super) fn drain(&mut self) -> Vec<ClientOutput> {
         let mut seen = Vec::new();
         while let Some(output) = self.client.poll_output() {
             seen.push(match output {
                 Output::Connect { lane, address, path } => {
                     self.addresses.insert(lane, address);
-                    Seen::Connect { lane, path }
+                    ClientOutput::Connect { lane, path }
                 }
                 Output::Send { lane, header, body, payload } => {
                     let body = self.client.body(body).to_vec();
@@ -231,30 +231,30 @@ impl Rig {
                     assert_eq!(payload.iter().map(|local| local.bytes).sum::<u64>(), header.payload_bytes);
                     header.check_body(&body).expect("the checksum of its own body");
                     assert_eq!(Header::decode(&header.encode()), Ok(header));
-                    Seen::Frame(Sent { lane, header, body, payload })
+                    ClientOutput::Frame(SentFrame { lane, header, body, payload })
                 }
                 Output::CopyOut { lane, slice, local, checksum, .. } => {
-                    Seen::Copy { lane, slice, local, sum: checksum.unwrap_or(0) }
+                    ClientOutput::Copy { lane, slice, local, sum: checksum.unwrap_or(0) }
                 }
-                Output::CopyIn { lane, slice, local, .. } => Seen::Copy { lane, slice, local, sum: 1 },
+                Output::CopyIn { lane, slice, local, .. } => ClientOutput::Copy { lane, slice, local, sum: 1 },
                 Output::CopySegment { lane, slice, local, via, .. } => {
                     self.ways.push(Some(via));
-                    Seen::Copy { lane, slice, local, sum: 1 }
+                    ClientOutput::Copy { lane, slice, local, sum: 1 }
                 }
                 Output::FileTransfer { lane, slice, local, .. } => {
                     self.ways.push(None);
-                    Seen::Copy { lane, slice, local, sum: 1 }
+                    ClientOutput::Copy { lane, slice, local, sum: 1 }
                 }
-                Output::Reset { lane } => Seen::Reset(lane),
-                Output::Done { batch } => Seen::Done(batch),
-                Output::WantMap => Seen::WantMap,
+                Output::Reset { lane } => ClientOutput::Reset(lane),
+                Output::Done { batch } => ClientOutput::Done(batch),
+                Output::WantMap => ClientOutput::WantMap,
             });
         }
         seen
     }
 
     /// What the client wants done, without connections: those are made and greeted.
-    pub(super) fn frames(&mut self) -> Vec<Sent> {
+    pub(super) fn frames(&mut self) -> Vec<SentFrame> {
         let mut frames = Vec::new();
         loop {
             let seen = self.drain();
@@ -263,7 +263,7 @@ impl Rig {
             }
             for seen in seen {
                 match seen {
-                    Seen::Frame(sent) if sent.operation() != Operation::Hello => frames.push(sent),
+                    ClientOutput::Frame(sent) if sent.operation() != Operation::Hello => frames.push(sent),
                     other => self.act(other),
                 }
             }
@@ -291,23 +291,23 @@ impl Rig {
         }
     }
 
-    pub(super) fn act(&mut self, seen: Seen) {
+    pub(super) fn act(&mut self, seen: ClientOutput) {
         match seen {
-            Seen::Connect { lane, path } => {
+            ClientOutput::Connect { lane, path } => {
                 self.client.connected(lane, self.now_ns);
                 if path == Path::Shared {
                     self.client.cma_allowed(lane, self.cma);
                 }
             }
-            Seen::Frame(sent) => {
+            ClientOutput::Frame(sent) => {
                 for reply in self.answers(&sent) {
                     self.deliver(&reply);
                 }
             }
-            Seen::Copy { lane, slice, sum, .. } => self.client.copied(lane, slice, Ok(sum), self.now_ns),
-            Seen::Reset(lane) => self.lose(lane),
-            Seen::Done(batch) => self.done.push(batch),
-            Seen::WantMap => self.maps_wanted += 1,
+            ClientOutput::Copy { lane, slice, sum, .. } => self.client.copied(lane, slice, Ok(sum), self.now_ns),
+            ClientOutput::Reset(lane) => self.lose(lane),
+            ClientOutput::Done(batch) => self.done.push(batch),
+            ClientOutput::WantMap => self.maps_wanted += 1,
         }
     }
 
@@ -345,7 +345,7 @@ impl Rig {
     }
 
     /// What an honest peer answers.
-    pub(super) fn answers(&mut self, sent: &Sent) -> Vec<Reply> {
+    pub(super) fn answers(&mut self, sent: &SentFrame) -> Vec<Reply> {
         let operation = sent.operation();
         let mut body = Vec::new();
         match operation {
@@ -441,7 +441,7 @@ impl Rig {
         Reply { lane, header, body: Vec::new(), sum }
     }
 
-    fn put(&mut self, sent: &Sent) -> Reply {
+    fn put(&mut self, sent: &SentFrame) -> Reply {
         let item = sent.puts()[0];
         if self.objects.contains_key(&item.digest) && !item.options().replace {
             return single(sent, Status::Exists, 0);

@@ -6,7 +6,7 @@ use kvplane_proto::message::{Operation, ReadItem, WriteItem};
 use kvplane_proto::status::Status;
 
 use super::answers::bare;
-use super::rig::{Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::sched::{Health, Priority};
 use crate::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions, Transport};
 
@@ -21,9 +21,9 @@ fn target(rig: &mut Rig, offset: u64) -> SegmentTarget {
     }
 }
 
-fn ranges(frames: &[Sent]) -> Vec<(u64, u64)> {
+fn ranges(frames: &[SentFrame]) -> Vec<(u64, u64)> {
     let reads = frames.iter().filter(|sent| sent.operation() == Operation::Read);
-    reads.flat_map(Sent::items::<ReadItem>).map(|item| (item.offset, item.bytes)).collect()
+    reads.flat_map(SentFrame::items::<ReadItem>).map(|item| (item.offset, item.bytes)).collect()
 }
 
 /// Four reads that touch each other in one buffer, and one that does not.
@@ -41,7 +41,7 @@ fn requests_that_touch_share_slices_and_have_results_of_their_own() {
     let batch = rig.submit(&requests);
     let frames = rig.frames();
     assert_eq!(ranges(&frames), [(100, 200), (300, 50)], "another buffer is another slice");
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 50, 0); 5]);
     rig.assert_empty();
@@ -49,7 +49,7 @@ fn requests_that_touch_share_slices_and_have_results_of_their_own() {
     let mut rig = Rig::new(Config { lanes: 1, merge: false, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests);
-    assert_eq!(rig.frames().iter().flat_map(Sent::items::<ReadItem>).count(), 5, "not where it is not wanted");
+    assert_eq!(rig.frames().iter().flat_map(SentFrame::items::<ReadItem>).count(), 5, "not where it is not wanted");
     rig.client.cancel(batch, rig.now_ns);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Cancelled, 0, 0); 5]);
@@ -74,7 +74,7 @@ fn a_slice_may_span_requests_and_a_request_slices() {
     let cuts: Vec<(u64, u64)> =
         frames.iter().map(|sent| (sent.items::<WriteItem>()[0].offset, sent.header.payload_bytes)).collect();
     assert_eq!(cuts, [(1000, 3096), (4096, 4096), (8192, 4928)]);
-    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), sizes.map(|bytes| (Status::Ok, bytes, 0)));
     rig.assert_empty();
@@ -90,7 +90,7 @@ fn one_bad_request_does_not_fail_those_that_share_its_slice() {
     rig.deliver(&bare(frames[0].lane, Operation::Read, whole.request, Status::OutOfRange));
     let alone = rig.frames();
     assert_eq!(ranges(&alone), [(100, 50), (150, 50), (200, 50), (250, 50)], "each is asked on its own");
-    for item in alone.iter().flat_map(Sent::items::<ReadItem>) {
+    for item in alone.iter().flat_map(SentFrame::items::<ReadItem>) {
         if item.offset == 200 {
             rig.deliver(&bare(alone[0].lane, Operation::Read, item.request, Status::OutOfRange));
         }
@@ -132,7 +132,7 @@ fn the_urgent_overtake_what_waits() {
     let mut frames = first;
     while !frames.is_empty() {
         order.extend(ranges(&frames).into_iter().map(|range| range.0));
-        frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+        frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
         frames = rig.frames();
     }
     assert_eq!(order, [1, 6, 5, 4, 3, 2, 7]);
@@ -160,10 +160,10 @@ fn small_requests_have_a_lane_that_bulk_keeps_off() {
             let lane = &rig.client.lanes[asked.lane.index as usize];
             assert!(lane.load_bytes < 64 << 10, "nothing large is before it");
         }
-        rig.act(Seen::Frame(asked.clone()));
+        rig.act(ClientOutput::Frame(asked.clone()));
         let others = next.into_iter().filter(|sent| sent.body != asked.body);
         for sent in core::mem::take(&mut frames).into_iter().chain(others) {
-            rig.act(Seen::Frame(sent));
+            rig.act(ClientOutput::Frame(sent));
         }
         frames = rig.frames();
         assert_eq!(rig.finish(small), [(Status::Ok, 512, 0)]);
@@ -183,7 +183,7 @@ fn another_path_takes_over_and_is_counted() {
     rig.lose(sent.lane);
     let again = rig.frames();
     assert_eq!(again[0].operation(), Operation::Get, "over the stream, at once");
-    again.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    again.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 500, 2)]);
     let failovers: Vec<_> = rig.client.failovers().iter().map(|f| (f.from, f.to, f.slices)).collect();

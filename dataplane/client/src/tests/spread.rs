@@ -9,7 +9,7 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
-use super::rig::{Object, Rig, SECOND_NS, Seen, digest, local, map, push_name, shared_config, stream_config};
+use super::rig::{ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config};
 use crate::{Config, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100_000;
@@ -232,7 +232,7 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
             }
             for sent in frames {
                 arguments.push((sent.operation(), (sent.header.argument, sent.header.flags)));
-                rig.act(Seen::Frame(sent));
+                rig.act(ClientOutput::Frame(sent));
             }
         }
         let puts = [Operation::Put, Operation::Reserve];

@@ -10,7 +10,7 @@ use kvplane_proto::ids::{BatchId, NodeId, SegmentId};
 use kvplane_proto::message::{Operation, ReadItem};
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, Seen, Sent, local, shared_config, stream_config};
+use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, local, shared_config, stream_config};
 use crate::{Config, LaneId, Path, PeerAddress, PeerId, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
@@ -36,12 +36,14 @@ fn run_without(rig: &mut Rig, closed: &[Via]) -> Vec<Operation> {
         let mut ways = fresh.into_iter();
         for seen in seen {
             match seen {
-                Seen::Copy { lane, slice, .. } if ways.next().flatten().is_some_and(|via| closed.contains(&via)) => {
+                ClientOutput::Copy { lane, slice, .. }
+                    if ways.next().flatten().is_some_and(|via| closed.contains(&via)) =>
+                {
                     rig.client.copied(lane, slice, Err(Status::Unsupported), rig.now_ns);
                 }
-                Seen::Frame(frame) => {
+                ClientOutput::Frame(frame) => {
                     sent.push(frame.operation());
-                    rig.act(Seen::Frame(frame));
+                    rig.act(ClientOutput::Frame(frame));
                 }
                 other => rig.act(other),
             }
@@ -58,7 +60,7 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
             return wanted;
         }
         for seen in seen {
-            if let Seen::Connect { lane, path: Path::Shared } = seen {
+            if let ClientOutput::Connect { lane, path: Path::Shared } = seen {
                 wanted = true;
                 if other {
                     rig.addresses.get_mut(&lane).expect("it was just asked for").node = NodeId(51);
@@ -221,14 +223,14 @@ fn a_transfer_of_a_file_ends_before_its_batch_does() {
     let peer = rig.client.open_peer(PeerAddress::file(5));
     let batch = rig.submit(&[Request::Read(at(peer, 0, false), local(0, 0, 100))]);
     let seen = rig.drain();
-    let [Seen::Connect { lane, path: Path::File }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Connect { lane, path: Path::File }] = seen[..] else { panic!("{seen:?}") };
     rig.act(seen[0].clone());
     let seen = rig.drain();
-    let [Seen::Copy { lane: used, .. }] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Copy { lane: used, .. }] = seen[..] else { panic!("{seen:?}") };
     assert_eq!(used, lane);
     rig.client.cancel(batch, 2);
     let seen = rig.drain();
-    let [Seen::Reset(reset)] = seen[..] else { panic!("{seen:?}") };
+    let [ClientOutput::Reset(reset)] = seen[..] else { panic!("{seen:?}") };
     assert!(reset == lane && !rig.client.is_complete(batch), "the kernel may still write");
     rig.lose(lane);
     rig.run();
@@ -263,7 +265,7 @@ fn a_foreign_peer_gets_one_plain_range_at_a_time() {
         let mut more = rig.frames();
         assert_eq!(more.len(), 1);
         more.extend(frames.into_iter().enumerate().filter(|(index, _)| *index != read).map(|(_, sent)| sent));
-        more.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+        more.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
         rig.run();
         assert_eq!(rig.finish(batch), [(Status::Ok, 40_960, 0), (Status::Ok, 4096, 0), (Status::Unsupported, 0, 0)]);
         rig.assert_empty();
@@ -274,7 +276,7 @@ fn a_foreign_peer_gets_one_plain_range_at_a_time() {
 struct World {
     rig: Rig,
     peers: Vec<(PeerId, Path)>,
-    pending: Vec<Seen>,
+    pending: Vec<ClientOutput>,
     open: Vec<BatchId>,
     /// Paths of the lanes that were connected, and frames under way on foreign ones.
     paths: BTreeMap<LaneId, Path>,
@@ -338,7 +340,7 @@ impl World {
         self.depth.remove(&gone);
         self.pending.retain(|seen| {
             !matches!(seen,
-            Seen::Connect { lane, .. } | Seen::Copy { lane, .. } | Seen::Frame(Sent { lane, .. }) | Seen::Reset(lane)
+            ClientOutput::Connect { lane, .. } | ClientOutput::Copy { lane, .. } | ClientOutput::Frame(SentFrame { lane, .. }) | ClientOutput::Reset(lane)
             if *lane == gone)
         });
     }
@@ -349,14 +351,14 @@ impl World {
         }
         let seen = self.pending.remove(which % self.pending.len());
         match &seen {
-            Seen::Frame(sent) => {
+            ClientOutput::Frame(sent) => {
                 self.depth.entry(sent.lane).and_modify(|depth| *depth -= 1);
             }
-            Seen::Reset(lane) => self.forget(*lane),
+            ClientOutput::Reset(lane) => self.forget(*lane),
             _ => {}
         }
         match seen {
-            Seen::Copy { lane, slice, .. } if fail => {
+            ClientOutput::Copy { lane, slice, .. } if fail => {
                 self.rig.client.copied(lane, slice, Err(Status::Unsupported), self.rig.now_ns);
             }
             seen => self.rig.act(seen),
@@ -371,14 +373,16 @@ impl World {
         let mut ways = fresh.into_iter();
         for seen in seen {
             match &seen {
-                Seen::Connect { lane, path } => drop(self.paths.insert(*lane, *path)),
-                Seen::Copy { lane, .. } => match (self.paths[lane], ways.next().expect("a way for each copy")) {
-                    (Path::Shared, Some(Via::Cma)) => assert!(self.rig.cma),
-                    (Path::MooncakeRdma, Some(Via::Rdma)) => {}
-                    (Path::Shared, Some(Via::Map)) | (Path::Local, Some(Via::Own)) | (Path::File, None) => {}
-                    other => panic!("{other:?}"),
-                },
-                Seen::Frame(sent) => match self.paths[&sent.lane] {
+                ClientOutput::Connect { lane, path } => drop(self.paths.insert(*lane, *path)),
+                ClientOutput::Copy { lane, .. } => {
+                    match (self.paths[lane], ways.next().expect("a way for each copy")) {
+                        (Path::Shared, Some(Via::Cma)) => assert!(self.rig.cma),
+                        (Path::MooncakeRdma, Some(Via::Rdma)) => {}
+                        (Path::Shared, Some(Via::Map)) | (Path::Local, Some(Via::Own)) | (Path::File, None) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+                ClientOutput::Frame(sent) => match self.paths[&sent.lane] {
                     Path::Mooncake => {
                         let depth = self.depth.entry(sent.lane).or_default();
                         *depth += 1;
@@ -390,7 +394,7 @@ impl World {
                 _ => {}
             }
             match seen {
-                Seen::Done(_) | Seen::WantMap => self.rig.act(seen),
+                ClientOutput::Done(_) | ClientOutput::WantMap => self.rig.act(seen),
                 seen => self.pending.push(seen),
             }
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvplane_client::{LaneId, PeerAddress, PeerKind};
 use kvplane_proto::SegmentId;
 use kvplane_sys::{Doorbell, Interest, Poller};
-use kvplane_transport::{ConnectionId, ForeignDevice, ForeignHalf, ForeignPeer, Gone, RdmaError, Source, Token};
+use kvplane_transport::{CloseCause, ConnectionId, ForeignDevice, ForeignHalf, ForeignPeer, RdmaError, Source, Token};
 
 use super::Host;
 
@@ -123,8 +123,8 @@ impl ForeignWork {
 
 impl Host {
     /// Starts a lane to a stock engine.
-    pub(super) fn connect_foreign(&mut self, lane: LaneId, address: &PeerAddress) -> Result<ConnectionId, Gone> {
-        let gone = |why: &str| Gone::Setup(why.to_owned());
+    pub(super) fn connect_foreign(&mut self, lane: LaneId, address: &PeerAddress) -> Result<ConnectionId, CloseCause> {
+        let gone = |why: &str| CloseCause::Setup(why.to_owned());
         let PeerKind::MooncakeRdma { object } = address.kind else { return Err(gone("it is no stock engine")) };
         let devices = self.client.as_ref().and_then(|client| client.rail_of(lane)).and_then(|rail| rail.rdma);
         let (own, other) = devices.map_or((0, 0), |devices| (usize::from(devices.own), usize::from(devices.peer)));
@@ -135,7 +135,7 @@ impl Host {
         let alias = work.engines.alias(name, lane, work.host);
         let queue_pairs = work.engines.queue_pairs();
         let offered = self.rdma_work.driver.offer_foreign(own, (Arc::clone(&peer), number), queue_pairs);
-        let (id, half) = offered.map_err(|error| Gone::Setup(error.to_string()))?;
+        let (id, half) = offered.map_err(|error| CloseCause::Setup(error.to_string()))?;
         let handshake = |to, ready| Handshake {
             peer: Arc::clone(&peer),
             peer_device: peer_device.clone(),
@@ -166,7 +166,7 @@ impl Host {
                         work.engines.ask(asked);
                     }
                 }
-                Err(why) => self.rdma_work.driver.close(id, Gone::Setup(why)),
+                Err(why) => self.rdma_work.driver.close(id, CloseCause::Setup(why)),
             }
         }
         true

@@ -8,9 +8,9 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
-use kvplane_transport::{ConnectionId, Gone, Input, Pieces, Target};
+use kvplane_transport::{CloseCause, ConnectionId, Input, Pieces, Target};
 
-use super::roles::{Lent, Link, Role};
+use super::roles::{LentPayload, Link, Role};
 use super::{FRAMES_PER_ROUND, Host, HostConfig};
 
 /// How long nothing is said of connections that could not be sealed after one was.
@@ -44,7 +44,7 @@ impl Host {
                 self.roles.set(link, Role::Served);
                 service.peer_joined(link.peer(), link.path(), now_ns);
             }
-            None => self.close(link, Gone::Closed),
+            None => self.close(link, CloseCause::Closed),
         }
     }
 
@@ -63,29 +63,29 @@ impl Host {
 
     pub(super) fn sent(&mut self, hold: u64) {
         match self.lent.remove(hold as usize) {
-            Lent::Answer(hold, leaving) => {
+            LentPayload::Answer(hold, leaving) => {
                 if let Some(service) = &mut self.service {
                     service.left(&leaving, hold, self.rounds.now_ns());
                     service.sent(hold);
                 }
             }
-            Lent::Upload(request) => self.uploads.finish(request),
+            LentPayload::Upload(request) => self.uploads.finish(request),
         }
     }
 
-    pub(super) fn gone(&mut self, link: Link, why: &Gone, now_ns: u64) {
+    pub(super) fn gone(&mut self, link: Link, why: &CloseCause, now_ns: u64) {
         let role = self.roles.get(link);
         self.roles.set(link, Role::None);
         match why {
-            Gone::Closed | Gone::Peer => {}
-            Gone::Frame(_) | Gone::Ring(_) => {
+            CloseCause::Closed | CloseCause::Peer => {}
+            CloseCause::Frame(_) | CloseCause::Ring(_) => {
                 self.counters.broken += 1;
                 self.last_problem = Some(why.to_string());
             }
-            Gone::Kernel(_) | Gone::Setup(_) | Gone::Rdma(_) | Gone::Unavailable(_) => {
+            CloseCause::Kernel(_) | CloseCause::Setup(_) | CloseCause::Rdma(_) | CloseCause::Unavailable(_) => {
                 self.last_problem = Some(why.to_string());
             }
-            Gone::Tls(text) => self.tls_failed(text),
+            CloseCause::Tls(text) => self.tls_failed(text),
         }
         if let Link::Rdma(id) = link {
             self.carried_gone(id);
@@ -102,7 +102,7 @@ impl Host {
             }
             Role::Carrier(id) => {
                 self.rdma_work.leave_carrier(id);
-                self.close(Link::Rdma(id), Gone::Peer);
+                self.close(Link::Rdma(id), CloseCause::Peer);
             }
             Role::Lane(lane, _) | Role::Asking(lane) => {
                 if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
@@ -115,11 +115,11 @@ impl Host {
     }
 
     /// Tells the client that a lane's connection is gone, or never was.
-    pub(super) fn lane_ended(&mut self, lane: LaneId, why: &Gone, now_ns: u64) {
+    pub(super) fn lane_ended(&mut self, lane: LaneId, why: &CloseCause, now_ns: u64) {
         let Some(client) = &mut self.client else { return };
         match why {
-            Gone::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
-            Gone::Tls(_) => {
+            CloseCause::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
+            CloseCause::Tls(_) => {
                 client.refused(lane, Status::TlsFailed);
                 client.lane_gone(lane, now_ns);
             }
@@ -137,7 +137,7 @@ impl Host {
         self.last_problem = Some(text.to_owned());
     }
 
-    pub(super) fn close(&mut self, link: Link, why: Gone) {
+    pub(super) fn close(&mut self, link: Link, why: CloseCause) {
         match link {
             Link::Tcp(id) => self.tcp.close(id, why),
             Link::Shm(id) => self.shm.close(&self.poller, id, why),
@@ -288,7 +288,7 @@ impl Host {
                     // Taken as the answer, it would end a request whose memory is still being sent.
                     self.counters.broken += 1;
                     self.last_problem = Some("the peer answered before it was sent the payload".to_owned());
-                    self.close(link, Gone::Closed);
+                    self.close(link, CloseCause::Closed);
                     return Target::Discard;
                 }
                 let Some(client) = &mut self.client else { return Target::Discard };

@@ -49,7 +49,7 @@ use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
 pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
 use parts::Buffers;
 pub use rdma::RdmaDevices;
-use roles::{Lent, Link, Roles, Uploads};
+use roles::{LentPayload, Link, Roles, Uploads};
 use rounds::Rounds;
 use same_host::SameHost;
 use tier::TierWork;
@@ -92,7 +92,7 @@ pub struct Host {
     foreign_work: Option<foreign::ForeignWork>,
     tier_work: Option<TierWork>,
     fetch_work: Option<FetchWork>,
-    lent: slab::Slab<Lent>,
+    lent: slab::Slab<LentPayload>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
     scratch: Vec<u8>,

@@ -4,10 +4,10 @@ use kvplane_client::{DeviceCopy, LaneId, Output as ClientOutput, Path, PeerAddre
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey, Places};
 use kvplane_sys::IoBuf;
 use kvplane_transport::mooncake::wire::Dialect;
-use kvplane_transport::{Gone, Outgoing, Pieces};
+use kvplane_transport::{CloseCause, OutgoingPayload, Pieces};
 
 use super::Host;
-use super::roles::{Lent, Link, Role};
+use super::roles::{LentPayload, Link, Role};
 use super::same_host::SegmentCopy;
 
 impl Host {
@@ -66,7 +66,7 @@ impl Host {
                 }
                 let payload = payload.map(|(buffers, hold)| {
                     let leaving = service.leaving(&header, self.rounds.now_ns());
-                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold, leaving)) as u64) }
+                    OutgoingPayload { buffers, hold: Some(self.lent.insert(LentPayload::Answer(hold, leaving)) as u64) }
                 });
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
@@ -98,13 +98,13 @@ impl Host {
     fn close_served(&mut self, peer: PeerKey, reason: CloseReason) {
         let heard = matches!(reason, CloseReason::Refused(_) | CloseReason::Malformed(_));
         match Link::of_peer(peer) {
-            Link::Tcp(id) if !heard => self.tcp.close(id, Gone::Closed),
-            Link::Tcp(id) => self.tcp.close_after_sending(id, Gone::Closed),
-            Link::Rdma(id) if !heard => self.rdma_work.driver.close(id, Gone::Closed),
-            Link::Rdma(id) => self.rdma_work.driver.close_after_sending(id, Gone::Closed),
+            Link::Tcp(id) if !heard => self.tcp.close(id, CloseCause::Closed),
+            Link::Tcp(id) => self.tcp.close_after_sending(id, CloseCause::Closed),
+            Link::Rdma(id) if !heard => self.rdma_work.driver.close(id, CloseCause::Closed),
+            Link::Rdma(id) => self.rdma_work.driver.close_after_sending(id, CloseCause::Closed),
             Link::Shm(id) => {
                 self.shm.flush(&self.poller);
-                self.shm.close(&self.poller, id, Gone::Closed);
+                self.shm.close(&self.poller, id, CloseCause::Closed);
             }
             Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
         }
@@ -128,7 +128,10 @@ impl Host {
                 }
                 let payload = buffers.map(|buffers| {
                     self.uploads.start(header.request);
-                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
+                    OutgoingPayload {
+                        buffers,
+                        hold: Some(self.lent.insert(LentPayload::Upload(header.request)) as u64),
+                    }
                 });
                 match link {
                     Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
@@ -164,7 +167,7 @@ impl Host {
             }
             ClientOutput::Reset { lane } if self.file_work.has(lane) => self.reset_files(lane),
             ClientOutput::Reset { lane } => match self.link_of(lane) {
-                Some(link) => self.close(link, Gone::Closed),
+                Some(link) => self.close(link, CloseCause::Closed),
                 None => {
                     if let Some(client) = &mut self.client {
                         client.lane_gone(lane, now_ns);
@@ -177,7 +180,7 @@ impl Host {
     }
 
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
-        let refused = |error: std::io::Error| Gone::Setup(error.to_string());
+        let refused = |error: std::io::Error| CloseCause::Setup(error.to_string());
         let link = match path {
             Path::Stream | Path::Rdma => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp).map_err(refused),
             Path::Shared => {

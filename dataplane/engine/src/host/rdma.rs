@@ -13,7 +13,7 @@ use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, deco
 use kvplane_proto::{Limits, RequestId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
-use kvplane_transport::{ConnectionId, Ended, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
+use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use super::Host;
 use super::inbound::Inputs;
@@ -45,7 +45,7 @@ pub(super) struct RdmaWork {
     /// The TCP connection that each RDMA connection came from.
     carriers: HashMap<ConnectionId, ConnectionId>,
     /// Copies that are over, for the moment.
-    copied: Ended,
+    copied: CopyCompletions,
     /// Copies on their way from the client to a device, for the moment.
     row: Box<[RowCopy]>,
     /// Why devices are not used.
@@ -66,7 +66,7 @@ impl RdmaWork {
         let mut work = Self {
             driver,
             carriers: HashMap::new(),
-            copied: Ended::default(),
+            copied: CopyCompletions::default(),
             row: vec![RowCopy::default(); ROW].into(),
             problems: Vec::new(),
             near,
@@ -223,7 +223,7 @@ impl Host {
                 if let Some(client) = &mut self.client {
                     client.refused(lane, status);
                 }
-                self.close(Link::Tcp(carrier), Gone::Setup(why));
+                self.close(Link::Tcp(carrier), CloseCause::Setup(why));
             }
         }
     }
@@ -235,7 +235,7 @@ impl Host {
         let (id, offer) = match self.rdma_work.driver.offer(usize::from(own), peer) {
             Ok(offered) => offered,
             Err(error) => {
-                self.close(Link::Tcp(carrier), Gone::Setup(error.to_string()));
+                self.close(Link::Tcp(carrier), CloseCause::Setup(error.to_string()));
                 return;
             }
         };
@@ -252,7 +252,7 @@ impl Host {
     /// A peer offers an RDMA connection: from now on it is talked about on this one.
     pub(super) fn answer_rdma(&mut self, link: Link, header: &Header, body: &[u8], now_ns: u64) {
         let Link::Tcp(carrier) = link else {
-            self.close(link, Gone::Closed);
+            self.close(link, CloseCause::Closed);
             return;
         };
         // Nothing is made for a stranger.
@@ -275,7 +275,7 @@ impl Host {
             }
             None => {
                 self.roles.set(link, Role::None);
-                self.tcp.close_after_sending(carrier, Gone::Closed);
+                self.tcp.close_after_sending(carrier, CloseCause::Closed);
             }
         }
     }
@@ -284,7 +284,7 @@ impl Host {
     pub(super) fn take_rdma_answer(&mut self, id: ConnectionId, header: &Header, body: &[u8], now_ns: u64) {
         if header.kind != Kind::Reply(Operation::Rdma) {
             self.counters.broken += 1;
-            self.close(Link::Rdma(id), Gone::Closed);
+            self.close(Link::Rdma(id), CloseCause::Closed);
             return;
         }
         if let (Status::Unsupported, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
@@ -307,7 +307,7 @@ impl Host {
             && self.roles.get(Link::Tcp(carrier)) == Role::Carrier(id)
         {
             self.roles.set(Link::Tcp(carrier), Role::None);
-            self.tcp.close(carrier, Gone::Closed);
+            self.tcp.close(carrier, CloseCause::Closed);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use kvplane_client::{LaneId, SliceId};
 use kvplane_proto::RequestId;
-use kvplane_store::service::{Hold, Leaving, Path, PeerKey};
+use kvplane_store::service::{Hold, LeavingPayload, Path, PeerKey};
 use kvplane_transport::ConnectionId;
 
 /// A connection of one of the drivers.
@@ -105,9 +105,9 @@ impl Roles {
 
 /// What waits for a payload to have left.
 #[derive(Debug)]
-pub(super) enum Lent {
+pub(super) enum LentPayload {
     /// What the service holds for an answer.
-    Answer(Hold, Leaving),
+    Answer(Hold, LeavingPayload),
     /// The caller's memory, for this request.
     Upload(RequestId),
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use kvplane_client::{LaneId, Local, SliceId, Via};
 use kvplane_proto::{SegmentId, Status};
-use kvplane_sys::{CrossError, Crossing, IoBuf, Region, process_memory};
+use kvplane_sys::{CrossError, CrossProcessRange, IoBuf, Region, process_memory};
 use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};
-use kvplane_transport::{ConnectionId, Gone};
+use kvplane_transport::{CloseCause, ConnectionId};
 
 use super::Host;
 use super::copies::{copy, range};
@@ -54,7 +54,7 @@ pub(super) struct SameHost {
     gathered: Vec<SegmentCopy>,
     lane: Option<LaneId>,
     gathered_bytes: u64,
-    crossings: Vec<Crossing>,
+    crossings: Vec<CrossProcessRange>,
     /// Segments that they name, one slot each.
     claimed: Vec<(SegmentId, Option<Extent>)>,
     outcomes: Vec<Result<u64, Status>>,
@@ -241,7 +241,7 @@ impl Host {
                         self.copied(lane, copy.slice, *outcome, now_ns);
                     }
                 }
-                Err(CrossError::Gone) => self.close(Link::Shm(id), Gone::Peer),
+                Err(CrossError::Gone) => self.close(Link::Shm(id), CloseCause::Peer),
                 Err(error) => {
                     self.last_problem = Some(error.to_string());
                     if let Some(client) = &mut self.client {
@@ -276,7 +276,7 @@ impl Host {
             let checked = extent.ok_or(Status::Stale).and_then(|extent| copied.check(&extent).map(|()| extent));
             state.outcomes.push(checked.map(|extent| {
                 let address = extent.address.wrapping_add(copied.offset);
-                state.crossings.push(Crossing { local: self.local(copied.local), address });
+                state.crossings.push(CrossProcessRange { local: self.local(copied.local), address });
                 0
             }));
         }
@@ -319,15 +319,17 @@ impl Host {
         id: ConnectionId,
         pid: i32,
         segment: SegmentId,
-        crossing: &Crossing,
-        call: fn(i32, &[Crossing]) -> Result<(), CrossError>,
+        crossing: &CrossProcessRange,
+        call: fn(i32, &[CrossProcessRange]) -> Result<(), CrossError>,
     ) -> Result<Result<u64, Status>, CrossError> {
         for (at, bytes) in chunks(crossing.local.bytes()) {
             if at > 0 && !self.shm.is_live(id, segment) {
                 return Ok(Err(Status::Stale));
             }
-            let part =
-                Crossing { local: crossing.local.slice(at, bytes), address: crossing.address.wrapping_add(at as u64) };
+            let part = CrossProcessRange {
+                local: crossing.local.slice(at, bytes),
+                address: crossing.address.wrapping_add(at as u64),
+            };
             match call(pid, &[part]) {
                 Ok(()) => {}
                 Err(CrossError::Fault) => return Ok(Err(Status::Unsupported)),

@@ -16,12 +16,12 @@ use super::roles::Link;
 use super::{FRAMES_PER_ROUND, Host};
 
 /// What the server of stock engines may reach.
-struct Registered<'a> {
+struct RegisteredRanges<'a> {
     service: Option<&'a mut Service>,
     segments: &'a [Option<(u32, Arc<Region>)>],
 }
 
-impl Ranges for Registered<'_> {
+impl Ranges for RegisteredRanges<'_> {
     fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)> {
         let service = self.service.as_mut()?;
         let acquired = service.segments_mut().acquire_by_address(request.address, request.bytes, request.write);
@@ -53,7 +53,7 @@ impl Ranges for Registered<'_> {
 
 impl Host {
     pub(super) fn serve_stock(&mut self, now_ns: u64) -> bool {
-        let mut ranges = Registered { service: self.service.as_mut(), segments: &self.segments };
+        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.segments };
         self.stock_server.drive(&self.poller, &mut ranges, now_ns)
     }
 
@@ -62,7 +62,7 @@ impl Host {
         if let Some(service) = &mut self.service {
             service.evict_users(segment);
         }
-        let mut ranges = Registered { service: self.service.as_mut(), segments: &self.segments };
+        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.segments };
         self.stock_server.close_users(&self.poller, &mut ranges, segment.to_bits());
     }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
-use kvplane_store::service::{Service, SnapshotPage, Wished};
+use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
 
 use kvplane_store::{TenantLease, TenantUse};
 
@@ -13,7 +13,7 @@ use crate::host::Host;
 
 /// Where an object is, and how long it is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Found {
+pub struct ObjectPlaces {
     /// In memory: its offset in the pool and its size.
     pub memory: Option<(u64, u64)>,
     /// On the SSD: its size.
@@ -66,7 +66,7 @@ impl ShardHandle {
     ///
     /// # Errors
     /// When the shard does not answer.
-    pub fn find(&self, digests: Vec<Digest>) -> Result<Vec<Found>, ShardError> {
+    pub fn find(&self, digests: Vec<Digest>) -> Result<Vec<ObjectPlaces>, ShardError> {
         self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
     }
 
@@ -74,7 +74,7 @@ impl ShardHandle {
     ///
     /// # Errors
     /// When the shard does not answer.
-    pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<Wished>, ShardError> {
+    pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<ReplicaProgress>, ShardError> {
         let (answer, wait) = sync_channel(1);
         let ask = move |host: &mut Host| {
             let now_ns = host.now_ns();
@@ -139,7 +139,7 @@ impl ShardHandle {
     }
 }
 
-fn found(service: &Service, digest: Digest) -> Found {
+fn found(service: &Service, digest: Digest) -> ObjectPlaces {
     let object = service.store().and_then(|store| store.peek(digest));
-    Found { memory: object.map(|view| (view.extent.offset, view.extent.bytes)), ssd: service.ssd_bytes(digest) }
+    ObjectPlaces { memory: object.map(|view| (view.extent.offset, view.extent.bytes)), ssd: service.ssd_bytes(digest) }
 }

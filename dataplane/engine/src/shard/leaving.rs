@@ -13,7 +13,7 @@ use crate::host::Host;
 const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
 
 /// Somebody who waits for a segment to fall quiet.
-pub(super) struct Leaving {
+pub(super) struct QuietWaiter {
     segment: SegmentId,
     /// When its users' connections are closed, and when he is told that they use it still.
     evict_ns: u64,
@@ -22,7 +22,7 @@ pub(super) struct Leaving {
     answer: SyncSender<Result<(), ShardError>>,
 }
 
-impl Leaving {
+impl QuietWaiter {
     pub(super) fn new(segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>>) -> Self {
         let (now_ns, within_ns) = (cpu::monotonic_ns(), u64::try_from(within.as_nanos()).unwrap_or(u64::MAX));
         let evict_ns = now_ns.saturating_add(QUIET_DEADLINE_NS.min(within_ns / 2));
@@ -31,7 +31,7 @@ impl Leaving {
 }
 
 /// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
-pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<Leaving>, now_ns: u64) {
+pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
     while let Some(segment) = host.poll_unregistered() {
         leaving.retain(|one| {
             if one.segment == segment {

@@ -41,7 +41,7 @@ enum End {
 
 /// What has happened to the old write when the fence comes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Begun {
+enum OldWrite {
     /// All of it lies in the receive buffer.
     No,
     /// Its header was taken and a part of its payload, in place.
@@ -172,12 +172,12 @@ fn frame(operation: Operation, body: &[u8], payload: &[u8]) -> Vec<u8> {
 
 /// Whose bytes are there after an old write, given up, and a newer one; `named` is what the fence names, if there is
 /// one.
-fn run(operation: Operation, begun: Begun, end: End, named: Option<u64>) -> Option<u64> {
+fn run(operation: Operation, begun: OldWrite, end: End, named: Option<u64>) -> Option<u64> {
     let mut bed = Bed::new();
     let mut old = bed.connect(77, 1);
     let mut new = bed.connect(77, 2);
     let write = bed.write(operation, OLD);
-    let before = if begun == Begun::Half { write.len() / 2 } else { 0 };
+    let before = if begun == OldWrite::Half { write.len() / 2 } else { 0 };
     old.write_all(&write[..before]).expect("room in a socket");
     bed.settle();
     let mut asked = Vec::new();
@@ -213,7 +213,7 @@ const ENDS: [End; 3] = [End::Silent, End::Reset, End::Closed];
 #[test]
 fn what_was_given_up_never_lands_over_what_is_newer() {
     for operation in OPERATIONS {
-        for begun in [Begun::No, Begun::Half] {
+        for begun in [OldWrite::No, OldWrite::Half] {
             for end in ENDS {
                 let found = run(operation, begun, end, Some(1));
                 assert_eq!(found, Some(NEW), "{operation:?}, begun: {begun:?}, {end:?}");
@@ -227,7 +227,7 @@ fn without_a_fence_or_with_one_of_another_connection_it_would() {
     // Which socket a kernel announces first is its own affair: once is enough to show what the fence is for.
     for named in [None, Some(3)] {
         for end in ENDS {
-            let landed = (0..20).any(|_| run(Operation::Write, Begun::No, end, named) != Some(NEW));
+            let landed = (0..20).any(|_| run(Operation::Write, OldWrite::No, end, named) != Some(NEW));
             assert!(landed, "named {named:?}, {end:?}: the old write never came late, so the test above shows nothing");
         }
     }

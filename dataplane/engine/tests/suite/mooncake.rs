@@ -238,7 +238,7 @@ fn bad_requests_fail_alone() {
 
 /// What a peer saw of us.
 #[derive(Default)]
-struct Seen {
+struct PeerView {
     connections: AtomicUsize,
     open: AtomicUsize,
     most_open: AtomicUsize,
@@ -248,7 +248,7 @@ struct Seen {
 /// A peer of version 2 with memory everywhere that answers while `answering`.
 struct Peer {
     address: SocketAddr,
-    seen: Arc<Seen>,
+    seen: Arc<PeerView>,
     answering: Arc<AtomicBool>,
     written: Arc<Mutex<BTreeMap<u64, usize>>>,
 }
@@ -282,7 +282,7 @@ impl Peer {
 
 fn serve_one(
     raw: &mut Raw,
-    seen: &Seen,
+    seen: &PeerView,
     answering: &AtomicBool,
     written: &Mutex<BTreeMap<u64, usize>>,
 ) -> std::io::Result<()> {

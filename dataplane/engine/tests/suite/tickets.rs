@@ -17,7 +17,7 @@ use kvplane_proto::message::{DigestItem, Hello, Item, Kind, Operation};
 use kvplane_proto::{Digest, SegmentId, Status};
 use kvplane_store::service::SegmentInfo;
 use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
-use kvplane_ticket::{Challenges, Credential, Mint, Proof, Rights, Role, Said, Terms};
+use kvplane_ticket::{Challenges, Credential, HandshakeTranscript, Mint, Proof, Rights, Role, Terms};
 use kvplane_transport::{RdmaOptions, StrangerLimits};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -190,7 +190,7 @@ fn hello() -> Vec<u8> {
 }
 
 fn prove(credential: &Credential, challenge: &[u8; 32]) -> Vec<u8> {
-    credential.prove([3; 32], &Said { challenge, hello: &hello() }).encode()
+    credential.prove([3; 32], &HandshakeTranscript { challenge, hello: &hello() }).encode()
 }
 
 #[test]

@@ -12,13 +12,13 @@ use kvplane_proto::ids::{RequestId, ReservationId};
 use kvplane_proto::message::{Item, Items, Kind, Operation, decode_items};
 
 use super::Service;
-use super::timing::{Outputs, Timed};
+use super::timing::{Outputs, ServiceTimer};
 use super::types::{CloseReason, Output, PeerKey, Place};
 
 /// Answers of a shard to its peers, until its host has polled them.
 pub(super) struct Answers {
     pub(super) outputs: Outputs,
-    pub(super) timed: Timed,
+    pub(super) timed: ServiceTimer,
     bytes: Vec<u8>,
     /// Places of payloads that lie in several.
     places: Vec<Place>,
@@ -30,7 +30,7 @@ impl Answers {
     pub(super) fn new() -> Self {
         Self {
             outputs: Outputs::default(),
-            timed: Timed::new(),
+            timed: ServiceTimer::new(),
             bytes: Vec::new(),
             places: Vec::new(),
             tails: VecDeque::new(),

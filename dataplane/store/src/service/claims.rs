@@ -178,7 +178,7 @@ impl Service {
         Ok((split.nows > 0).then_some((now, split.now)))
     }
 
-    fn split<T: Item + Copy + Named>(
+    fn split<T: Item + Copy + ObjectItem>(
         &self,
         context: &RequestContext,
         items: impl Iterator<Item = T>,
@@ -318,7 +318,7 @@ impl Service {
     }
 }
 
-fn requests_of<T: Item + Named>(header: &Header, body: &[u8]) -> Vec<(Digest, Option<RequestId>)> {
+fn requests_of<T: Item + ObjectItem>(header: &Header, body: &[u8]) -> Vec<(Digest, Option<RequestId>)> {
     let items = items_of::<T>(header, body).into_iter().flatten();
     items.map(|item| (Digest(0), item.request())).collect()
 }
@@ -335,7 +335,7 @@ struct Split {
 }
 
 /// An item that names an object, and may be a request by itself.
-trait Named {
+trait ObjectItem {
     fn digest(&self) -> Digest;
 
     fn request(&self) -> Option<RequestId> {
@@ -343,19 +343,19 @@ trait Named {
     }
 }
 
-impl Named for DigestItem {
+impl ObjectItem for DigestItem {
     fn digest(&self) -> Digest {
         self.digest
     }
 }
 
-impl Named for VersionItem {
+impl ObjectItem for VersionItem {
     fn digest(&self) -> Digest {
         self.digest
     }
 }
 
-impl Named for GetItem {
+impl ObjectItem for GetItem {
     fn digest(&self) -> Digest {
         self.digest
     }
@@ -365,7 +365,7 @@ impl Named for GetItem {
     }
 }
 
-impl Named for RangeItem {
+impl ObjectItem for RangeItem {
     fn digest(&self) -> Digest {
         self.digest
     }

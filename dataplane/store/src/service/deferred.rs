@@ -39,12 +39,12 @@ pub(super) enum Replies {
 #[derive(Debug, Default)]
 pub(super) struct Deferrals {
     next: u64,
-    open: BTreeMap<u64, Deferred>,
+    open: BTreeMap<u64, DeferredAnswer>,
 }
 
 /// An answer some of whose items wait.
 #[derive(Debug)]
-struct Deferred {
+struct DeferredAnswer {
     peer: PeerKey,
     request: RequestId,
     replies: Replies,
@@ -98,7 +98,9 @@ impl Service {
         let about = self.answers.outputs.about;
         self.deferrals.next += 1;
         let answer = self.deferrals.next;
-        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns, whose, about });
+        self.deferrals
+            .open
+            .insert(answer, DeferredAnswer { peer, request, replies, left, timing, since_ns, whose, about });
         move |item| Slot { answer, item }
     }
 
@@ -122,8 +124,8 @@ impl Service {
         Some(self.deferrals.open.get(&slot.answer)?.peer)
     }
 
-    fn send_deferred(&mut self, deferred: Deferred) {
-        let Deferred { peer, request, replies, timing, since_ns, whose, about, .. } = deferred;
+    fn send_deferred(&mut self, deferred: DeferredAnswer) {
+        let DeferredAnswer { peer, request, replies, timing, since_ns, whose, about, .. } = deferred;
         if self.sessions.get_mut(peer).is_none() {
             return;
         }

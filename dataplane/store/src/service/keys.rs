@@ -68,7 +68,7 @@ pub(super) struct List {
     one: Option<Digest>,
     /// How far it has come.
     at: u64,
-    pub(super) page: Vec<Listed>,
+    pub(super) page: Vec<ListEntry>,
     page_bytes: usize,
     /// Whether the page is full, but for names that are being read.
     is_full: bool,
@@ -79,14 +79,14 @@ pub(super) struct List {
 
 /// An object of a page.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct ListEntry {
     pub(super) item: KeyItem,
     tail: Vec<u8>,
     /// It is no more.
     pub(super) is_gone: bool,
 }
 
-impl Listed {
+impl ListEntry {
     fn new(digest: Digest, version: kvplane_proto::Version, bytes: u64, flags: u32) -> Self {
         let item = KeyItem {
             digest,
@@ -269,12 +269,12 @@ impl Service {
         }
         let places = self.tier_places().max(store.places()) as u64;
         let to = list.at.saturating_add((STEP_PLACES << 32).div_ceil(places)).min(END);
-        let mut found: Vec<(u32, Listed, u64, bool)> = Vec::new();
+        let mut found: Vec<(u32, ListEntry, u64, bool)> = Vec::new();
         for (point, digest, view) in store.between(list.at, to) {
             if view.replica == Replica::Second {
                 continue;
             }
-            let mut listed = Listed::new(digest, view.version, view.extent.bytes, in_memory(&view));
+            let mut listed = ListEntry::new(digest, view.version, view.extent.bytes, in_memory(&view));
             let on_ssd = self.on_ssd(digest).filter(|record| record.version == view.version);
             listed.item.flags |= if on_ssd.is_some() { KeyItem::ON_SSD } else { 0 };
             let elsewhere = !view.has_tail && on_ssd.is_some_and(|record| record.key_bytes > 0);
@@ -284,7 +284,7 @@ impl Service {
         for record in self.tier_between(list.at, to) {
             if !store.exists(record.digest) {
                 let flags = on_ssd_alone(&record);
-                let listed = Listed::new(record.digest, record.version, record.payload_bytes.into(), flags);
+                let listed = ListEntry::new(record.digest, record.version, record.payload_bytes.into(), flags);
                 found.push((self.tier_point(record.digest), listed, u64::MAX, record.key_bytes > 0));
             }
         }
@@ -336,7 +336,7 @@ impl Service {
         }
         let (mut listed, elsewhere) = match (view, record) {
             (Some(view), _) => {
-                let mut listed = Listed::new(digest, view.version, view.extent.bytes, in_memory(&view));
+                let mut listed = ListEntry::new(digest, view.version, view.extent.bytes, in_memory(&view));
                 if list.names && view.has_tail {
                     listed.set_tail(read_tail(view.tail_at, pool));
                 }
@@ -344,7 +344,7 @@ impl Service {
             }
             (None, Some(record)) => {
                 let bytes = record.payload_bytes.into();
-                (Listed::new(digest, record.version, bytes, on_ssd_alone(&record)), record.key_bytes > 0)
+                (ListEntry::new(digest, record.version, bytes, on_ssd_alone(&record)), record.key_bytes > 0)
             }
             (None, None) => return,
         };
@@ -370,7 +370,7 @@ impl Service {
 
     fn answer_list(&mut self, list: List) {
         let next = if list.at == END { 0 } else { list.at };
-        let here: Vec<Listed> = list.page.into_iter().filter(|listed| !listed.is_gone).collect();
+        let here: Vec<ListEntry> = list.page.into_iter().filter(|listed| !listed.is_gone).collect();
         let reply = ListReply { walk: self.walk_tag(), next, items: here.len() as u64 };
         self.answers.items(list.peer, Operation::List, list.request, 1, |body| {
             reply.encode(body);

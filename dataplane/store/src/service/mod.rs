@@ -42,7 +42,7 @@ mod tests;
 
 use answers::Answers;
 use context::RequestContext;
-pub use copies::{CopyCounters, Wished, copy_of};
+pub use copies::{CopyCounters, ReplicaProgress, copy_of};
 use deferred::Deferrals;
 pub use follow::SnapshotPage;
 pub use keys::PoolBytes;
@@ -57,16 +57,16 @@ use ownership::Ownership;
 use put_sessions::PutSessions;
 pub use put_sessions::TicketId;
 pub use segments::Segments;
-use sessions::{Pending, SessionCounters, Sessions};
+use sessions::{PendingPayload, SessionCounters, Sessions};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
-pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
+pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, VoidCause, WritePolicy};
 pub use timing::{
-    HOT_KEPT, HotObject, HotObjects, Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation,
-    TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
+    HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
+    SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
 };
 pub use types::{
-    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
-    ServiceCounters, Standing, TailWrite,
+    CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError,
+    SegmentInfo, ServiceCounters, TailWrite,
 };
 
 use crate::store::Store;
@@ -79,7 +79,7 @@ pub struct Service {
     /// Whether only tenants that are known may put.
     strict_tenants: bool,
     /// The SSD under the store.
-    tiered: Option<Box<tiered::Tiered>>,
+    tiered: Option<Box<tiered::Tiering>>,
     /// Slots on their way to other owners, or from them.
     moves: moves::Moves,
     /// Objects that two owners have.
@@ -376,7 +376,7 @@ impl Service {
     }
 
     /// The payload of a peer's request is on its way.
-    fn expect_payload(&mut self, peer: PeerKey, pending: Pending, to: PayloadTo) -> PayloadTo {
+    fn expect_payload(&mut self, peer: PeerKey, pending: PendingPayload, to: PayloadTo) -> PayloadTo {
         self.sessions.get_mut(peer).expect("a session that was just looked up").pending = Some(pending);
         to
     }
@@ -391,19 +391,19 @@ impl Service {
         let Some(pending) = session.pending.take() else { return };
         self.answers.outputs.received(arrived_ns, bytes, now_ns);
         match pending {
-            Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
+            PendingPayload::Refused { request, operation, status: Status::WrongOwner, .. } => {
                 self.refuse(peer, operation, request, Status::WrongOwner);
             }
-            Pending::Refused { request, operation, status, argument } => {
+            PendingPayload::Refused { request, operation, status, argument } => {
                 self.answers.status(peer, operation, request, status, argument);
             }
-            Pending::Put { request, reservation, expected } => {
+            PendingPayload::Put { request, reservation, expected } => {
                 self.finish_put(peer, request, reservation, expected, checksum);
             }
-            Pending::Fill { request, ticket, expected } => {
+            PendingPayload::Fill { request, ticket, expected } => {
                 self.finish_fill(peer, request, ticket, expected, checksum);
             }
-            pending @ (Pending::Write { .. } | Pending::WriteMany { .. }) => {
+            pending @ (PendingPayload::Write { .. } | PendingPayload::WriteMany { .. }) => {
                 let is_good = self.segments.finish_write(&mut self.answers, peer, pending, checksum);
                 self.counters.corrupt += u64::from(!is_good);
             }
@@ -440,8 +440,8 @@ impl Service {
     /// Closes the connections that still write or read a segment whose unregistering takes too long.
     pub fn evict_users(&mut self, segment: SegmentId) {
         let writers = self.sessions.select(|session| match &session.pending {
-            Some(Pending::Write { segment: used, .. }) => *used == segment,
-            Some(Pending::WriteMany { segments, .. }) => segments.contains(&segment),
+            Some(PendingPayload::Write { segment: used, .. }) => *used == segment,
+            Some(PendingPayload::WriteMany { segments, .. }) => segments.contains(&segment),
             _ => false,
         });
         let users: Vec<PeerKey> = writers.into_iter().chain(self.segments.readers(segment)).collect();

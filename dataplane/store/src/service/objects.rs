@@ -11,15 +11,15 @@ use super::Service;
 use super::answers::items_of;
 use super::context::RequestContext;
 use super::deferred::Replies;
-use super::sessions::Pending;
-use super::stream_read::{StreamRead, Wanted};
+use super::sessions::PendingPayload;
+use super::stream_read::{ReadSpan, StreamRead};
 use super::tiered::Waiter;
 use super::types::{CloseReason, Hold, PayloadTo, PeerKey};
 use crate::{CommitError, GetError, ReserveError};
 
 /// An object that was just made visible.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Made {
+pub(super) struct CommittedObject {
     pub(super) version: Version,
     pub(super) digest: Digest,
     pub(super) bytes: u64,
@@ -253,7 +253,7 @@ impl Service {
         self.warm(items.clone().map(|item| item.digest));
         let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
-            let wanted = Wanted::Whole { capacity_bytes: item.capacity_bytes };
+            let wanted = ReadSpan::Whole { capacity_bytes: item.capacity_bytes };
             let read = StreamRead { peer: context.peer, request: item.request, wanted, all };
             if let Err((status, argument)) = self.get_one(context, item.digest, read) {
                 self.answers.status(context.peer, Operation::Get, item.request, status, argument);
@@ -283,7 +283,7 @@ impl Service {
         let all = header.flags.has(FrameFlags::UNCOMMITTED);
         for item in items_of::<RangeItem>(header, body)? {
             let RangeItem { digest, request, offset, bytes } = item;
-            let read = StreamRead { peer: context.peer, request, wanted: Wanted::Range { offset, bytes }, all };
+            let read = StreamRead { peer: context.peer, request, wanted: ReadSpan::Range { offset, bytes }, all };
             let got = match self.get_one(context, digest, read) {
                 Err((Status::NotFound, _)) if all && context.tenant.is_none() => self.get_of_draft(context.peer, &item),
                 got => got,
@@ -363,12 +363,12 @@ impl Service {
         let request = header.request;
         match self.reserve_one(context, &item, &name) {
             Ok((reservation, place)) => {
-                let pending = Pending::Put { request, reservation, expected };
+                let pending = PendingPayload::Put { request, reservation, expected };
                 self.sessions.get_mut(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Place(place))
             }
             Err(status) => {
-                let pending = Pending::Refused { request, operation: Operation::Put, status, argument: 0 };
+                let pending = PendingPayload::Refused { request, operation: Operation::Put, status, argument: 0 };
                 self.sessions.get_mut(context.peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Discard)
             }
@@ -416,7 +416,7 @@ impl Service {
 
     /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
     /// finished.
-    pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
+    pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<CommittedObject, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
         self.answers.outputs.concerns(digest, bytes);
@@ -442,7 +442,7 @@ impl Service {
                 self.counters.put_bytes += bytes;
                 self.touched(digest);
                 self.about_made(digest);
-                Ok(Made { version, digest, bytes, replaces, is_copy: false, ack })
+                Ok(CommittedObject { version, digest, bytes, replaces, is_copy: false, ack })
             }
             Err(CommitError::Exists) => Err(self.exists_already(digest, ack)),
             Err(error) => {

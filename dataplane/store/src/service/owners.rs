@@ -6,18 +6,18 @@ use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 
 use super::Service;
-use super::types::{CloseReason, Standing};
+use super::types::{CloseReason, MapStanding};
 
 impl Service {
     /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
     pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
-        self.own(epoch, Standing { state: 0, since: epoch, kept: Epoch(0) }, owned);
+        self.own(epoch, MapStanding { state: 0, since: epoch, kept: Epoch(0) }, owned);
     }
 
     /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
     /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
     /// elsewhere meanwhile.
-    pub fn own(&mut self, epoch: Epoch, standing: Standing, owned: impl Fn(u16) -> bool) {
+    pub fn own(&mut self, epoch: Epoch, standing: MapStanding, owned: impl Fn(u16) -> bool) {
         self.change_owners(epoch, standing, &owned, None);
     }
 
@@ -26,7 +26,7 @@ impl Service {
     /// is fetched from their former ones: see [`Self::poll_fetch`].
     pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
         let me = self.ownership.key();
-        let standing = Standing { state, since: owners.since, kept: owners.kept };
+        let standing = MapStanding { state, since: owners.since, kept: owners.kept };
         let owned = |slot| owners.owner(Slot(slot)) == Some(me);
         self.change_owners(owners.epoch, standing, &owned, Some(owners));
         if self.sessions.needs_tickets() {
@@ -38,7 +38,7 @@ impl Service {
     fn change_owners(
         &mut self,
         epoch: Epoch,
-        standing: Standing,
+        standing: MapStanding,
         owned: &dyn Fn(u16) -> bool,
         owners: Option<&SlotOwners>,
     ) {

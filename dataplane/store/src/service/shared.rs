@@ -10,7 +10,7 @@ use super::Service;
 use super::answers::items_of;
 use super::context::RequestContext;
 use super::deferred::{Replies, no_lookup};
-use super::objects::{Made, get_status};
+use super::objects::{CommittedObject, get_status};
 use super::put_sessions::TicketId;
 use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
@@ -164,7 +164,7 @@ impl Service {
         peer: PeerKey,
         operation: Operation,
         header: &Header,
-        outcomes: Vec<Result<Made, CommitReply>>,
+        outcomes: Vec<Result<CommittedObject, CommitReply>>,
     ) {
         let (mut replies, mut all, mut left) = (Vec::with_capacity(outcomes.len()), Vec::new(), 0);
         for outcome in outcomes {

@@ -8,14 +8,14 @@ use super::types::PeerKey;
 
 /// How much of an object a get reads.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted {
+pub(super) enum ReadSpan {
     /// All of it, if it is not longer.
     Whole { capacity_bytes: u64 },
     /// A part of it.
     Range { offset: u64, bytes: u64 },
 }
 
-impl Wanted {
+impl ReadSpan {
     /// A check that an object of this length can be given.
     pub(super) const fn check(self, object_bytes: u64) -> Result<(), Status> {
         match self {
@@ -50,7 +50,7 @@ impl Wanted {
 pub(super) struct StreamRead {
     pub(super) peer: PeerKey,
     pub(super) request: RequestId,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: ReadSpan,
     /// True where the head of a striped object is wanted as such.
     pub(super) all: bool,
 }
@@ -59,7 +59,7 @@ impl StreamRead {
     /// A check that an object of this length can be given.
     pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
         match (is_head, self.all, self.wanted) {
-            (false, ..) | (true, true, Wanted::Whole { .. }) => self.wanted.check(object_bytes),
+            (false, ..) | (true, true, ReadSpan::Whole { .. }) => self.wanted.check(object_bytes),
             (true, ..) => Err(Status::Striped),
         }
     }

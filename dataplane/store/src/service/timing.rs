@@ -111,7 +111,7 @@ pub struct ServiceTimes {
 
 /// The counting side.
 #[derive(Debug)]
-pub(super) struct Timed {
+pub(super) struct ServiceTimer {
     /// Answered in the round of their arrival, and not yet in the histogram. None of them waited for the SSD.
     fast: [u32; KINDS],
     /// How many of those share a reading.
@@ -152,7 +152,7 @@ const fn place(operation: Operation, ssd: bool) -> usize {
     kind_of(operation) * 2 + ssd as usize
 }
 
-impl Timed {
+impl ServiceTimer {
     pub(super) fn new() -> Self {
         Self {
             fast: [0; KINDS],
@@ -295,7 +295,7 @@ impl Timed {
 
 /// A payload that leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Leaving {
+pub struct LeavingPayload {
     operation: Operation,
     ssd: bool,
     arrived_ns: u64,
@@ -406,7 +406,7 @@ impl Outputs {
 
     /// Takes the next output, and counts it. It is counted where it lies, as it is long.
     #[inline]
-    pub(super) fn take(&mut self, timed: &mut Timed, now_ns: u64) -> Option<Output> {
+    pub(super) fn take(&mut self, timed: &mut ServiceTimer, now_ns: u64) -> Option<Output> {
         let number = self.polled;
         self.polled += 1;
         let header = match self.queue.front() {
@@ -451,24 +451,24 @@ impl Service {
     /// What to remember of the frame that was polled last, until its payload has left.
     #[must_use]
     #[inline]
-    pub const fn leaving(&self, header: &Header, now_ns: u64) -> Leaving {
+    pub const fn leaving(&self, header: &Header, now_ns: u64) -> LeavingPayload {
         let operation = match header.kind {
             Kind::Request(operation) | Kind::Reply(operation) => operation,
         };
         let (arrived_ns, ssd) = self.answers.outputs.taken;
-        Leaving { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
+        LeavingPayload { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
     }
 
     /// A payload has left; what holds its memory is let go after this.
     #[inline]
-    pub fn left(&mut self, leaving: &Leaving, hold: Hold, now_ns: u64) {
+    pub fn left(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
         if now_ns.saturating_sub(leaving.since_ns) >= self.answers.timed.slow_after_ns {
             self.left_slowly(leaving, hold, now_ns);
         }
     }
 
     #[cold]
-    fn left_slowly(&mut self, leaving: &Leaving, hold: Hold, now_ns: u64) {
+    fn left_slowly(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
         let digest = match (hold, &self.store) {
             (Hold::Pin(pin), Some(store)) => store.pinned(pin),
             _ => None,

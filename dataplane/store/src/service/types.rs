@@ -26,7 +26,7 @@ pub struct Identity {
 
 /// How long owners have been as a map says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct MapStanding {
     /// Which state of the control plane the map is of: epochs of different states do not compare.
     pub state: u64,
     /// From this epoch up to the map's no slot has changed hands.

@@ -11,12 +11,12 @@ const MIB: u64 = 1 << 20;
 const OBJECT: u64 = 1_000_000;
 
 /// One store with some tenants, and what each of them has put.
-struct Shared {
+struct SharedStore {
     store: Store,
     accounts: Vec<u16>,
 }
 
-impl Shared {
+impl SharedStore {
     /// A pool with tenants from 1 on, each with that lease or none.
     fn new(config: StoreConfig, leases: &[Option<u64>]) -> Self {
         let mut store = Store::new(config, Version(1)).expect("it is valid");
@@ -64,7 +64,7 @@ fn pool(eviction: Eviction, mib: u64) -> StoreConfig {
 #[test]
 fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read() {
     for eviction in Eviction::ALL {
-        let mut shared = Shared::new(pool(eviction, 256), &[Some(32 * MIB)]);
+        let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         for key in 0..31 {
             shared.put(0, key, OBJECT).expect("there is room");
             shared.read(0, key);
@@ -81,7 +81,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read
 #[test]
 fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_held() {
     for eviction in Eviction::ALL {
-        let mut shared = Shared::new(pool(eviction, 256), &[Some(32 * MIB)]);
+        let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         (0..31).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
         let pins: Vec<_> = (0..31).step_by(4).map(|key| shared.pin(0, key)).collect();
         (0..31).for_each(|key| shared.read(0, key));
@@ -105,7 +105,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_h
 #[test]
 fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
     for eviction in Eviction::ALL {
-        let mut shared = Shared::new(pool(eviction, 64), &[None; 8]);
+        let mut shared = SharedStore::new(pool(eviction, 64), &[None; 8]);
         for key in 0..7 {
             for tenant in 0..8 {
                 shared.put(tenant, key, OBJECT).expect("there is room");
@@ -127,7 +127,7 @@ fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
 fn a_store_that_runs_out_of_entries_before_room_keeps_what_is_put() {
     for eviction in Eviction::ALL {
         let config = StoreConfig { max_objects: 100, ..pool(eviction, 64) };
-        let mut shared = Shared::new(config, &[None]);
+        let mut shared = SharedStore::new(config, &[None]);
         for key in 0..100 {
             shared.put(0, key, 4096).expect("there is room");
             shared.read(0, key);
@@ -143,7 +143,7 @@ fn a_store_that_runs_out_of_entries_before_room_keeps_what_is_put() {
 fn many_tiny_objects_of_one_tenant_cost_no_other_tenant_its_entries() {
     for eviction in Eviction::ALL {
         let config = StoreConfig { max_objects: 1024, ..pool(eviction, 64) };
-        let mut shared = Shared::new(config, &[None, None]);
+        let mut shared = SharedStore::new(config, &[None, None]);
         (0..20).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
         (0..5000).for_each(|key| shared.put(1, key, 256).expect("it makes room among its own"));
         assert_eq!(shared.there(0, 0..20), 20, "{eviction}: others took what is within its share");
@@ -154,8 +154,8 @@ fn many_tiny_objects_of_one_tenant_cost_no_other_tenant_its_entries() {
 
 #[test]
 fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
-    let mut shared = Shared::new(pool(Eviction::SegmentedLru, 256), &[Some(32 * MIB), None]);
-    let pinned = |shared: &mut Shared, tenant: usize, key| {
+    let mut shared = SharedStore::new(pool(Eviction::SegmentedLru, 256), &[Some(32 * MIB), None]);
+    let pinned = |shared: &mut SharedStore, tenant: usize, key| {
         let keep = Keep { account: shared.accounts[tenant], hard_pin: true, ..Keep::default() };
         let wanted = Reserve { keep, ..Reserve::plain(digest(tenant, key), MIB) };
         let reserved = shared.store.reserve_for(&wanted);
@@ -176,7 +176,7 @@ fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
 
 #[test]
 fn an_object_longer_than_a_tenants_lease_is_refused_for_that_and_evicts_nothing() {
-    let mut shared = Shared::new(pool(Eviction::SegmentedLru, 64), &[Some(4 * MIB)]);
+    let mut shared = SharedStore::new(pool(Eviction::SegmentedLru, 64), &[Some(4 * MIB)]);
     (0..3).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
     let error = shared.put(0, 9, 5 * MIB).expect_err("it is longer than the lease");
     assert_eq!(error, ReserveError::Quota { bytes: 5 * MIB, lease_bytes: 4 * MIB, held_bytes: 0 });
@@ -197,7 +197,7 @@ proptest! {
         reads in 0..4usize,
         old_share in 1..4u64,
     ) {
-        let mut shared = Shared::new(pool(eviction, 128), &[Some(lease_mib * MIB)]);
+        let mut shared = SharedStore::new(pool(eviction, 128), &[Some(lease_mib * MIB)]);
         let fit = lease_mib * MIB / bytes.next_multiple_of(256);
         for key in 0..fit * old_share / 2 {
             shared.put(0, key, bytes).expect("there is room");
@@ -216,7 +216,7 @@ proptest! {
 #[test]
 fn what_moves_here_is_taken_whatever_the_lease_and_the_limits_of_pins() {
     let config = StoreConfig { hard_pin_percent: 10, ..pool(Eviction::default(), 16) };
-    let mut tenants = Shared::new(config, &[Some(0)]);
+    let mut tenants = SharedStore::new(config, &[Some(0)]);
     let keep = Keep { account: tenants.accounts[0], hard_pin: true, ..Keep::default() };
     for key in 0..8 {
         let plain = Reserve { keep, ..Reserve::plain(digest(0, key), MIB) };

@@ -6,7 +6,7 @@
 //! A command moves all or nothing, so the result is the number of its bytes. What the drive refuses is given as the
 //! error that the kernel would have for it. The kernel tries no command again; whoever wants that uses the plain way.
 
-use super::operations::{Held, Vectors};
+use super::operations::{KernelHold, Vectors};
 use super::queue::length;
 use super::{CommandRing, RingFull, setup};
 use crate::nvme::NvmeNamespace;
@@ -127,13 +127,13 @@ impl CommandRing {
             [piece] => {
                 let bytes = command(piece.pointer().addr() as u64, length(piece));
                 let entry = opcode::UringCmd80::new(fd, COMMAND).cmd(bytes).buf_index(self.fixed.place_of(piece));
-                (Held::One(piece.clone()), entry)
+                (KernelHold::One(piece.clone()), entry)
             }
             _ => {
                 let vectors = Vectors::of(pieces);
                 let (list, count) = vectors.list();
                 let entry = opcode::UringCmd80::new(fd, COMMAND_OF_PIECES).cmd(command(list.addr() as u64, count));
-                (Held::Several(vectors), entry)
+                (KernelHold::Several(vectors), entry)
             }
         };
         self.start(token, held, entry.build())

@@ -3,7 +3,7 @@
 //! A registered file spares the kernel looking its descriptor up for each operation, and stays open for the ring
 //! whatever becomes of the descriptor.
 
-use super::operations::{Held, Vectors};
+use super::operations::{KernelHold, Vectors};
 use super::queue::{length, offset_limit};
 use super::{Ring, RingFull};
 use crate::region::IoBuf;
@@ -19,7 +19,7 @@ const PIECES_MOST: usize = 1024;
 
 /// How many files are registered.
 #[derive(Default)]
-pub(super) struct Registered {
+pub(super) struct RegisteredFiles {
     count: u32,
 }
 
@@ -64,12 +64,12 @@ impl Ring {
             && let Some(place) = self.fixed.place_of(piece)
         {
             let entry = opcode::ReadFixed::new(fd, piece.pointer(), length(piece), place).offset(file_offset).build();
-            return self.start_on_file(token, Held::One(piece.clone()), entry);
+            return self.start_on_file(token, KernelHold::One(piece.clone()), entry);
         }
         let vectors = vectors(pieces);
         let (list, count) = vectors.list();
         let entry = opcode::Readv::new(fd, list, count).offset(file_offset).build();
-        self.start_on_file(token, Held::Several(vectors), entry)
+        self.start_on_file(token, KernelHold::Several(vectors), entry)
     }
 
     /// Writes these pieces, in order, to a contiguous range of a file; the result is the bytes written. With `durable`
@@ -93,12 +93,12 @@ impl Ring {
         {
             let entry = opcode::WriteFixed::new(fd, piece.pointer(), length(piece), place);
             let entry = entry.offset(file_offset).rw_flags(flags).build();
-            return self.start_on_file(token, Held::One(piece.clone()), entry);
+            return self.start_on_file(token, KernelHold::One(piece.clone()), entry);
         }
         let vectors = vectors(pieces);
         let (list, count) = vectors.list();
         let entry = opcode::Writev::new(fd, list, count).offset(file_offset).rw_flags(flags).build();
-        self.start_on_file(token, Held::Several(vectors), entry)
+        self.start_on_file(token, KernelHold::Several(vectors), entry)
     }
 
     /// Makes durable what was written to a file by operations that are over (`fdatasync`).
@@ -107,7 +107,7 @@ impl Ring {
     /// When the ring has no room.
     pub fn sync_data(&mut self, file: RegisteredFile, token: u64) -> Result<(), RingFull> {
         let entry = opcode::Fsync::new(self.place(file)).flags(types::FsyncFlags::DATASYNC).build();
-        self.start_on_file(token, Held::Nothing, entry)
+        self.start_on_file(token, KernelHold::Nothing, entry)
     }
 
     fn place(&self, file: RegisteredFile) -> types::Fd {
@@ -115,7 +115,7 @@ impl Ring {
         types::Fd(file.0 as i32)
     }
 
-    fn start_on_file(&mut self, token: u64, held: Held, entry: Entry) -> Result<(), RingFull> {
+    fn start_on_file(&mut self, token: u64, held: KernelHold, entry: Entry) -> Result<(), RingFull> {
         self.start(token, held, entry.flags(Flags::FIXED_FILE))
     }
 }

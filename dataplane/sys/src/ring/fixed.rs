@@ -25,12 +25,12 @@ struct Window {
 
 /// The registered windows by their place in the kernel's table.
 #[derive(Default)]
-pub(super) struct Fixed {
+pub(super) struct FixedWindows {
     made: bool,
     windows: Vec<Option<Window>>,
 }
 
-impl Fixed {
+impl FixedWindows {
     /// The place of the window in which a buffer lies.
     pub(super) fn place_of(&self, buffer: &IoBuf) -> Option<u16> {
         let end = buffer.offset() + buffer.bytes();

@@ -47,7 +47,7 @@ static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// What this process leaked because the kernel did not let go of it before its ring was dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leaked {
+pub struct LeakedMemory {
     /// Operations that had not ended.
     pub operations: u64,
     /// Bytes of their buffers. Each keeps its whole region mapped.
@@ -55,8 +55,8 @@ pub struct Leaked {
 }
 
 /// What was leaked so far, by all rings of this process. Anything but 0 means a device that does not answer.
-pub fn leaked() -> Leaked {
-    Leaked { operations: LEAKED_OPERATIONS.load(Ordering::Relaxed), bytes: LEAKED_BYTES.load(Ordering::Relaxed) }
+pub fn leaked() -> LeakedMemory {
+    LeakedMemory { operations: LEAKED_OPERATIONS.load(Ordering::Relaxed), bytes: LEAKED_BYTES.load(Ordering::Relaxed) }
 }
 
 /// One result of one operation.
@@ -88,8 +88,8 @@ pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker =
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
-    fixed: fixed::Fixed,
-    files: device::Registered,
+    fixed: fixed::FixedWindows,
+    files: device::RegisteredFiles,
     /// Completions come only to who asks the device for them.
     polled: bool,
     /// Results are statuses of a drive.
@@ -141,8 +141,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             operations: ManuallyDrop::new(Operations::new(limit)),
             pushed: 0,
             setup,
-            fixed: fixed::Fixed::default(),
-            files: device::Registered::default(),
+            fixed: fixed::FixedWindows::default(),
+            files: device::RegisteredFiles::default(),
             polled: false,
             commands: false,
             ended: false,

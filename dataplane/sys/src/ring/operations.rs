@@ -8,7 +8,7 @@ use crate::region::IoBuf;
 use slab::Slab;
 
 /// What of ours the kernel has addresses of.
-pub(super) enum Held {
+pub(super) enum KernelHold {
     /// Nothing.
     Nothing,
     /// One buffer.
@@ -37,7 +37,7 @@ impl Vectors {
     }
 }
 
-impl Held {
+impl KernelHold {
     fn bytes(&self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -47,7 +47,7 @@ impl Held {
     }
 }
 
-impl From<Option<IoBuf>> for Held {
+impl From<Option<IoBuf>> for KernelHold {
     fn from(buffer: Option<IoBuf>) -> Self {
         buffer.map_or(Self::Nothing, Self::One)
     }
@@ -61,7 +61,7 @@ pub(super) struct Operation {
     /// Which submission queue entry carries it, counted from the ring's start.
     pub(super) sequence: u64,
     /// The memory it reads or writes, kept alive for the kernel.
-    held: Held,
+    held: KernelHold,
 }
 
 impl Operation {
@@ -97,7 +97,7 @@ impl Operations {
     }
 
     /// Adds an operation and returns its user data. There must be room.
-    pub(super) fn insert(&mut self, token: u64, sequence: u64, held: impl Into<Held>) -> u64 {
+    pub(super) fn insert(&mut self, token: u64, sequence: u64, held: impl Into<KernelHold>) -> u64 {
         assert!(!self.is_full(), "room was checked before");
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;

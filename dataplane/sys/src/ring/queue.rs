@@ -1,6 +1,6 @@
 //! Queueing operations: each builds its entry, and puts what the kernel will touch into the table first.
 
-use super::operations::Held;
+use super::operations::KernelHold;
 use super::{Ring, RingFull};
 use crate::region::IoBuf;
 use io_uring::{cqueue, opcode, squeue, types::Fd};
@@ -49,7 +49,7 @@ impl Ring {
 }
 
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
-    pub(super) fn start(&mut self, token: u64, held: impl Into<Held>, mut entry: S) -> Result<(), RingFull> {
+    pub(super) fn start(&mut self, token: u64, held: impl Into<KernelHold>, mut entry: S) -> Result<(), RingFull> {
         self.make_room()?;
         let user_data = self.operations.insert(token, self.pushed, held);
         entry.set_user_data(user_data);

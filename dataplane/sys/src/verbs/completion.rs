@@ -203,12 +203,12 @@ impl fmt::Debug for Completion<'_> {
 
 /// What one poll found.
 #[derive(Clone)]
-pub struct Polled<'a> {
+pub struct PollResult<'a> {
     entries: std::slice::Iter<'a, Entry>,
     queue: &'a Queue,
 }
 
-impl<'a> Iterator for Polled<'a> {
+impl<'a> Iterator for PollResult<'a> {
     type Item = Completion<'a>;
 
     fn next(&mut self) -> Option<Completion<'a>> {
@@ -220,15 +220,15 @@ impl<'a> Iterator for Polled<'a> {
     }
 }
 
-impl ExactSizeIterator for Polled<'_> {}
+impl ExactSizeIterator for PollResult<'_> {}
 
-impl<'a> Polled<'a> {
+impl<'a> PollResult<'a> {
     pub(crate) fn new(entries: &'a [Entry], queue: &'a Queue) -> Self {
         Self { entries: entries.iter(), queue }
     }
 }
 
-impl fmt::Debug for Polled<'_> {
+impl fmt::Debug for PollResult<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.clone()).finish()
     }

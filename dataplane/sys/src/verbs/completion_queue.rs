@@ -1,7 +1,7 @@
 //! Completion queues: made, polled, armed, and shared by queue pairs.
 
 use super::channel::CompletionChannel;
-use super::completion::{Entry, Polled, QueueId};
+use super::completion::{Entry, PollResult, QueueId};
 use super::context::Context;
 use super::error::VerbsError;
 use super::ffi::*;
@@ -84,12 +84,12 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// When the queue has failed: it overflowed, or the device is gone.
-    pub fn poll<'a>(&'a mut self, entries: &'a mut [Entry]) -> Result<Polled<'a>, VerbsError> {
+    pub fn poll<'a>(&'a mut self, entries: &'a mut [Entry]) -> Result<PollResult<'a>, VerbsError> {
         let room = c_int::try_from(entries.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue is alive; the device writes at most as many entries as there is room for.
         let count = unsafe { (self.inner.poll)(self.inner.raw.as_ptr(), room, entries.as_mut_ptr().cast()) };
         match usize::try_from(count) {
-            Ok(count) => Ok(Polled::new(&entries[..count], &self.inner)),
+            Ok(count) => Ok(PollResult::new(&entries[..count], &self.inner)),
             Err(_) => {
                 let source = io::Error::from_raw_os_error(count.saturating_neg());
                 Err(self.inner.context.refused("poll a completion queue", source))

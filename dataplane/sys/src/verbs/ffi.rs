@@ -12,7 +12,7 @@
 use libc::{c_char, c_int, c_void, pthread_cond_t, pthread_mutex_t};
 
 /// A place in a table that we neither call nor fill.
-pub(crate) type Unused = *mut c_void;
+pub(crate) type UnusedEntry = *mut c_void;
 
 pub(crate) const SEND_FENCE: u32 = 1;
 pub(crate) const SEND_SIGNALED: u32 = 1 << 1;
@@ -88,7 +88,7 @@ pub(crate) const EVENT_GID_CHANGE: u32 = 18;
 
 #[repr(C)]
 pub(crate) struct ibv_device {
-    pub(crate) ops: [Unused; 2],
+    pub(crate) ops: [UnusedEntry; 2],
     pub(crate) node_type: c_int,
     pub(crate) transport_type: c_int,
     pub(crate) name: [c_char; 64],
@@ -105,15 +105,15 @@ pub(crate) type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *
 
 #[repr(C)]
 pub(crate) struct ibv_context_ops {
-    pub(crate) before_poll: [Unused; 11],
+    pub(crate) before_poll: [UnusedEntry; 11],
     pub(crate) poll_cq: PollCq,
     pub(crate) req_notify_cq: ReqNotifyCq,
-    pub(crate) before_srq: [Unused; 7],
+    pub(crate) before_srq: [UnusedEntry; 7],
     pub(crate) post_srq_recv: PostSrqRecv,
-    pub(crate) before_send: [Unused; 4],
+    pub(crate) before_send: [UnusedEntry; 4],
     pub(crate) post_send: PostSend,
     pub(crate) post_recv: PostRecv,
-    pub(crate) after_recv: [Unused; 5],
+    pub(crate) after_recv: [UnusedEntry; 5],
 }
 
 #[repr(C)]
@@ -136,9 +136,9 @@ pub(crate) type QueryDeviceEx =
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPortSized>,
-    pub(crate) before_query_device: [Unused; 26],
+    pub(crate) before_query_device: [UnusedEntry; 26],
     pub(crate) query_device_ex: Option<QueryDeviceEx>,
-    pub(crate) before_size: [Unused; 11],
+    pub(crate) before_size: [UnusedEntry; 11],
     pub(crate) size: usize,
     pub(crate) context: ibv_context,
 }

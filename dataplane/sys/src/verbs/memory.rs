@@ -262,12 +262,12 @@ pub fn memlock_limit_bytes() -> Option<u64> {
 /// keep a handle of their own, made by [`MemoryRegion::separate`], so that they do not share that word.
 #[derive(Clone)]
 pub struct MemoryRegion {
-    shared: Arc<Shared>,
+    shared: Arc<HandleState>,
 }
 
 /// What a handle leads to; two cache lines of its own, so that the counters of two threads' handles do not meet.
 #[repr(align(128))]
-struct Shared {
+struct HandleState {
     address: u64,
     bytes: usize,
     local_key: u32,
@@ -278,9 +278,9 @@ struct Shared {
 }
 
 // SAFETY: the pointer is only compared.
-unsafe impl Send for Shared {}
+unsafe impl Send for HandleState {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for HandleState {}
 
 struct Registration {
     raw: NonNull<ibv_mr>,
@@ -313,7 +313,7 @@ impl MemoryRegion {
             None => (0, 0),
         };
         let domain = Arc::clone(&domain.inner);
-        let shared = Shared {
+        let shared = HandleState {
             address,
             bytes,
             local_key,
@@ -327,9 +327,9 @@ impl MemoryRegion {
     /// The same registration behind a counter of its own, for another thread.
     #[must_use]
     pub fn separate(&self) -> Self {
-        let Shared { address, bytes, local_key, access, domain, ref registration } = *self.shared;
+        let HandleState { address, bytes, local_key, access, domain, ref registration } = *self.shared;
         let registration = Arc::clone(registration);
-        Self { shared: Arc::new(Shared { address, bytes, local_key, access, domain, registration }) }
+        Self { shared: Arc::new(HandleState { address, bytes, local_key, access, domain, registration }) }
     }
 
     /// Whether neither another handle nor any request holds the registration: dropping this one ends it.

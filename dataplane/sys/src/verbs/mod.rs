@@ -137,7 +137,7 @@ mod states;
 mod tests;
 
 pub use channel::CompletionChannel;
-pub use completion::{Completion, Entry, Polled, QueueId, Status};
+pub use completion::{Completion, Entry, PollResult, QueueId, Status};
 pub use completion_queue::CompletionQueue;
 pub use connection::{Connection, PeerAccess, QueuePairOptions, Route};
 pub use context::{Context, DeviceLimits};
@@ -151,6 +151,6 @@ pub use port::{LinkLayer, Mtu, PortAttributes, PortState};
 pub use queue_pair::QueuePair;
 pub use receive_queue::SharedReceiveQueue;
 pub use send_queue::{Operation, Payload, Remote, Request};
-pub use slots::Retired;
+pub use slots::RetiredRequest;
 pub use soft::{Loopback, SoftPort};
 pub use states::QueueState;

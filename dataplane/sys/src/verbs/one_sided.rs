@@ -4,13 +4,13 @@ use super::completion::sequence_bits;
 use super::error::Refusal;
 use super::ffi::*;
 use super::memory::{Domain, MemoryRegion, Piece};
-use super::send_queue::{Prepared, Remote, SendQueue, check_memory};
+use super::send_queue::{PreparedRequest, Remote, SendQueue, check_memory};
 use super::slots::SEQUENCE_MASK;
 use std::sync::Arc;
 
 /// Writes to one registration of a peer, or reads of it, from or to one registration of ours.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct OneSidedRun<'a> {
     memory: &'a MemoryRegion,
     /// Of the memory: where it begins, its length, and what the device calls it.
     start: u64,
@@ -30,7 +30,7 @@ pub struct OneSided<'a> {
     piece: ibv_sge,
 }
 
-impl<'a> Run<'a> {
+impl<'a> OneSidedRun<'a> {
     /// From or to `memory`: at most so many writes, or reads, with the key that the peer's registration asks for.
     #[inline]
     #[must_use]
@@ -61,7 +61,7 @@ struct Alike {
 impl Alike {
     /// Makes the request of this number, one that does not tell of itself.
     #[inline(always)]
-    fn prepare(self, place: &mut Prepared, number: u32, one: &OneSided<'_>) {
+    fn prepare(self, place: &mut PreparedRequest, number: u32, one: &OneSided<'_>) {
         place.piece = one.piece;
         place.request.sg_list = &raw mut place.piece;
         place.request.wr_id = self.id | sequence_bits(number & SEQUENCE_MASK);
@@ -79,7 +79,7 @@ impl Alike {
 /// To some devices a piece of zero bytes means 2 GiB. By itself, as hardly any request is empty: others only compare.
 #[cold]
 #[inline(never)]
-const fn without_pieces(place: &mut Prepared) {
+const fn without_pieces(place: &mut PreparedRequest) {
     place.request.num_sge = 0;
 }
 
@@ -88,7 +88,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn push_run<'a>(
         &mut self,
-        run: &Run<'a>,
+        run: &OneSidedRun<'a>,
         first: OneSided<'a>,
         domain: &Arc<Domain>,
         mut next: impl FnMut() -> Option<OneSided<'a>>,
@@ -160,7 +160,7 @@ impl SendQueue {
         domain: &Arc<Domain>,
     ) -> Result<(), Refusal> {
         self.check_room()?;
-        let run = Run::new(piece.memory, remote.key, write, 1);
+        let run = OneSidedRun::new(piece.memory, remote.key, write, 1);
         let one = OneSided { memory: piece.memory, token, address: remote.address, piece: piece.raw() };
         self.push_run(&run, one, domain, || None)?;
         Ok(())

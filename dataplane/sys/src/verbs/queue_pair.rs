@@ -14,7 +14,7 @@ use super::memory::{Domain, Piece, ProtectionDomain};
 use super::one_sided::{OneSided, Run};
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
 use super::send_queue::{Remote, Request, SendQueue};
-use super::slots::Retired;
+use super::slots::RetiredRequest;
 use super::states::QueueState;
 use libc::c_int;
 use std::cell::Cell;
@@ -177,7 +177,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// When the device refuses; nothing is forgotten then.
-    pub fn reset(&mut self, mut each: impl FnMut(Retired)) -> Result<(), VerbsError> {
+    pub fn reset(&mut self, mut each: impl FnMut(RetiredRequest)) -> Result<(), VerbsError> {
         self.modify(QueueState::Reset, ibv_qp_attr::default())?;
         self.send.slots.forget_sent(&mut each);
         self.receive.slots.forget_sent(&mut each);
@@ -189,7 +189,7 @@ impl QueuePair {
 
     /// Ends it: the device forgets it, and `each` is told what was still queued or posted, as flushed. The end of
     /// quiescence when completions do not come.
-    pub fn close(mut self, mut each: impl FnMut(Retired)) {
+    pub fn close(mut self, mut each: impl FnMut(RetiredRequest)) {
         if self.destroy() {
             self.send.slots.forget_sent(&mut each);
             self.receive.slots.forget_sent(&mut each);
@@ -198,7 +198,7 @@ impl QueuePair {
     }
 
     /// Drops what is queued and was not handed over, newest first; the memory of it is let go.
-    pub fn abandon(&mut self, mut each: impl FnMut(Retired)) {
+    pub fn abandon(&mut self, mut each: impl FnMut(RetiredRequest)) {
         self.send.abandon(&mut each);
         self.receive.slots.abandon_unsent(&mut each);
     }
@@ -311,10 +311,10 @@ impl QueuePair {
     /// Takes back the requests that a completion says are over, oldest first, and lets go of their memory. Returns
     /// false when the completion is not of this queue pair.
     #[inline]
-    pub fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Retired)) -> bool {
+    pub fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(RetiredRequest)) -> bool {
         let receive = completion.is_receive();
         self.retire_runs(completion, |tokens, status| {
-            tokens.iter().for_each(|&token| each(Retired { token, status, receive }));
+            tokens.iter().for_each(|&token| each(RetiredRequest { token, status, receive }));
         })
     }
 

@@ -6,7 +6,7 @@ use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
 use super::memory::{Domain, MemoryRegion, Piece, ProtectionDomain};
 use super::send_queue::{check_pieces, fill, index_of};
-use super::slots::{Retired, Slots};
+use super::slots::{RetiredRequest, Slots};
 use libc::c_int;
 use std::fmt;
 use std::io;
@@ -270,7 +270,7 @@ impl SharedReceiveQueue {
     }
 
     /// Takes back the receive that a completion names. `None` when it is not one of this queue's.
-    pub fn retire(&mut self, completion: &Completion<'_>) -> Option<Retired> {
+    pub fn retire(&mut self, completion: &Completion<'_>) -> Option<RetiredRequest> {
         let id = completion.raw_id();
         let name = (id >> (PLACE_BITS + USE_BITS)) as u32 & ((1 << NAME_BITS) - 1);
         let uses = (id >> PLACE_BITS) as u32 & ((1 << USE_BITS) - 1);
@@ -286,7 +286,7 @@ impl SharedReceiveQueue {
             *held = None;
         }
         self.free.push(index as u16);
-        Some(Retired { token, status: completion.status(), receive: true })
+        Some(RetiredRequest { token, status: completion.status(), receive: true })
     }
 }
 

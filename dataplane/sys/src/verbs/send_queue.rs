@@ -9,7 +9,7 @@ use super::connection::QueuePairOptions;
 use super::error::{PostError, Refusal};
 use super::ffi::*;
 use super::memory::{Domain, MemoryRegion, Piece};
-use super::slots::{Retired, Slots};
+use super::slots::{RetiredRequest, Slots};
 use libc::c_int;
 use std::collections::VecDeque;
 use std::io;
@@ -108,7 +108,7 @@ impl<'a> Request<'a> {
 /// A request as the device reads it, with its first piece.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Prepared {
+pub(super) struct PreparedRequest {
     pub(super) request: ibv_send_wr,
     pub(super) piece: ibv_sge,
 }
@@ -158,7 +158,7 @@ impl<T: Clone + Default> Places<T> {
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
     /// A ring in which each points to the next.
-    pub(super) ring: Box<[Prepared]>,
+    pub(super) ring: Box<[PreparedRequest]>,
     /// Places for requests of several pieces.
     pieces: Places<ibv_sge>,
     /// Places for the bytes of inline requests.
@@ -189,7 +189,8 @@ impl SendQueue {
             rkey: 0,
             rest: [0; 9],
         };
-        let mut ring: Box<[Prepared]> = vec![Prepared { request, piece: ibv_sge::default() }; places].into();
+        let mut ring: Box<[PreparedRequest]> =
+            vec![PreparedRequest { request, piece: ibv_sge::default() }; places].into();
         let base = ring.as_mut_ptr();
         for (index, place) in ring.iter_mut().enumerate() {
             place.request.next = base.wrapping_add((index + 1) & (places - 1)).cast();
@@ -344,7 +345,7 @@ impl SendQueue {
     }
 
     /// Drops what was not handed over.
-    pub(crate) fn abandon(&mut self, each: &mut impl FnMut(Retired)) {
+    pub(crate) fn abandon(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         if self.slots.unsent() > 0 && self.slots.outstanding() > 0 {
             // The signalled one may have been among them.
             self.silent = self.silent.max(1);

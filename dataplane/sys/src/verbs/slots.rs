@@ -14,7 +14,7 @@ pub(super) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 
 /// A request that is over: the device does not touch its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retired {
+pub struct RetiredRequest {
     /// The caller's name for it.
     pub token: u64,
     /// How it ended. Requests before a signalled one share its completion: they succeeded when it is the first to
@@ -25,7 +25,7 @@ pub struct Retired {
 }
 
 /// Memory that requests in a row work on: most of a queue's are of one region, so it is counted once for all of them.
-struct Run {
+struct RegionRun {
     memory: MemoryRegion,
     /// The first of them, and the one behind the last.
     from: u32,
@@ -37,9 +37,9 @@ pub(crate) struct Slots {
     tokens: Box<[u64]>,
     /// The memory of each request's first piece. Of two runs the later one begins where the earlier ended, or behind
     /// that. At most one for each request.
-    newest: Option<Run>,
+    newest: Option<RegionRun>,
     /// Those before it, oldest first.
-    runs: VecDeque<Run>,
+    runs: VecDeque<RegionRun>,
     /// The registrations of pieces behind the first, with the request that has them, oldest first.
     more: VecDeque<(u32, MemoryRegion)>,
     stride: usize,
@@ -144,7 +144,7 @@ impl Slots {
 
     #[cold]
     fn begin_run(&mut self, at: u32, count: u32, memory: &MemoryRegion) {
-        let run = Run { memory: memory.clone(), from: at, until: at.wrapping_add(count) };
+        let run = RegionRun { memory: memory.clone(), from: at, until: at.wrapping_add(count) };
         self.runs.extend(self.newest.replace(run));
     }
 
@@ -190,14 +190,14 @@ impl Slots {
     }
 
     /// The device has forgotten everything that was posted.
-    pub(crate) fn forget_sent(&mut self, each: &mut impl FnMut(Retired)) {
+    pub(crate) fn forget_sent(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         let (first, count) = (self.tail, self.outstanding());
         self.pass(count);
         (0..count).for_each(|at| self.tell(first.wrapping_add(at), Status::Flushed, each));
     }
 
     /// Drops what was not posted, newest first, with nothing posted in front of it or with it staying there.
-    pub(crate) fn abandon_unsent(&mut self, each: &mut impl FnMut(Retired)) {
+    pub(crate) fn abandon_unsent(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         while self.head != self.sent {
             self.head = self.head.wrapping_sub(1);
             let at = self.head;
@@ -237,9 +237,9 @@ impl Slots {
     }
 
     #[inline]
-    fn tell(&self, at: u32, status: Status, each: &mut impl FnMut(Retired)) {
+    fn tell(&self, at: u32, status: Status, each: &mut impl FnMut(RetiredRequest)) {
         let token = self.tokens[at as usize & (self.tokens.len() - 1)];
-        each(Retired { token, status, receive: self.receive });
+        each(RetiredRequest { token, status, receive: self.receive });
     }
 }
 
@@ -290,7 +290,7 @@ mod tests {
             let (mut model, mut sent, mut token) = (VecDeque::<(u64, Vec<usize>)>::new(), 0usize, 0);
             for act in acts {
                 let (mut told, mut expected) = (Vec::new(), Vec::new());
-                let mut each = |one: Retired| told.push(one.token);
+                let mut each = |one: RetiredRequest| told.push(one.token);
                 match act {
                     Act::Push(on) if slots.room() > 0 => {
                         token += 1;

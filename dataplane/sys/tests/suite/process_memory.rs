@@ -1,7 +1,7 @@
 //! Copies between processes: the child is this test binary again, in the part that its environment names.
 
 use kvplane_sys::process_memory::{read, word, write};
-use kvplane_sys::{CrossError, Crossing, HugePages, IoBuf, Region, RegionOptions};
+use kvplane_sys::{CrossError, CrossProcessRange, HugePages, IoBuf, Region, RegionOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -119,7 +119,8 @@ fn bytes_cross_both_ways_in_many_ranges() {
         if bytes == 0 {
             break;
         }
-        crossings.push(Crossing { local: IoBuf::new(ours.clone(), at, bytes), address: peer.address + at as u64 });
+        crossings
+            .push(CrossProcessRange { local: IoBuf::new(ours.clone(), at, bytes), address: peer.address + at as u64 });
         at += bytes;
     }
     assert!(crossings.len() > 1024, "{} ranges", crossings.len());
@@ -141,7 +142,7 @@ fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
     let peer = Peer::start("open");
     let ours = memory(12288);
     fill(&ours, 5);
-    let part = |at: usize, address| Crossing { local: IoBuf::new(ours.clone(), at, 4096), address };
+    let part = |at: usize, address| CrossProcessRange { local: IoBuf::new(ours.clone(), at, 4096), address };
     for bad in [0, 4096, u64::MAX - 100, 1 << 62] {
         let list = [part(0, peer.address), part(4096, bad), part(8192, peer.address)];
         assert!(matches!(read(peer.pid(), &list), Err(CrossError::Fault)), "{bad:#x}");
@@ -155,7 +156,7 @@ fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
 fn a_process_that_is_gone_is_named_so() {
     let mut peer = Peer::start("open");
     let ours = memory(4096);
-    let list = [Crossing { local: IoBuf::whole(ours), address: peer.address }];
+    let list = [CrossProcessRange { local: IoBuf::whole(ours), address: peer.address }];
     read(peer.pid(), &list).expect("our own child");
     peer.child.kill().expect("our own child");
     peer.child.wait().expect("our own child");
@@ -173,7 +174,7 @@ fn what_the_kernel_forbids_is_denied() {
         return;
     }
     let peer = Peer::start("closed");
-    let list = [Crossing { local: IoBuf::whole(ours), address: peer.address }];
+    let list = [CrossProcessRange { local: IoBuf::whole(ours), address: peer.address }];
     match read(peer.pid(), &list) {
         Ok(()) => println!("skipped: this user may trace any process (CAP_SYS_PTRACE)"),
         Err(CrossError::Denied) => assert!(matches!(write(peer.pid(), &list), Err(CrossError::Denied))),

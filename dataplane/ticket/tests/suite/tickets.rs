@@ -1,8 +1,8 @@
 //! Who is believed and who is not: forged, changed, replayed and foreign tickets, and keys that come and go.
 
 use kvplane_ticket::{
-    CHALLENGE_BYTES, Challenges, Credential, Disbelief, Keys, MOST_KEYS, Mint, Proof, Rights, Role, Said, TICKET_BYTES,
-    Terms, Ticket, TicketError, TicketKey, TimeLine,
+    CHALLENGE_BYTES, Challenges, Credential, Disbelief, HandshakeTranscript, Keys, MOST_KEYS, Mint, Proof, Rights,
+    Role, TICKET_BYTES, Terms, Ticket, TicketError, TicketKey, TimeLine,
 };
 use proptest::prelude::*;
 
@@ -43,8 +43,8 @@ fn keys_of(mint: &Mint) -> Keys {
     keys
 }
 
-const fn said<'a>(challenge: &'a [u8; CHALLENGE_BYTES], hello: &'a [u8]) -> Said<'a> {
-    Said { challenge, hello }
+const fn said<'a>(challenge: &'a [u8; CHALLENGE_BYTES], hello: &'a [u8]) -> HandshakeTranscript<'a> {
+    HandshakeTranscript { challenge, hello }
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn the_time_stands_while_nobody_is_heard_and_goes_on_with_who_is() {
 
 /// What happens to a cluster.
 #[derive(Clone, Debug)]
-enum Happening {
+enum ClusterEvent {
     /// Time passes, in seconds, and the node hears the control plane.
     Heard(u64),
     /// Time passes, in seconds, and nobody hears anybody.
@@ -94,13 +94,13 @@ enum Happening {
     Lost,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn happening() -> impl Strategy<Value = ClusterEvent> {
     prop_oneof![
-        6 => (0u64..40).prop_map(Happening::Heard),
-        2 => (0u64..5_000).prop_map(Happening::Silent),
-        2 => prop_oneof![0u64..20_000, Just(0), Just(4_000_000_000)].prop_map(Happening::Clock),
-        2 => Just(Happening::Restart),
-        1 => Just(Happening::Lost),
+        6 => (0u64..40).prop_map(ClusterEvent::Heard),
+        2 => (0u64..5_000).prop_map(ClusterEvent::Silent),
+        2 => prop_oneof![0u64..20_000, Just(0), Just(4_000_000_000)].prop_map(ClusterEvent::Clock),
+        2 => Just(ClusterEvent::Restart),
+        1 => Just(ClusterEvent::Lost),
     ]
 }
 
@@ -116,19 +116,19 @@ proptest! {
         let mut tickets: Vec<(u64, u64, u64)> = Vec::new();
         for happening in happenings {
             match happening {
-                Happening::Clock(shown_s) => clock_s = shown_s,
-                Happening::Silent(passed_s) => {
+                ClusterEvent::Clock(shown_s) => clock_s = shown_s,
+                ClusterEvent::Silent(passed_s) => {
                     now_s += passed_s;
                     tickets.iter_mut().for_each(|ticket| ticket.2 += passed_s);
                 }
-                Happening::Restart | Happening::Lost => {
-                    if matches!(happening, Happening::Lost) {
+                ClusterEvent::Restart | ClusterEvent::Lost => {
+                    if matches!(happening, ClusterEvent::Lost) {
                         // Its keys went with it, and it may tell any time.
                         (durable, known, told) = (None, None, 0);
                     }
                     time = TicketTime::begin(durable, clock_s, LIFETIME_S, now_s * SECOND_NS);
                 }
-                Happening::Heard(passed_s) => {
+                ClusterEvent::Heard(passed_s) => {
                     now_s += passed_s;
                     let (now_ns, before) = (now_s * SECOND_NS, heard.now(now_s * SECOND_NS));
                     let made_s = tell(&mut time, &mut durable, now_ns);

@@ -24,12 +24,12 @@ pub struct SegmentHeader {
     /// The generation of the segment that was filled before this one in the same life of the shard, or 0.
     pub previous: u64,
     /// What the segment has that was filled last when this header was made, in the same life.
-    pub filled: Option<Filled>,
+    pub filled: Option<FilledNote>,
 }
 
 /// The removals in a segment that was filled, so that those which are missing at its end are missed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Filled {
+pub struct FilledNote {
     /// Which use of which segment; never 0.
     pub generation: u64,
     /// How many tombstones it has, each counted once.
@@ -68,8 +68,11 @@ impl SegmentHeader {
             return Err(Flaw::Checksum);
         }
         // Zero in the headers of earlier programs: they say nothing about others.
-        let filled =
-            Filled { generation: word64(bytes, 40), last_tombstone: word64(bytes, 48), tombstones: word32(bytes, 56) };
+        let filled = FilledNote {
+            generation: word64(bytes, 40),
+            last_tombstone: word64(bytes, 48),
+            tombstones: word32(bytes, 56),
+        };
         Ok(Self {
             filled: (filled.generation != 0).then_some(filled),
             segment: word32(bytes, 8),

@@ -10,7 +10,7 @@ use crate::errors::{PutError, Reason};
 use crate::format::{AWAY_MOST, FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, Shape, UNIT_BYTES};
 use crate::index::Entry;
 use crate::memory::{Memory, Span, sum, zero};
-use crate::types::{Accepted, Ack, Put};
+use crate::types::{Ack, Put, PutReceipt};
 
 /// A record to be appended, its room made and its checksums in `Tier::sums`.
 pub(super) struct Record<'a> {
@@ -30,7 +30,7 @@ impl Tier {
     ///
     /// # Errors
     /// See [`PutError`]; nothing happened.
-    pub fn put(&mut self, now_ns: u64, put: &Put<'_>, memory: &mut dyn Memory) -> Result<Accepted, PutError> {
+    pub fn put(&mut self, now_ns: u64, put: &Put<'_>, memory: &mut dyn Memory) -> Result<PutReceipt, PutError> {
         let shape = self.check_put(put)?;
         let known = self.index.find(put.digest).copied();
         if known.is_none() && self.index.is_full() {
@@ -66,7 +66,7 @@ impl Tier {
         self.waiters += 1;
         self.stats.puts += 1;
         self.stats.put_bytes += u64::from(payload.bytes);
-        Ok(Accepted { sequence, lent })
+        Ok(PutReceipt { sequence, lent })
     }
 
     fn check_put(&self, put: &Put<'_>) -> Result<Shape, PutError> {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::Tier;
 use super::append::Record;
 use super::groups::{NoRoom, Waiter};
-use super::read::{Purpose, Read};
+use super::read::{Purpose, ReadJob};
 use crate::config::STAGING_ALIGN_BYTES;
 use crate::index::Entry;
 use crate::memory::{Memory, Span};
@@ -97,7 +97,7 @@ impl Tier {
         let span = Span::staging(at, bytes);
         moves.list.push_back(Move { entry, memory: span, checksum: 0, state: MoveState::Reading });
         let destination = Span::staging(self.layout.copies + at, bytes);
-        self.begin_read(Read::new(entry, destination, Priority::Background, Purpose::Move(number)));
+        self.begin_read(ReadJob::new(entry, destination, Priority::Background, Purpose::Move(number)));
         true
     }
 

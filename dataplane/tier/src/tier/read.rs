@@ -43,7 +43,7 @@ enum Part {
 
 /// A read under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Read {
+pub(super) struct ReadJob {
     entry: Entry,
     destination: Span,
     priority: Priority,
@@ -51,7 +51,7 @@ pub(super) struct Read {
     part: Part,
 }
 
-impl Read {
+impl ReadJob {
     pub(super) const fn new(entry: Entry, destination: Span, priority: Priority, purpose: Purpose) -> Self {
         let part = match purpose {
             Purpose::Key(_) => Part::Head { payload_right: true },
@@ -93,7 +93,7 @@ impl Tier {
             entry.hit();
         }
         let purpose = Purpose::Get(get.token);
-        self.begin_read(Read::new(entry, at, get.priority, purpose));
+        self.begin_read(ReadJob::new(entry, at, get.priority, purpose));
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Tier {
             return Err(GetError::Busy);
         }
         self.gets += 1;
-        self.begin_read(Read::new(entry, Span::default(), priority, Purpose::Key(token)));
+        self.begin_read(ReadJob::new(entry, Span::default(), priority, Purpose::Key(token)));
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl Tier {
     }
 
     /// Begins a read for which a place is free.
-    pub(super) fn begin_read(&mut self, read: Read) -> SlotId {
+    pub(super) fn begin_read(&mut self, read: ReadJob) -> SlotId {
         let segment = self.segment_of(read.entry.offset());
         self.segments[segment].reads += 1;
         let slot = self.reads.insert(read).expect("as many places as gets and moves");
@@ -148,7 +148,7 @@ impl Tier {
         }
     }
 
-    fn submit_read(&mut self, slot: SlotId, read: Read) {
+    fn submit_read(&mut self, slot: SlotId, read: ReadJob) {
         let (shape, offset, block) = (read.entry.shape(), read.entry.offset(), self.config.block_bytes);
         let buffer = self.read_buffer(slot);
         let head_end = offset + shape.head_bytes(self.config.chunk_bytes);
@@ -248,7 +248,7 @@ impl Tier {
     fn verify(
         &mut self,
         slot: SlotId,
-        read: &Read,
+        read: &ReadJob,
         result: Result<(), Fault>,
         memory: &mut dyn Memory,
     ) -> Option<Result<u64, Miss>> {
@@ -275,7 +275,7 @@ impl Tier {
     }
 
     /// Copies from a buffer what is not in its destination yet, and compares the checksum of what the reader gets.
-    fn verify_payload(&self, read: &Read, buffer: u64, memory: &mut dyn Memory) -> Result<(), Miss> {
+    fn verify_payload(&self, read: &ReadJob, buffer: u64, memory: &mut dyn Memory) -> Result<(), Miss> {
         let to = read.destination;
         let copied = if read.entry.shape().extent { to.bytes % self.config.block_bytes } else { to.bytes };
         if copied > 0 {

@@ -15,7 +15,7 @@ use super::commit::Barrier;
 use super::scan::Scan;
 use super::start::Phase;
 use crate::config::TierConfig;
-use crate::format::{Filled, FooterEntry, FooterPage, Kind, UNIT_BYTES};
+use crate::format::{FilledNote, FooterEntry, FooterPage, Kind, UNIT_BYTES};
 use crate::index::Entry;
 use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
@@ -70,7 +70,7 @@ pub(super) struct Recovery {
     floor: u64,
     ending: bool,
     /// What headers say of segments that were filled, by their generations.
-    pub(super) filled: BTreeMap<u64, Filled>,
+    pub(super) filled: BTreeMap<u64, FilledNote>,
     /// By lives: up to which sequence everything was durable while they lasted, as segments say that are known.
     durable: BTreeMap<u64, u64>,
     pub(super) report: RecoveryReport,

@@ -21,7 +21,7 @@ const WINDOW_MOST: u64 = 4 << 20;
 
 /// A record whose payload is to be checked.
 #[derive(Debug)]
-struct Pending {
+struct PendingRecord {
     header: RecordHeader,
     /// Where the record begins, its payload begins and ends, and where the next unchecked byte is, from the segment's
     /// start.
@@ -52,7 +52,7 @@ pub(super) struct Scan {
     /// Before this place, something could not be read: windows are small.
     narrow_until: u64,
     /// What heads have announced, in the order of the payloads.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingRecord>,
     unreadable: bool,
     durable_sequence: u64,
     durable_tombstones: u32,
@@ -91,11 +91,11 @@ impl Scan {
     }
 
     /// The payload that is to be checked before the next head is looked for.
-    fn due(&self) -> Option<&Pending> {
+    fn due(&self) -> Option<&PendingRecord> {
         self.pending.front().filter(|pending| pending.payload <= self.at)
     }
 
-    fn announce(&mut self, pending: Pending) {
+    fn announce(&mut self, pending: PendingRecord) {
         let later = self.pending.iter().rev().take_while(|other| other.payload > pending.payload).count();
         self.pending.insert(self.pending.len() - later, pending);
     }
@@ -215,7 +215,7 @@ impl Tier {
         let end = (payload + shape.payload_room(self.config.block_bytes)).next_multiple_of(UNIT_BYTES);
         // A packed record's payload comes next, an extent's after the heads that share its block.
         scan.at = if shape.extent { (start + head_bytes).next_multiple_of(UNIT_BYTES) } else { payload };
-        scan.announce(Pending {
+        scan.announce(PendingRecord {
             header,
             start,
             payload,

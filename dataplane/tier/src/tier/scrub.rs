@@ -4,7 +4,7 @@
 //! it: it is not given any more, counted, and the host is told. What is not written yet is passed over.
 
 use super::Tier;
-use super::read::{Purpose, Read};
+use super::read::{Purpose, ReadJob};
 use super::start::Phase;
 use crate::errors::Reason;
 use crate::index::Entry;
@@ -94,7 +94,7 @@ impl Tier {
         let destination = Span::staging(self.layout.scrub, entry.shape().payload_bytes);
         self.scrubber.reading(now_ns, self.record_bytes(entry.shape()));
         self.scrubbing = true;
-        self.begin_read(Read::new(entry, destination, Priority::Background, Purpose::Scrub));
+        self.begin_read(ReadJob::new(entry, destination, Priority::Background, Purpose::Scrub));
         true
     }
 

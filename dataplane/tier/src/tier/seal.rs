@@ -4,7 +4,7 @@
 
 use super::Tier;
 use super::commit::Barrier;
-use crate::format::{Filled, FooterEntry, FooterPage, Kind};
+use crate::format::{FilledNote, FooterEntry, FooterPage, Kind};
 use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 use crate::segments::{SegmentEvent, SegmentState};
@@ -59,7 +59,7 @@ impl Tier {
         let generation = self.segments[open.segment].generation;
         let last = open.entries.iter().rev().find(|entry| entry.kind == Kind::Tombstone);
         let last_tombstone = last.map_or(0, |entry| entry.sequence);
-        self.filled = Some(Filled { generation, last_tombstone, tombstones: open.tombstones });
+        self.filled = Some(FilledNote { generation, last_tombstone, tombstones: open.tombstones });
         if self.segments[open.segment].state == SegmentState::Open {
             self.segments.step(open.segment, SegmentEvent::Fill);
         }

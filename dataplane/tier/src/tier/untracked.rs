@@ -16,14 +16,14 @@ const DIGESTS_MOST: usize = 16 << 10;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Untracked {
+pub(super) struct UntrackedObjects {
     /// Whether there was anything of the first kind in this life.
     any: bool,
     /// Whether not all digests of the first kind are known.
     all: bool,
     digests: BTreeSet<Digest>,
-    removed: Passing,
-    reclaimed: Passing,
+    removed: PassingDigests,
+    reclaimed: PassingDigests,
     /// Segments that were scanned, as a record that one scan cannot make out may be there for the next: until they are
     /// used again, or until their footer is durable, where one is being written.
     unclear: BTreeMap<u32, bool>,
@@ -31,13 +31,13 @@ pub(super) struct Untracked {
 
 /// Digests that count until a mark has passed them, in the order of their marks.
 #[derive(Debug, Default)]
-struct Passing {
+struct PassingDigests {
     digests: VecDeque<(u64, Digest)>,
     /// Up to this mark not all are known.
     unknown_to: u64,
 }
 
-impl Passing {
+impl PassingDigests {
     fn push(&mut self, mark: u64, digest: Digest) {
         if self.digests.len() == DIGESTS_MOST {
             self.digests.clear();
@@ -62,7 +62,7 @@ impl Passing {
     }
 }
 
-impl Untracked {
+impl UntrackedObjects {
     /// There may be a record of this digest.
     pub(super) fn note(&mut self, digest: Digest) {
         self.any = true;
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_noted_counts_and_nothing_else() {
-        let mut untracked = Untracked::default();
+        let mut untracked = UntrackedObjects::default();
         assert!(!untracked.any);
         untracked.note(digest(1));
         assert!(untracked.any && untracked.may_have(digest(1)) && !untracked.may_have(digest(2)));
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_is_not_durable_counts_until_it_is() {
-        let mut untracked = Untracked::default();
+        let mut untracked = UntrackedObjects::default();
         (10..20).for_each(|number| untracked.removed(number, digest(number)));
         untracked.reclaimed(10, digest(20));
         untracked.removals_durable(14);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn too_much_that_is_not_durable_may_be_anything_until_it_is() {
-        let (mut untracked, most) = (Untracked::default(), DIGESTS_MOST as u64);
+        let (mut untracked, most) = (UntrackedObjects::default(), DIGESTS_MOST as u64);
         (1..=most + 2).for_each(|number| untracked.removed(number, digest(number)));
         assert!(untracked.may_have(digest(0)) && untracked.may_have(digest(most + 2)));
         untracked.removals_durable(most + 1);

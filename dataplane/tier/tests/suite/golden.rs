@@ -3,7 +3,7 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
 use kvplane_tier::format::{
-    AWAY_MOST, FOOTER_ENTRY_BYTES, Filled, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape,
+    AWAY_MOST, FOOTER_ENTRY_BYTES, FilledNote, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape,
     Superblock, SuperblockFound,
 };
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ fn the_superblock_is_as_documented() {
 
 #[test]
 fn the_segment_header_is_as_documented() {
-    let filled = Some(Filled { generation: 1 << 40, last_tombstone: (1 << 40) + 77, tombstones: 9 });
+    let filled = Some(FilledNote { generation: 1 << 40, last_tombstone: (1 << 40) + 77, tombstones: 9 });
     let header = SegmentHeader { segment: 7, generation: (1 << 40) + 1, oldest_live: 1 << 40, previous: 5, filled };
     let earlier = SegmentHeader { filled: None, ..header };
     assert_eq!(hex(&earlier.encode(UUID)), include_str!("golden/segment-of-before.hex").trim());

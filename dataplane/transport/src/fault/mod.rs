@@ -29,7 +29,7 @@ use plan::{Arrival, Departure, Injector};
 
 use crate::tcp::{StrangerLimits, Tcp, ZeroCopyCounters, ZeroCopyOptions};
 use crate::token::Token;
-use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
+use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
 
 /// The errnos of what is imitated.
 const CONNECTION_RESET: i32 = 104;
@@ -70,12 +70,12 @@ struct Faults {
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    held: Option<Held>,
+    held: Option<HeldFrame>,
     /// Where the payload that is arriving goes.
     target: Option<Pieces>,
 }
 
-struct Held {
+struct HeldFrame {
     until_ns: u64,
     header: Header,
     body: Vec<u8>,
@@ -133,7 +133,7 @@ impl Fault {
             && faults.injector.refuses()
         {
             faults.counters.refused += 1;
-            self.tcp.close(id, Gone::Kernel(CONNECTION_REFUSED));
+            self.tcp.close(id, CloseCause::Kernel(CONNECTION_REFUSED));
         }
         Ok(id)
     }
@@ -209,7 +209,7 @@ impl Fault {
                 Arrival::Pass => Input::Frame(header),
                 Arrival::Cut => {
                     faults.counters.cut_arriving += 1;
-                    self.tcp.close(id, Gone::Kernel(CONNECTION_RESET));
+                    self.tcp.close(id, CloseCause::Kernel(CONNECTION_RESET));
                     Input::Wait
                 }
                 Arrival::Hold { delay_ns } => {
@@ -238,7 +238,7 @@ impl Fault {
     }
 
     /// See [`Tcp::send`].
-    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let queued = self.tcp.send(id, header, body, payload);
         if let (Some(faults), true) = (&mut self.faults, queued) {
             let departure = faults.injector.departure();
@@ -261,14 +261,14 @@ impl Fault {
         faults.cuts.retain(|&(id, departure)| {
             if departure == which {
                 faults.counters.cut_leaving += 1;
-                self.tcp.close(id, Gone::Kernel(CONNECTION_RESET));
+                self.tcp.close(id, CloseCause::Kernel(CONNECTION_RESET));
             }
             departure != which
         });
     }
 
     /// See [`Tcp::close`].
-    pub fn close(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
         if let Some(faults) = &mut self.faults {
             faults.forget(id);
         }
@@ -276,7 +276,7 @@ impl Fault {
     }
 
     /// See [`Tcp::close_after_sending`].
-    pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
         if let Some(faults) = &mut self.faults {
             faults.forget(id);
         }
@@ -327,7 +327,7 @@ impl Faults {
 
     fn hold(&mut self, id: ConnectionId, until_ns: u64, header: Header, scratch: &mut Vec<u8>) {
         self.counters.delayed += 1;
-        self.slot(id).held = Some(Held { until_ns, header, body: core::mem::take(scratch) });
+        self.slot(id).held = Some(HeldFrame { until_ns, header, body: core::mem::take(scratch) });
         self.due.insert((until_ns, id));
     }
 

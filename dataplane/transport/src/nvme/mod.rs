@@ -50,7 +50,7 @@ pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
 const _: () = assert!(DEPTHS[0] + DEPTHS[1] + DEPTHS[2] + DEPTHS[3] <= RING_ENTRIES as usize);
 
 #[derive(Clone, Copy, Debug)]
-struct Running {
+struct RunningCall {
     op: BlockOp,
     since_ns: u64,
     attempts: u32,
@@ -62,7 +62,7 @@ struct Running {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Commands,
-    Polled,
+    PollResult,
     Plain,
 }
 
@@ -78,7 +78,7 @@ pub struct Nvme {
     polling: bool,
     /// The ring of commands to the drive, as long as it takes them.
     commands: Option<Commands>,
-    running: slab::Slab<Running>,
+    running: slab::Slab<RunningCall>,
     queues: [VecDeque<usize>; Priority::ALL.len()],
     in_flight: [usize; Priority::ALL.len()],
     done: VecDeque<(OpId, Result<u32, Fault>)>,
@@ -190,7 +190,7 @@ impl Nvme {
             self.done.push_back((op.id, Err(Fault::Io)));
             return;
         }
-        let index = self.running.insert(Running { op, since_ns: cpu::monotonic_ns(), attempts: 0, plain: false });
+        let index = self.running.insert(RunningCall { op, since_ns: cpu::monotonic_ns(), attempts: 0, plain: false });
         self.queues[op.priority as usize].push_back(index);
     }
 
@@ -228,7 +228,7 @@ impl Nvme {
 
     /// Puts an operation into a ring. Whether there was room.
     fn issue(&mut self, index: usize) -> bool {
-        let Some(Running { op, plain, .. }) = self.running.get(index).copied() else { return true };
+        let Some(RunningCall { op, plain, .. }) = self.running.get(index).copied() else { return true };
         let (offset, token) = (self.part.start + op.offset, index as u64);
         let pieces: Vec<IoBuf> = op.pieces.as_slice().iter().map(|span| self.memory.buffer(*span)).collect();
         let moves = !matches!(op.action, Action::Flush);

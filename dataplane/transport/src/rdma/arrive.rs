@@ -4,10 +4,10 @@ use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{AsyncEvent, Completion, Mtu, Retired, Status};
 
 use super::Rdma;
-use super::ended::Ended;
+use super::ended::CopyCompletions;
 use super::link::{Control, KeyState, Link, State, Work};
 use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 /// Completions taken from one device in one round, in lots: bounds how long others wait.
 const LOTS: usize = 16;
@@ -15,7 +15,7 @@ const LOTS: usize = 16;
 const CONTROLS: usize = 2 * Limits::SEGMENTS;
 
 /// A message that came: on which queue pair, into which receive, how long, and how that went.
-type Received = (Option<u32>, u32, u32, Status);
+type ReceivedMessage = (Option<u32>, u32, u32, Status);
 
 impl Rdma {
     /// Takes what the devices tell. Whether there was anything.
@@ -108,7 +108,7 @@ impl Rdma {
         self.mark_dirty(index);
     }
 
-    fn message(&mut self, nic: usize, (index, receive, bytes, status): Received) {
+    fn message(&mut self, nic: usize, (index, receive, bytes, status): ReceivedMessage) {
         let link = index.and_then(|index| self.links[index as usize].as_deref_mut());
         let open = link.filter(|link| link.state == State::Open);
         let (Some(link), Some(index)) = (open, index) else {
@@ -129,14 +129,14 @@ impl Rdma {
             Ok(envelope) => envelope,
             Err(error) => {
                 entry.repost(receive);
-                self.close(id, Gone::Rdma(error.to_string()));
+                self.close(id, CloseCause::Rdma(error.to_string()));
                 return;
             }
         };
         entry.endpoints.touch(link.endpoint);
         if link.credits.arrived(envelope.credits).is_err() {
             entry.repost(receive);
-            self.close(id, Gone::Rdma("the peer broke the rules of credits".to_owned()));
+            self.close(id, CloseCause::Rdma("the peer broke the rules of credits".to_owned()));
             return;
         }
         if matches!(envelope.kind, MessageKind::Frame | MessageKind::More) {
@@ -155,7 +155,7 @@ impl Rdma {
     }
 
     /// A message that tells something by itself; it is in the scratch.
-    fn control(&mut self, id: ConnectionId, envelope: &Envelope) -> Result<(), Gone> {
+    fn control(&mut self, id: ConnectionId, envelope: &Envelope) -> Result<(), CloseCause> {
         let message = core::mem::take(&mut self.books.message);
         let content = &message[ENVELOPE_BYTES..];
         let segment = SegmentId::from_bits(envelope.token);
@@ -164,12 +164,12 @@ impl Rdma {
             Some((link, nic, books)) => match envelope.kind {
                 MessageKind::Pulled => link.pulled(envelope.token, nic, books),
                 MessageKind::Part => Place::decode_all(content)
-                    .map_err(|error| Gone::Rdma(error.to_string()))
+                    .map_err(|error| CloseCause::Rdma(error.to_string()))
                     .and_then(|places| link.next_part(envelope.token, places, envelope.parts)),
                 MessageKind::AskKey => link.answer_key(segment, key),
                 MessageKind::Key => SegmentKey::decode(content)
                     .map(|key| link.learn_key(segment, key))
-                    .map_err(|error| Gone::Rdma(error.to_string())),
+                    .map_err(|error| CloseCause::Rdma(error.to_string())),
                 MessageKind::SegmentGone => {
                     link.learn_key(segment, SegmentKey::refused(Outcome::Stale));
                     Ok(())
@@ -201,7 +201,7 @@ impl Rdma {
                 }
                 AsyncEvent::QueuePairFatal { qp_num } | AsyncEvent::QueuePairAccess { qp_num } => {
                     if let Some(id) = self.link_of(nic, qp_num) {
-                        self.close(id, Gone::Rdma(format!("{name}: {event:?}")));
+                        self.close(id, CloseCause::Rdma(format!("{name}: {event:?}")));
                     }
                 }
                 AsyncEvent::LastReceive { qp_num } => {
@@ -226,7 +226,7 @@ impl Rdma {
         let links: Vec<u32> = self.nics[nic].links.values().copied().collect();
         for index in links {
             let id = ConnectionId { index, generation: self.generations[index as usize] };
-            self.close(id, Gone::Rdma(why.to_owned()));
+            self.close(id, CloseCause::Rdma(why.to_owned()));
         }
     }
 }
@@ -238,7 +238,7 @@ impl Link {
         &mut self,
         id: ConnectionId,
         completion: &Completion<'_>,
-        copied: &mut Ended,
+        copied: &mut CopyCompletions,
         others: &mut Vec<(u32, Retired)>,
     ) {
         self.queue_pair.retire_runs(completion, |tokens, status| {
@@ -256,9 +256,9 @@ impl Link {
         });
     }
 
-    fn answer_key(&mut self, segment: SegmentId, key: Option<SegmentKey>) -> Result<(), Gone> {
+    fn answer_key(&mut self, segment: SegmentId, key: Option<SegmentKey>) -> Result<(), CloseCause> {
         if self.control.len() >= CONTROLS {
-            return Err(Gone::Rdma("the peer asks for keys faster than it takes them".to_owned()));
+            return Err(CloseCause::Rdma("the peer asks for keys faster than it takes them".to_owned()));
         }
         let key = key.unwrap_or(SegmentKey::refused(Outcome::Stale));
         if key.status == Outcome::Ok {
@@ -278,7 +278,7 @@ impl Link {
 }
 
 /// Why a connection failed, for people.
-fn describe(device: &str, status: Status, path_mtu: Mtu) -> Gone {
+fn describe(device: &str, status: Status, path_mtu: Mtu) -> CloseCause {
     // Nobody says of a packet that it was too long for a switch in between.
     let perhaps = || {
         format!(
@@ -287,7 +287,7 @@ fn describe(device: &str, status: Status, path_mtu: Mtu) -> Gone {
             path_mtu.bytes()
         )
     };
-    Gone::Rdma(match status {
+    CloseCause::Rdma(match status {
         Status::RetryExceeded => format!("{device}: the peer does not answer; {}", perhaps()),
         Status::RemoteAccess => format!("{device}: the peer's memory is not registered for it any more"),
         Status::ReceiverNotReady => format!("{device}: the peer has no receive posted"),

@@ -12,14 +12,14 @@ use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{MemoryRegion, Piece, QueuePair, Refusal, Remote, Run, Status};
 use kvplane_sys::{IoBuf, Region};
 
-use super::ended::Ended;
+use super::ended::CopyCompletions;
 use super::link::{Control, Copy, KeyState, Link, State, Work};
 use super::memory::access;
 use super::nic::Nic;
 use super::send::{REQUEST_BYTES, ROOM_FOR_MESSAGES};
 use super::wire::SegmentKey;
 use super::{Books, Rdma};
-use crate::types::{ConnectionId, Gone};
+use crate::types::{CloseCause, ConnectionId};
 
 /// A segment that peers may reach.
 pub(super) struct Segment {
@@ -181,7 +181,7 @@ impl Rdma {
     }
 
     /// Puts the copies that are over behind those in `into`. Their memory is touched by nobody any more.
-    pub fn take_copied(&mut self, into: &mut Ended) {
+    pub fn take_copied(&mut self, into: &mut CopyCompletions) {
         into.append(&mut self.books.copied);
     }
 }
@@ -239,7 +239,7 @@ impl Link {
         copy: &RdmaCopy<'_>,
         nic: &mut Nic,
         books: &mut Books,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), CloseCause> {
         if !self.waiting.is_empty() || !self.post_copy(id, copy, nic, books)? {
             self.keep_copy(id, copy, books);
         }
@@ -262,7 +262,7 @@ impl Link {
     }
 
     /// Posts copies that wait, as far as the queue and known keys allow.
-    pub(super) fn post_copies(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
+    pub(super) fn post_copies(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         while let Some(copy) = self.waiting.pop_front() {
             match self.post_copy(id, &copy.view(), nic, books) {
                 Ok(true) => {}
@@ -287,7 +287,7 @@ impl Link {
         copy: &RdmaCopy<'_>,
         nic: &mut Nic,
         books: &mut Books,
-    ) -> Result<bool, Gone> {
+    ) -> Result<bool, CloseCause> {
         if self.last_key.as_ref().is_none_or(|(segment, _)| *segment != copy.segment) && !self.find_key(copy.segment) {
             return Ok(false);
         }
@@ -314,7 +314,7 @@ impl Link {
         match pushed {
             Ok(()) => Ok(true),
             // Whoever asked is told by the caller, and once.
-            Err(refusal) => Err(Gone::Rdma(format!("a request was refused: {refusal}"))),
+            Err(refusal) => Err(CloseCause::Rdma(format!("a request was refused: {refusal}"))),
         }
     }
 

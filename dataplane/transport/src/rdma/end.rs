@@ -10,7 +10,7 @@ use kvplane_proto::Status as Outcome;
 use super::Rdma;
 use super::foreign::forget_spares;
 use super::link::{Expect, Link, State, Work};
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 /// How long completions are waited for.
 const DRAIN_NS: u64 = 1_000_000_000;
@@ -19,7 +19,7 @@ const LAST_RECEIVE_NS: u64 = 20_000_000;
 
 impl Rdma {
     /// Ends a connection. [`Event::Gone`] follows when the device holds nothing of it any more.
-    pub fn close(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
         let Some((link, _, _)) = self.parts(id) else { return };
         if link.state == State::Closing {
             return;
@@ -37,7 +37,7 @@ impl Rdma {
     }
 
     /// Sends what is queued, then closes: for a refusal that the peer should read.
-    pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
         let Some((link, _, _)) = self.parts(id) else { return };
         if link.state != State::Open || link.is_sent() && link.queue_pair.outstanding() == 0 {
             self.close(id, why);
@@ -103,7 +103,7 @@ impl Rdma {
         }
         books.events.extend(frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold).map(Event::Sent));
         waiting.iter().for_each(|copy| books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
-        books.events.push_back(Event::Gone(id, why.unwrap_or(Gone::Closed)));
+        books.events.push_back(Event::Gone(id, why.unwrap_or(CloseCause::Closed)));
         self.wake_starved();
     }
 }

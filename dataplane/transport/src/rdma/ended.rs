@@ -9,7 +9,7 @@ use crate::types::ConnectionId;
 
 /// A copy that is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Copied {
+pub struct CopyCompletion {
     /// The connection that had it.
     pub connection: ConnectionId,
     /// The caller's name for it.
@@ -20,14 +20,14 @@ pub struct Copied {
 
 /// Copies that are over. Their memory is touched by nobody any more.
 #[derive(Default, Debug)]
-pub struct Ended {
+pub struct CopyCompletions {
     /// The callers' names for them.
     tokens: Vec<u64>,
     /// Whose they were, how they went, and where the next run begins.
     runs: Vec<(ConnectionId, Result<(), Status>, usize)>,
 }
 
-impl Ended {
+impl CopyCompletions {
     /// Whether there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -50,9 +50,9 @@ impl Ended {
     }
 
     /// Each by itself.
-    pub fn iter(&self) -> impl Iterator<Item = Copied> {
+    pub fn iter(&self) -> impl Iterator<Item = CopyCompletion> {
         self.runs().flat_map(|(connection, outcome, tokens)| {
-            tokens.iter().map(move |&token| Copied { connection, token, outcome })
+            tokens.iter().map(move |&token| CopyCompletion { connection, token, outcome })
         })
     }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn those_alike_are_told_together_and_in_order() {
-        let mut ended = Ended::default();
+        let mut ended = CopyCompletions::default();
         let works: Vec<u64> = (0..5).map(|token| Work::Copy(token).to_bits()).collect();
         assert!(ended.push_all(HERE, &works));
         assert!(!ended.push_all(HERE, &[Work::Copy(5).to_bits(), Work::CopyPart.to_bits()]), "a part is no copy");
@@ -119,7 +119,7 @@ mod tests {
             (THERE, Err(Status::Stale), vec![7]),
         ];
         assert_eq!(runs, expected);
-        let (mut all, mut more) = (Ended::default(), Ended::default());
+        let (mut all, mut more) = (CopyCompletions::default(), CopyCompletions::default());
         more.push(THERE, 8, Ok(()));
         all.append(&mut ended);
         all.append(&mut more);

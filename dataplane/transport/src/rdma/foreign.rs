@@ -21,7 +21,7 @@ use super::nic::Nic;
 use super::setup::{HOP_LIMIT, NOT_READY_RETRIES, NOT_READY_TIMER, PKEY_INDEX, RETRIES, TIMEOUT, queue_pair};
 use super::wire::SegmentKey;
 use super::{Rdma, RdmaError};
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 /// Queue pairs of one connection, at most.
 pub const FOREIGN_QUEUE_PAIRS: usize = 16;
@@ -114,7 +114,7 @@ impl Rdma {
         // It asks for nothing on it: for that it makes a connection of its own.
         match self.connect_foreign(id, half, PeerAccess::default()) {
             Ok(()) => self.books.events.push_back(Event::Connected(id)),
-            Err(error) => self.close(id, Gone::Setup(error.to_string())),
+            Err(error) => self.close(id, CloseCause::Setup(error.to_string())),
         }
     }
 
@@ -262,7 +262,7 @@ impl Rdma {
         let Some(link) = self.links[index as usize].as_deref_mut() else { return };
         let nic = link.nic as usize;
         link.state = State::Closing;
-        link.why = Some(Gone::Closed);
+        link.why = Some(CloseCause::Closed);
         // Where the device refuses, the end of the queue pair does the same.
         let _ = link.queue_pair.fail();
         self.take_completions(nic);

@@ -23,7 +23,7 @@ pub struct ForeignBuffer {
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownPeer {
     generation: u32,
     devices: Vec<String>,
     buffers: Vec<ForeignBuffer>,
@@ -32,7 +32,7 @@ struct Known {
 /// A stock engine that is asked over RDMA. Any thread may use it.
 pub struct ForeignPeer {
     name: String,
-    known: RwLock<Known>,
+    known: RwLock<KnownPeer>,
 }
 
 impl ForeignPeer {
@@ -54,7 +54,7 @@ impl ForeignPeer {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.generation == 0 || known.devices != devices || known.buffers != buffers {
             let generation = known.generation.wrapping_add(1).max(1);
-            *known = Known { generation, devices, buffers };
+            *known = KnownPeer { generation, devices, buffers };
         }
         known.generation
     }

@@ -11,7 +11,7 @@ use kvplane_sys::verbs::{Operation, Payload, Remote, Request};
 
 use super::Rdma;
 use super::link::{State, Work};
-use crate::types::{ConnectionId, Gone};
+use crate::types::{CloseCause, ConnectionId};
 
 /// How often connections are looked at.
 const LOOK_NS: u64 = 1_000_000_000;
@@ -43,7 +43,7 @@ impl Rdma {
             let id = ConnectionId { index: index as u32, generation: self.generations[index] };
             let since_ns = *link.idle_since_ns.get_or_insert(now_ns);
             if back && !link.asks && link.nic as usize >= preferred && preferred > 0 {
-                self.close(id, Gone::Closed);
+                self.close(id, CloseCause::Closed);
             } else if now_ns.saturating_sub(since_ns) >= self.options.keepalive_ns {
                 link.idle_since_ns = Some(now_ns);
                 let nothing = Operation::Write { to: Remote { address: 0, key: 0 } };
@@ -54,7 +54,7 @@ impl Rdma {
                 let sent = sent.and_then(|()| queue_pair.flush(true).map_err(|error| error.to_string()));
                 match sent {
                     Ok(_) => self.books.counters.keepalives += 1,
-                    Err(why) => self.close(id, Gone::Rdma(why)),
+                    Err(why) => self.close(id, CloseCause::Rdma(why)),
                 }
             }
         }

@@ -5,12 +5,12 @@ use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::Kind;
 use kvplane_sys::IoBuf;
 
-use super::link::{Arrived, Expect, Link, Pull, State};
+use super::link::{ArrivedPayload, Expect, Link, Pull, State};
 use super::nic::Nic;
 use super::pieces;
 use super::wire::{EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PLACE_BYTES, PayloadKind, Place, RECORD_BYTES};
 use super::{Books, Rdma};
-use crate::types::{ConnectionId, Gone, Input, Target};
+use crate::types::{CloseCause, ConnectionId, Input, Target};
 
 impl Rdma {
     /// The next input of a connection. A frame's body replaces `scratch`. After a frame with a payload, the host calls
@@ -65,13 +65,13 @@ impl Rdma {
             assert_eq!(room, bytes, "memory of another length than the payload's");
         }
         link.expect = match arrived {
-            Arrived::Eager(payload) => {
+            ArrivedPayload::Eager(payload) => {
                 if let Some(places) = &places {
                     pieces::put(&payload, places);
                 }
                 Expect::Done(summed(checksum, places.as_deref()))
             }
-            Arrived::Pushed(offered) => {
+            ArrivedPayload::Pushed(offered) => {
                 if let Some(places) = &places
                     && let Some(written) = pieces::front(offered.as_slice(), bytes)
                     && !pieces::same(&written, places)
@@ -80,7 +80,7 @@ impl Rdma {
                 }
                 Expect::Done(summed(checksum, places.as_deref()))
             }
-            Arrived::Pull { token, sources, parts } => {
+            ArrivedPayload::Pull { token, sources, parts } => {
                 Expect::Pull(Pull::new((token, sources, parts), bytes, places, checksum))
             }
         };
@@ -98,7 +98,12 @@ fn summed(checksum: bool, places: Option<&[IoBuf]>) -> Option<u64> {
 
 impl Link {
     /// The next frame, if it is there as a whole.
-    fn take_frame(&mut self, nic: &mut Nic, books: &mut Books, scratch: &mut Vec<u8>) -> Result<Option<Header>, Gone> {
+    fn take_frame(
+        &mut self,
+        nic: &mut Nic,
+        books: &mut Books,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Option<Header>, CloseCause> {
         while let Some((envelope, receive)) = self.inbox.pop_front() {
             let bytes = ENVELOPE_BYTES + envelope.content_bytes as usize;
             nic.read_receive(receive, bytes, &mut books.message);
@@ -130,14 +135,14 @@ impl Link {
         Ok(None)
     }
 
-    fn take_record(&mut self, envelope: &Envelope, record: &[u8], scratch: &mut Vec<u8>) -> Result<Header, Gone> {
+    fn take_record(&mut self, envelope: &Envelope, record: &[u8], scratch: &mut Vec<u8>) -> Result<Header, CloseCause> {
         let short = || broken("a record is shorter than it says");
         let (places, rest) = record.split_at_checked(envelope.places_bytes()).ok_or_else(short)?;
         let (offers, sources) = places.split_at(usize::from(envelope.offers) * PLACE_BYTES);
         let (header, rest) = rest.split_first_chunk::<HEADER_BYTES>().ok_or_else(short)?;
-        let header = Header::decode(header).map_err(Gone::Frame)?;
+        let header = Header::decode(header).map_err(CloseCause::Frame)?;
         let (body, payload) = rest.split_at_checked(header.body_bytes as usize).ok_or_else(short)?;
-        header.check_body(body).map_err(Gone::Frame)?;
+        header.check_body(body).map_err(CloseCause::Frame)?;
         scratch.clear();
         scratch.extend_from_slice(body);
         self.awaited = self.awaited.saturating_sub(1);
@@ -160,13 +165,13 @@ impl Link {
         let bytes = header.payload_bytes;
         let arrived = match envelope.payload {
             PayloadKind::None if bytes == 0 => return Ok(header),
-            PayloadKind::Eager if bytes > 0 => Arrived::Eager(payload.to_vec()),
+            PayloadKind::Eager if bytes > 0 => ArrivedPayload::Eager(payload.to_vec()),
             PayloadKind::Pushed => match offered.filter(|offered| bytes > 0 && offered.bytes() as u64 >= bytes) {
-                Some(offered) => Arrived::Pushed(offered),
+                Some(offered) => ArrivedPayload::Pushed(offered),
                 None => return Err(broken("a payload was written where nothing was offered")),
             },
             PayloadKind::Pull if stated == bytes && !envelope.parts || stated < bytes && envelope.parts => {
-                Arrived::Pull { token: envelope.token, sources: sources.into(), parts: envelope.parts }
+                ArrivedPayload::Pull { token: envelope.token, sources: sources.into(), parts: envelope.parts }
             }
             _ => return Err(broken("a payload does not come as its frame says")),
         };
@@ -175,6 +180,6 @@ impl Link {
     }
 }
 
-fn broken(why: &str) -> Gone {
-    Gone::Rdma(format!("the peer broke the protocol: {why}"))
+fn broken(why: &str) -> CloseCause {
+    CloseCause::Rdma(format!("the peer broke the protocol: {why}"))
 }

@@ -12,7 +12,7 @@ use super::endpoints::EndpointId;
 use super::foreign::Foreign;
 use super::mixing::MixedMap;
 use super::wire::{Envelope, Place, SegmentKey};
-use crate::types::{Gone, Outgoing, Pieces};
+use crate::types::{CloseCause, OutgoingPayload, Pieces};
 
 /// What a link is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,20 +99,20 @@ pub(super) enum Control {
 pub(super) struct Frame {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    pub(super) payload: Option<Outgoing>,
+    pub(super) payload: Option<OutgoingPayload>,
     /// Where its answers may be written.
     pub(super) offers: Vec<Place>,
 }
 
 /// A record that is being sent, from `at` on.
-pub(super) struct Sending {
+pub(super) struct OutgoingRecord {
     pub(super) envelope: Envelope,
     pub(super) record: Vec<u8>,
     pub(super) at: usize,
 }
 
 /// A payload that is lent until it was written to the peer or fetched by it.
-pub(super) struct Lent {
+pub(super) struct LentPayload {
     pub(super) hold: Option<u64>,
     /// Keeps the memory.
     pub(super) pieces: Pieces,
@@ -121,7 +121,7 @@ pub(super) struct Lent {
 }
 
 /// The payload of a frame that the host has seen.
-pub(super) enum Arrived {
+pub(super) enum ArrivedPayload {
     /// It came along.
     Eager(Vec<u8>),
     /// It was written here.
@@ -135,7 +135,7 @@ pub(super) enum Expect {
     /// A frame.
     Frame,
     /// The host has a frame and will say where its payload goes.
-    Decision { arrived: Arrived, bytes: u64 },
+    Decision { arrived: ArrivedPayload, bytes: u64 },
     /// A payload is being fetched.
     Pull(Pull),
     /// A payload is in place.
@@ -222,8 +222,8 @@ pub(super) struct Link {
     pub(super) frames: VecDeque<Frame>,
     /// Pieces of memory of the queued frames beyond the first of each.
     pub(super) extra_pieces: usize,
-    pub(super) sending: Option<Sending>,
-    pub(super) lent: slab::Slab<Lent>,
+    pub(super) sending: Option<OutgoingRecord>,
+    pub(super) lent: slab::Slab<LentPayload>,
     /// What the next frame offers.
     pub(super) offering: Vec<Place>,
     // Copies.
@@ -238,13 +238,13 @@ pub(super) struct Link {
     /// What makes it one with a stock engine, if it is.
     pub(super) foreign: Option<Box<Foreign>>,
     // The end.
-    pub(super) why: Option<Gone>,
+    pub(super) why: Option<CloseCause>,
     pub(super) closing_since_ns: Option<u64>,
     /// Since when nothing has been seen to happen on it, or its peer was asked for a sign of life.
     pub(super) idle_since_ns: Option<u64>,
     pub(super) last_receive: bool,
     /// Close once everything is sent.
-    pub(super) closing_after_send: Option<Gone>,
+    pub(super) closing_after_send: Option<CloseCause>,
 }
 
 impl Link {

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A table by a small key.
-pub(super) type MixedMap<K, V> = HashMap<K, V, Mixing>;
+pub(super) type MixedMap<K, V> = HashMap<K, V, MixHasher>;
 
 /// Odd, with bits everywhere: the golden ratio's, as in Fibonacci hashing (Knuth, volume 3, 6.4).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Hashes numbers by mixing their bits with a seed of the table's own.
 #[derive(Clone)]
-pub(super) struct Mixing {
+pub(super) struct MixHasher {
     seed: u64,
 }
 
-impl Default for Mixing {
+impl Default for MixHasher {
     fn default() -> Self {
         Self { seed: RandomState::new().build_hasher().finish() }
     }
 }
 
-impl BuildHasher for Mixing {
+impl BuildHasher for MixHasher {
     type Hasher = Mixer;
 
     #[inline]
@@ -69,9 +69,9 @@ mod tests {
 
     #[test]
     fn small_keys_spread_and_seeds_differ() {
-        let table = Mixing::default();
+        let table = MixHasher::default();
         let hashes: HashSet<u64> = (0..4096u32).map(|key| table.hash_one((key, 7u32)) >> 44).collect();
         assert!(hashes.len() > 3500, "{} of 4,096 keys differ in their upper bits", hashes.len());
-        assert_ne!(table.hash_one(1u64), Mixing::default().hash_one(1u64));
+        assert_ne!(table.hash_one(1u64), MixHasher::default().hash_one(1u64));
     }
 }

@@ -52,11 +52,11 @@ use kvplane_sys::verbs::{Device, VerbsError};
 use kvplane_sys::{Poller, Region};
 
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Outgoing, Pieces};
+use crate::types::{ConnectionId, Event, OutgoingPayload, Pieces};
 pub use copies::RdmaCopy;
 use copies::Segment;
 use credits::GRANT_LEAST;
-pub use ended::{Copied, Ended};
+pub use ended::{CopyCompletion, CopyCompletions};
 pub use foreign::{FOREIGN_QUEUE_PAIRS, ForeignDevice, ForeignHalf};
 pub use foreign_peer::{ForeignBuffer, ForeignPeer};
 use link::{Frame, Link, State};
@@ -165,7 +165,7 @@ impl From<VerbsError> for RdmaError {
 #[derive(Default)]
 struct Books {
     events: VecDeque<Event>,
-    copied: Ended,
+    copied: CopyCompletions,
     counters: RdmaCounters,
     problem: Option<String>,
     /// A message, for the moment.
@@ -358,7 +358,7 @@ impl Rdma {
 
     /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
     /// is then reported as sent.
-    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let Some((link, nic, books)) = self.parts(id).filter(|(link, _, _)| link.state == State::Open) else {
             let hold = payload.and_then(|payload| payload.hold);
             self.books.events.extend(hold.map(Event::Sent));

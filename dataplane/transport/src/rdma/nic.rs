@@ -17,7 +17,7 @@ use super::endpoints::Endpoints;
 use super::memory::MemoryTable;
 use super::mixing::MixedMap;
 use crate::token::{Source, Token};
-use crate::types::Gone;
+use crate::types::CloseCause;
 
 /// Completions taken at once.
 pub(super) const POLLED: usize = 64;
@@ -213,8 +213,8 @@ impl Nic {
     }
 
     /// Why a connection ends when the device refused something.
-    pub(super) fn gone(&self, error: &impl std::fmt::Display) -> Gone {
-        Gone::Rdma(format!("{}: {error}", self.context.name()))
+    pub(super) fn gone(&self, error: &impl std::fmt::Display) -> CloseCause {
+        CloseCause::Rdma(format!("{}: {error}", self.context.name()))
     }
 
     /// A bounce buffer.

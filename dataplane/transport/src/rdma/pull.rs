@@ -13,7 +13,7 @@ use super::nic::{BOUNCE_BYTES, Nic};
 use super::pieces::{self, Cutter};
 use super::send::{PIECES, REQUEST_BYTES, ROOM_FOR_MESSAGES};
 use super::wire::Place;
-use crate::types::Gone;
+use crate::types::CloseCause;
 
 impl Pull {
     pub(super) fn new(
@@ -63,7 +63,7 @@ impl Pull {
 
 impl Link {
     /// Goes on with the payload that is being fetched. Whether it waits for a bounce buffer.
-    pub(super) fn fetch(&mut self, nic: &mut Nic) -> Result<bool, Gone> {
+    pub(super) fn fetch(&mut self, nic: &mut Nic) -> Result<bool, CloseCause> {
         let Expect::Pull(mut pull) = core::mem::replace(&mut self.expect, Expect::Frame) else { return Ok(false) };
         let result = self.fetch_more(&mut pull, nic);
         let done = pull.left_bytes == 0 && pull.sources.is_empty() && pull.reading == 0 && !pull.parts;
@@ -76,10 +76,10 @@ impl Link {
         result
     }
 
-    fn fetch_more(&mut self, pull: &mut Pull, nic: &mut Nic) -> Result<bool, Gone> {
+    fn fetch_more(&mut self, pull: &mut Pull, nic: &mut Nic) -> Result<bool, CloseCause> {
         while let Some(&source) = pull.sources.front() {
             if source.bytes > pull.left_bytes {
-                return Err(Gone::Rdma("the peer sends more than it said".to_owned()));
+                return Err(CloseCause::Rdma("the peer sends more than it said".to_owned()));
             }
             if !pull.wanted {
                 pull.advance(source.bytes);
@@ -100,7 +100,7 @@ impl Link {
                 pull.advance(bytes);
             } else {
                 let Some(target) = parts.first() else {
-                    return Err(Gone::Rdma("the peer sends more than it said".to_owned()));
+                    return Err(CloseCause::Rdma("the peer sends more than it said".to_owned()));
                 };
                 let Some(bounce) = nic.take_bounce() else { return Ok(true) };
                 let target = target.slice(0, target.bytes().min(BOUNCE_BYTES));
@@ -118,9 +118,9 @@ impl Link {
         Ok(false)
     }
 
-    fn read_bounce(&mut self, bounce: u32, bytes: usize, from: Remote, nic: &mut Nic) -> Result<(), Gone> {
+    fn read_bounce(&mut self, bounce: u32, bytes: usize, from: Remote, nic: &mut Nic) -> Result<(), CloseCause> {
         let Some(piece) = nic.bounce_piece(bounce, bytes) else {
-            return Err(Gone::Rdma("no such bounce buffer".to_owned()));
+            return Err(CloseCause::Rdma("no such bounce buffer".to_owned()));
         };
         let pieces = [piece];
         let request = Request::new(Work::Pull.to_bits(), Operation::Read { from }, Payload::Pieces(&pieces));
@@ -128,7 +128,7 @@ impl Link {
         if pushed.is_err() {
             nic.free_bounce(bounce);
         }
-        pushed.map_err(|refusal| Gone::Rdma(format!("a request was refused: {refusal}")))
+        pushed.map_err(|refusal| CloseCause::Rdma(format!("a request was refused: {refusal}")))
     }
 
     /// A read of the payload is over.
@@ -148,18 +148,18 @@ impl Link {
     }
 
     /// The next part of a payload is there to be fetched.
-    pub(super) fn next_part(&mut self, token: u64, places: Vec<Place>, more: bool) -> Result<(), Gone> {
+    pub(super) fn next_part(&mut self, token: u64, places: Vec<Place>, more: bool) -> Result<(), CloseCause> {
         match &mut self.expect {
             Expect::Pull(pull) if pull.token == token && pull.asked && pull.sources.is_empty() => {
                 let bytes = places.iter().map(|place| place.bytes).fold(0, u64::saturating_add);
                 if bytes > pull.left_bytes || more == (bytes == pull.left_bytes) {
-                    return Err(Gone::Rdma("the peer does not send what it said".to_owned()));
+                    return Err(CloseCause::Rdma("the peer does not send what it said".to_owned()));
                 }
                 (pull.sources, pull.parts) = (places.into(), more);
                 pull.asked = false;
                 Ok(())
             }
-            _ => Err(Gone::Rdma(format!("a part of payload {token} came that was not asked for"))),
+            _ => Err(CloseCause::Rdma(format!("a part of payload {token} came that was not asked for"))),
         }
     }
 }

@@ -9,11 +9,11 @@ use kvplane_sys::IoBuf;
 use kvplane_sys::verbs::{Operation, Payload, Piece, Remote, Request};
 
 use super::Books;
-use super::link::{Control, Frame, Lent, Link, Sending, State, Work};
+use super::link::{Control, Frame, LentPayload, Link, OutgoingRecord, State, Work};
 use super::nic::{BOUNCE_BYTES, Nic};
 use super::pieces::{self, Cutter};
 use super::wire::{EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PayloadKind, Place, SOURCES};
-use crate::types::{ConnectionId, Event, Gone, Outgoing};
+use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload};
 
 /// Pieces of memory of one request.
 pub(super) const PIECES: usize = 8;
@@ -37,16 +37,16 @@ enum Step {
 /// How a payload will go.
 enum Way {
     None,
-    Eager(Outgoing),
-    Push(Outgoing, Vec<Place>),
-    Pull(Outgoing, Vec<Place>),
-    Bounce(Outgoing, u32),
+    Eager(OutgoingPayload),
+    Push(OutgoingPayload, Vec<Place>),
+    Pull(OutgoingPayload, Vec<Place>),
+    Bounce(OutgoingPayload, u32),
 }
 
 impl Link {
     /// Sends what is queued, as far as credits, slots and the queue allow. Whether it waits for what other connections
     /// of the device have.
-    pub(super) fn transmit(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<bool, Gone> {
+    pub(super) fn transmit(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<bool, CloseCause> {
         if self.state != State::Open {
             return Ok(false);
         }
@@ -87,7 +87,7 @@ impl Link {
         Ok(starved)
     }
 
-    fn send_control(&mut self, control: Control, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
+    fn send_control(&mut self, control: Control, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         let mut content = Vec::new();
         let envelope = match control {
             Control::Pulled(token) => Envelope::new(MessageKind::Pulled, token),
@@ -112,22 +112,22 @@ impl Link {
         content: &[u8],
         nic: &mut Nic,
         books: &mut Books,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), CloseCause> {
         let (credits, content_bytes) = (self.credits.send(), content.len() as u32);
         let message = &mut books.message;
         message.clear();
         message.extend_from_slice(&Envelope { credits, content_bytes, ..envelope }.encode());
         message.extend_from_slice(content);
         books.counters.messages += 1;
-        let refused = |refusal| Gone::Rdma(format!("a message was refused: {refusal}"));
+        let refused = |refusal| CloseCause::Rdma(format!("a message was refused: {refusal}"));
         if message.len() <= self.queue_pair.inline_bytes() as usize {
             let request = Request::new(Work::Nothing.to_bits(), Operation::Send, Payload::Inline(message));
             return self.queue_pair.push(&request).map_err(refused);
         }
-        let Some(slot) = nic.take_slot() else { return Err(Gone::Rdma("no slot for a message".to_owned())) };
+        let Some(slot) = nic.take_slot() else { return Err(CloseCause::Rdma("no slot for a message".to_owned())) };
         nic.fill_slot(slot, message);
         let Some(piece) = nic.slot_piece(slot, message.len()) else {
-            return Err(Gone::Rdma(format!("a message of {} bytes does not fit a slot", message.len())));
+            return Err(CloseCause::Rdma(format!("a message of {} bytes does not fit a slot", message.len())));
         };
         let pieces = [piece];
         let request = Request::new(Work::Slot(slot).to_bits(), Operation::Send, Payload::Pieces(&pieces));
@@ -139,8 +139,8 @@ impl Link {
     }
 
     /// Sends the next message of the record that is being sent.
-    fn send_record(&mut self, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
-        let Some(Sending { mut envelope, record, at }) = self.sending.take() else { return Ok(()) };
+    fn send_record(&mut self, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
+        let Some(OutgoingRecord { mut envelope, record, at }) = self.sending.take() else { return Ok(()) };
         let end = record.len().min(at + self.message_bytes - ENVELOPE_BYTES);
         if at > 0 {
             envelope = Envelope::new(MessageKind::More, 0);
@@ -150,13 +150,13 @@ impl Link {
         if last {
             books.spare(record);
         } else {
-            self.sending = Some(Sending { envelope, record, at: end });
+            self.sending = Some(OutgoingRecord { envelope, record, at: end });
         }
         Ok(())
     }
 
     /// Makes a record of the frame at the head of the queue; its payload is written, or lent to be fetched.
-    fn prepare(&mut self, nic: &mut Nic, books: &mut Books) -> Result<Step, Gone> {
+    fn prepare(&mut self, nic: &mut Nic, books: &mut Books) -> Result<Step, CloseCause> {
         let Some(mut frame) = self.frames.pop_front() else { return Ok(Step::Full) };
         self.extra_pieces -= frame.extra_pieces();
         let is_reply = matches!(frame.header.kind, Kind::Reply(_));
@@ -207,13 +207,14 @@ impl Link {
             }
             Way::Pull(payload, places) => {
                 self.state_checksum(&mut frame, payload.buffers.as_slice());
-                let token = self.lent.insert(Lent { hold: payload.hold, pieces: payload.buffers, bounced: None });
+                let token =
+                    self.lent.insert(LentPayload { hold: payload.hold, pieces: payload.buffers, bounced: None });
                 self.start_record(&frame, PayloadKind::Pull, &places, (token as u64, false), books);
             }
             Way::Bounce(payload, bounce) => {
                 self.state_checksum(&mut frame, payload.buffers.as_slice());
                 let pieces = payload.buffers;
-                let token = self.lent.insert(Lent { hold: payload.hold, pieces, bounced: Some((bounce, 0)) });
+                let token = self.lent.insert(LentPayload { hold: payload.hold, pieces, bounced: Some((bounce, 0)) });
                 let (place, more) = self.bounce_part(token, nic, books);
                 self.start_record(&frame, PayloadKind::Pull, &[place], (token as u64, more), books);
             }
@@ -254,12 +255,12 @@ impl Link {
             offers: frame.offers.len() as u16,
             ..Envelope::new(MessageKind::Frame, token)
         };
-        self.sending = Some(Sending { envelope, record, at: 0 });
+        self.sending = Some(OutgoingRecord { envelope, record, at: 0 });
     }
 
     /// Writes a payload to where it is wanted. The memory is registered and the queue has room.
-    fn push_payload(&mut self, payload: &Outgoing, places: &[Place], nic: &mut Nic) -> Result<(), Gone> {
-        let lent = Lent { hold: payload.hold, pieces: payload.buffers.clone(), bounced: None };
+    fn push_payload(&mut self, payload: &OutgoingPayload, places: &[Place], nic: &mut Nic) -> Result<(), CloseCause> {
+        let lent = LentPayload { hold: payload.hold, pieces: payload.buffers.clone(), bounced: None };
         let index = self.lent.insert(lent) as u32;
         let mut left = payload.buffers.bytes() as u64;
         let mut cutter = Cutter::new(payload.buffers.as_slice(), 0);
@@ -279,12 +280,18 @@ impl Link {
     }
 
     /// Posts a request on memory that is registered.
-    pub(super) fn post(&mut self, work: Work, operation: Operation, parts: &[IoBuf], nic: &Nic) -> Result<(), Gone> {
+    pub(super) fn post(
+        &mut self,
+        work: Work,
+        operation: Operation,
+        parts: &[IoBuf],
+        nic: &Nic,
+    ) -> Result<(), CloseCause> {
         let pieces: Option<Vec<Piece<'_>>> =
             parts.iter().map(|part| nic.memory.piece(part, part.bytes() as u32)).collect();
-        let Some(pieces) = pieces else { return Err(Gone::Rdma("memory is not registered".to_owned())) };
+        let Some(pieces) = pieces else { return Err(CloseCause::Rdma("memory is not registered".to_owned())) };
         let request = Request::new(work.to_bits(), operation, Payload::Pieces(&pieces));
-        self.queue_pair.push(&request).map_err(|refusal| Gone::Rdma(format!("a request was refused: {refusal}")))
+        self.queue_pair.push(&request).map_err(|refusal| CloseCause::Rdma(format!("a request was refused: {refusal}")))
     }
 
     /// Puts the next part of a lent payload into its bounce buffer; where it lies, and whether there are more.
@@ -301,10 +308,10 @@ impl Link {
     }
 
     /// The peer has fetched a payload, or a part of it.
-    pub(super) fn pulled(&mut self, token: u64, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
+    pub(super) fn pulled(&mut self, token: u64, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
         let index = token as usize;
         let Some(lent) = self.lent.get(index) else {
-            return Err(Gone::Rdma(format!("the peer fetched payload {token}, which is not lent")));
+            return Err(CloseCause::Rdma(format!("the peer fetched payload {token}, which is not lent")));
         };
         match lent.bounced {
             Some((_, done)) if done < lent.pieces.bytes() => {
@@ -323,7 +330,7 @@ impl Link {
 }
 
 /// How a payload goes; gives it back when there is no bounce buffer for it now.
-fn choose(payload: Outgoing, wanted_at: Option<&[Place]>, nic: &mut Nic) -> Result<Way, Outgoing> {
+fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) -> Result<Way, OutgoingPayload> {
     let buffers = payload.buffers.as_slice();
     let bytes = payload.buffers.bytes();
     if bytes <= EAGER_BYTES {

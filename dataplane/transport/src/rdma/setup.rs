@@ -17,7 +17,7 @@ use super::link::{Link, State};
 use super::offer::{Answer, Half};
 use super::send::PIECES;
 use super::{Rdma, RdmaError};
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 /// Bytes that a request may carry inline: what is tried, in order.
 const INLINE_BYTES: [u32; 3] = [220, 60, 0];
@@ -115,7 +115,7 @@ impl Rdma {
         };
         match connected {
             Ok(()) => self.books.events.push_back(Event::Connected(id)),
-            Err(why) => self.close(id, Gone::Setup(why)),
+            Err(why) => self.close(id, CloseCause::Setup(why)),
         }
     }
 
@@ -204,7 +204,7 @@ impl Rdma {
         self.books.counters.evictions += 1;
         if let Some(link) = self.links[index as usize].as_deref_mut() {
             link.state = State::Closing;
-            link.why = Some(Gone::Closed);
+            link.why = Some(CloseCause::Closed);
             // Where the device refuses, the end of the queue pair does the same.
             let _ = link.queue_pair.fail();
         }

@@ -11,12 +11,12 @@ use kvplane_sys::{Interest, Poller, Region};
 
 use super::{SETUP_DEADLINE, Shm, setup};
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 const SETUP_NS: u64 = SETUP_DEADLINE.as_nanos() as u64;
 
 /// A shard that was called.
-pub(super) struct Calling {
+pub(super) struct CallInFlight {
     id: ConnectionId,
     socket: UnixStream,
     path: String,
@@ -24,7 +24,7 @@ pub(super) struct Calling {
 }
 
 /// A segment whose memory was asked for.
-pub(super) struct Asked {
+pub(super) struct SegmentRequest {
     pub(super) id: ConnectionId,
     segment: SegmentId,
     until_ns: u64,
@@ -34,10 +34,10 @@ impl Shm {
     /// Connects to a shard's Unix socket; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// [`Gone::Unavailable`] when nobody listens there or somebody else does, [`Gone::Setup`] when it cannot be now.
-    pub fn connect(&mut self, poller: &Poller, path: &str, now_ns: u64) -> Result<ConnectionId, Gone> {
+    /// [`CloseCause::Unavailable`] when nobody listens there or somebody else does, [`CloseCause::Setup`] when it cannot be now.
+    pub fn connect(&mut self, poller: &Poller, path: &str, now_ns: u64) -> Result<ConnectionId, CloseCause> {
         let socket = setup::call(path)?;
-        let refused = |error: io::Error| Gone::Setup(format!("shared memory at {path}: {error}"));
+        let refused = |error: io::Error| CloseCause::Setup(format!("shared memory at {path}: {error}"));
         let id = self.reserve().map_err(refused)?;
         let token = Token { source: Source::ShmSocket, index: id.index, generation: id.generation };
         if let Err(error) = poller.add(socket.as_fd(), token.to_bits(), Interest::Readable) {
@@ -45,7 +45,7 @@ impl Shm {
             return Err(refused(error));
         }
         let until_ns = now_ns.saturating_add(SETUP_NS);
-        self.calling.push(Calling { id, socket, path: path.to_owned(), until_ns });
+        self.calling.push(CallInFlight { id, socket, path: path.to_owned(), until_ns });
         Ok(id)
     }
 
@@ -61,7 +61,7 @@ impl Shm {
                     io::ErrorKind::UnexpectedEof => "the shard refused, or has ended".to_owned(),
                     _ => error.to_string(),
                 };
-                let why = Gone::Setup(format!("shared memory at {path}: {text}"));
+                let why = CloseCause::Setup(format!("shared memory at {path}: {text}"));
                 self.close(poller, id, why);
                 return;
             }
@@ -72,12 +72,12 @@ impl Shm {
         self.channels[id.index as usize] = Some(channel);
         match watched {
             Ok(()) => self.events.push_back(Event::Connected(id)),
-            Err(error) => self.close(poller, id, Gone::Setup(error.to_string())),
+            Err(error) => self.close(poller, id, CloseCause::Setup(error.to_string())),
         }
     }
 
     /// Ends a connection that was not offered yet.
-    pub(super) fn hang_up(&mut self, poller: &Poller, id: ConnectionId, why: &Gone) {
+    pub(super) fn hang_up(&mut self, poller: &Poller, id: ConnectionId, why: &CloseCause) {
         if let Some(position) = self.calling.iter().position(|calling| calling.id == id) {
             let calling = self.calling.swap_remove(position);
             let _ = poller.remove(calling.socket.as_fd());
@@ -92,7 +92,7 @@ impl Shm {
     pub fn ask_segment(&mut self, id: ConnectionId, segment: SegmentId, now_ns: u64) -> io::Result<()> {
         let Some(channel) = self.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
         setup::ask_segment(&channel.socket, segment)?;
-        self.asked.push(Asked { id, segment, until_ns: now_ns.saturating_add(SETUP_NS) });
+        self.asked.push(SegmentRequest { id, segment, until_ns: now_ns.saturating_add(SETUP_NS) });
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Shm {
                 let _ = poller.remove(channel.socket.as_fd());
                 channel.hung_up = true;
             }
-            Err(error) => self.close(poller, id, Gone::Setup(error.to_string())),
+            Err(error) => self.close(poller, id, CloseCause::Setup(error.to_string())),
         }
     }
 
@@ -133,7 +133,7 @@ impl Shm {
         let late = |seconds: u64| format!("no answer within {seconds} s: the process may be stopped, or is very busy");
         while let Some(calling) = self.calling.iter().find(|calling| calling.until_ns <= now_ns) {
             let why = format!("shared memory at {}: {}", calling.path, late(SETUP_DEADLINE.as_secs()));
-            self.close(poller, calling.id, Gone::Setup(why));
+            self.close(poller, calling.id, CloseCause::Setup(why));
         }
         while let Some(at) = self.asked.iter().position(|asked| asked.until_ns <= now_ns) {
             let asked = self.asked.swap_remove(at);

@@ -10,8 +10,8 @@ use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_sys::{Region, SharedDoorbell, ShmConsumer, ShmProducer, shm_ring};
 
 use super::fence::View;
-use super::one_sided::Lingering;
-use crate::types::Gone;
+use super::one_sided::ClosingChannel;
+use crate::types::CloseCause;
 
 /// Bytes of each ring; takes the longest frame.
 const RING_BYTES: usize = 1 << 20;
@@ -97,22 +97,22 @@ impl Channel {
         self.overflow.len() < Limits::REPLIES_QUEUED && !self.consumer.is_empty()
     }
 
-    pub(super) fn take_frame(&mut self, scratch: &mut Vec<u8>) -> Result<Option<Header>, Gone> {
-        if !self.consumer.pop(&mut self.record).map_err(Gone::Ring)? {
+    pub(super) fn take_frame(&mut self, scratch: &mut Vec<u8>) -> Result<Option<Header>, CloseCause> {
+        if !self.consumer.pop(&mut self.record).map_err(CloseCause::Ring)? {
             return Ok(None);
         }
         let Some((bytes, body)) = self.record.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(Gone::Setup(format!("a record of {} bytes is no frame", self.record.len())));
+            return Err(CloseCause::Setup(format!("a record of {} bytes is no frame", self.record.len())));
         };
-        let header = Header::decode(bytes).map_err(Gone::Frame)?;
+        let header = Header::decode(bytes).map_err(CloseCause::Frame)?;
         let stated_bytes = u64::from(header.body_bytes).saturating_add(header.payload_bytes);
         if header.payload_bytes > Limits::PAYLOAD_ALONG_BYTES || body.len() as u64 != stated_bytes {
             let payload_bytes = header.payload_bytes;
             let what = format!("{} bytes, {} and {payload_bytes} stated", body.len(), header.body_bytes);
-            return Err(Gone::Setup(what));
+            return Err(CloseCause::Setup(what));
         }
         let (body, payload) = body.split_at(header.body_bytes as usize);
-        header.check_body(body).map_err(Gone::Frame)?;
+        header.check_body(body).map_err(CloseCause::Frame)?;
         self.along_bytes = payload.len();
         scratch.clear();
         scratch.extend_from_slice(body);
@@ -147,8 +147,8 @@ impl Channel {
     }
 
     /// Ends our part of it, and leaves open what tells whether the client is done with our memory.
-    pub(super) fn leave(self) -> Lingering {
-        Lingering::new(self.socket, self.region, self.pid)
+    pub(super) fn leave(self) -> ClosingChannel {
+        ClosingChannel::new(self.socket, self.region, self.pid)
     }
 
     /// Unmaps first and hangs up last: the peer takes the socket's end as the word that nothing is mapped any more.

@@ -27,7 +27,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use asking::{Asked, Calling};
+use asking::{CallInFlight, SegmentRequest};
 use channel::{Channel, Side};
 pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::checksum::payload_checksum;
@@ -36,7 +36,7 @@ use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, stream, unix};
 
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone, Input, Target};
+use crate::types::{CloseCause, ConnectionId, Event, Input, Target};
 
 /// How long setting up a connection, or mapping a segment, may take.
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
@@ -97,9 +97,9 @@ pub struct Shm {
     pool: Option<Arc<Region>>,
     channels: Vec<Option<Channel>>,
     /// Shards that were called and have offered nothing yet. They have their positions among the channels.
-    calling: Vec<Calling>,
+    calling: Vec<CallInFlight>,
     /// Segments whose memory was asked for, and what came of it.
-    asked: Vec<Asked>,
+    asked: Vec<SegmentRequest>,
     answers: VecDeque<(ConnectionId, SegmentId, Result<Arc<Region>, String>)>,
     generations: Vec<u32>,
     free: Vec<u32>,
@@ -114,7 +114,7 @@ pub struct Shm {
     open: usize,
     fence: std::cell::OnceCell<Option<fence::Fence>>,
     /// Connections that we ended and whose clients have not hung up yet.
-    lingering: Vec<one_sided::Lingering>,
+    lingering: Vec<one_sided::ClosingChannel>,
 }
 
 impl Shm {
@@ -235,7 +235,7 @@ impl Shm {
         match setup::take_request(&channel.socket) {
             Ok(Some(segment)) => self.wanted.push_back((id, segment)),
             Ok(None) => {}
-            Err(_) => self.close(poller, id, Gone::Peer),
+            Err(_) => self.close(poller, id, CloseCause::Peer),
         }
     }
 
@@ -254,7 +254,7 @@ impl Shm {
     ) {
         let Some(channel) = self.get(id) else { return };
         if setup::offer_segment(&channel.socket, segment, region, writable).is_err() {
-            self.close(poller, id, Gone::Peer);
+            self.close(poller, id, CloseCause::Peer);
         }
     }
 
@@ -296,7 +296,7 @@ impl Shm {
         let Some(channel) = self.get(id) else { return Input::Wait };
         if !channel.has_input() {
             if channel.hung_up {
-                self.close(poller, id, Gone::Peer);
+                self.close(poller, id, CloseCause::Peer);
             }
             return Input::Wait;
         }
@@ -392,10 +392,10 @@ impl Shm {
     }
 
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
-    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: CloseCause) {
         self.hang_up(poller, id, &why);
         if self.get(id).is_some() {
-            self.remove(poller, id, matches!(why, Gone::Peer));
+            self.remove(poller, id, matches!(why, CloseCause::Peer));
             self.events.push_back(Event::Gone(id, why));
         }
     }

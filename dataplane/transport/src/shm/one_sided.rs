@@ -14,14 +14,14 @@ use super::fence::{self, Extent, Fence, View};
 use crate::types::ConnectionId;
 
 /// A connection that we ended. Its client may still be copying, until its end of the socket is gone.
-pub(super) struct Lingering {
+pub(super) struct ClosingChannel {
     socket: UnixStream,
     channel: Arc<Region>,
     /// Its process.
     pid: i32,
 }
 
-impl Lingering {
+impl ClosingChannel {
     /// Tells the client; its answer is to hang up.
     pub(super) fn new(socket: UnixStream, channel: Arc<Region>, pid: i32) -> Self {
         // Where these fail, the socket is dead already.
@@ -138,7 +138,7 @@ mod tests {
     fn a_connection_lingers_until_its_client_has_hung_up() {
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let lingering = Lingering::new(ours, Region::allocate(&options).expect("memory"), 1);
+        let lingering = ClosingChannel::new(ours, Region::allocate(&options).expect("memory"), 1);
         assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
         std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
         for _ in 0..10 {

@@ -11,7 +11,7 @@ use kvplane_sys::{Region, RegionOptions, cpu, doorbell, unix};
 
 use super::channel::{CHANNEL_BYTES, Channel, Side};
 use super::fence::{Fence, TABLE_BYTES, View};
-use crate::types::Gone;
+use crate::types::CloseCause;
 
 /// First word of every message; the last byte is the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
@@ -74,15 +74,15 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fen
 /// The client's side, first half: calls who listens at this path.
 ///
 /// # Errors
-/// [`Gone::Unavailable`] where nobody listens there, or somebody whom we would not let in.
-pub(super) fn call(path: &str) -> Result<UnixStream, Gone> {
+/// [`CloseCause::Unavailable`] where nobody listens there, or somebody whom we would not let in.
+pub(super) fn call(path: &str) -> Result<UnixStream, CloseCause> {
     let named = |error: io::Error| {
         let text = format!("shared memory at {path}: {error}");
         match error.kind() {
             // As many as may wait there already: another time.
-            io::ErrorKind::WouldBlock => Gone::Setup(text),
-            _ if error.raw_os_error() == Some(OUT_OF_DESCRIPTORS) => Gone::Setup(text),
-            _ => Gone::Unavailable(text),
+            io::ErrorKind::WouldBlock => CloseCause::Setup(text),
+            _ if error.raw_os_error() == Some(OUT_OF_DESCRIPTORS) => CloseCause::Setup(text),
+            _ => CloseCause::Unavailable(text),
         }
     };
     let socket = unix::connect(Path::new(path)).map_err(named)?;
@@ -192,22 +192,22 @@ pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result
     unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])
 }
 
-/// An answer that has arrived: of which segment, and its memory, to be mapped by [`Shared::map`]; `None` when there is
+/// An answer that has arrived: of which segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` when there is
 /// none yet. Answers name their segments, so one that comes late is nobody else's.
-pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, Shared)>> {
+pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, SharedSegment)>> {
     let Some(([shared, bytes, writable, named, _], fds)) = receive(socket, 1)? else { return Ok(None) };
     let memory = fds.into_iter().next().filter(|_| shared == 1);
-    Ok(Some((SegmentId::from_bits(named), Shared { memory, bytes, writable: writable != 0 })))
+    Ok(Some((SegmentId::from_bits(named), SharedSegment { memory, bytes, writable: writable != 0 })))
 }
 
 /// What a peer answered for a segment.
-pub(super) struct Shared {
+pub(super) struct SharedSegment {
     memory: Option<OwnedFd>,
     bytes: u64,
     writable: bool,
 }
 
-impl Shared {
+impl SharedSegment {
     /// # Errors
     /// When the peer does not share it, or it cannot be mapped.
     pub(super) fn map(self) -> Result<Arc<Region>, String> {

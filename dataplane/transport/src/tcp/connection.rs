@@ -10,8 +10,8 @@ use kvplane_proto::frame::Header;
 use kvplane_sys::{IoBuf, MAX_PIECES};
 
 use super::sealed::Wire;
-use super::zero_copy::Lending;
-use crate::types::{Gone, Outgoing, Pieces};
+use super::zero_copy::LendingState;
+use crate::types::{CloseCause, OutgoingPayload, Pieces};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
@@ -114,7 +114,7 @@ impl Payload {
 pub(super) struct Frame {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    pub(super) payload: Option<Outgoing>,
+    pub(super) payload: Option<OutgoingPayload>,
 }
 
 impl Frame {
@@ -155,7 +155,7 @@ pub(super) struct Connection {
     pub(super) asks: bool,
     /// Answers that are outstanding.
     pub(super) awaited: u64,
-    pub(super) closing_after_send: Option<Gone>,
+    pub(super) closing_after_send: Option<CloseCause>,
     // What the socket is ready for, as far as we know.
     pub(super) readable: bool,
     pub(super) writable: bool,
@@ -183,12 +183,12 @@ pub(super) struct Connection {
     pub(super) left: Vec<u8>,
     /// Bytes that the kernel has taken.
     pub(super) sent_bytes: u64,
-    pub(super) lending: Lending,
+    pub(super) lending: LendingState,
     pub(super) wire: Wire,
     /// The peer did not begin with TLS, as it should have.
     pub(super) must_be_refused: bool,
     /// Why it is ending.
-    pub(super) why: Option<Gone>,
+    pub(super) why: Option<CloseCause>,
 }
 
 impl Connection {
@@ -214,7 +214,7 @@ impl Connection {
             pieces: VecDeque::new(),
             left: Vec::new(),
             sent_bytes: 0,
-            lending: Lending::Undecided,
+            lending: LendingState::Undecided,
             wire,
             must_be_refused: false,
             why: None,

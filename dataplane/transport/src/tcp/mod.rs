@@ -42,7 +42,7 @@ pub use strangers::StrangerLimits;
 use strangers::Strangers;
 
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone, Outgoing};
+use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload};
 pub use zero_copy::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 
 /// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
@@ -192,7 +192,7 @@ impl Tcp {
             }
             let error = net::take_socket_error(connection.socket.as_fd()).and_then(|error| error.map_or(Ok(()), Err));
             if let Err(error) = error {
-                self.close(id, Gone::Kernel(error.raw_os_error().unwrap_or_default()));
+                self.close(id, CloseCause::Kernel(error.raw_os_error().unwrap_or_default()));
                 return;
             }
             connection.state = State::Open;
@@ -243,7 +243,7 @@ impl Tcp {
                 self.events.push_back(Event::Accepted(id));
                 if let Some(gone) = self.strangers.as_mut().and_then(|strangers| strangers.add(id, address)) {
                     self.crowded_out += 1;
-                    self.close(gone, Gone::Closed);
+                    self.close(gone, CloseCause::Closed);
                 }
             }
         }
@@ -313,7 +313,7 @@ impl Tcp {
 
     /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
     /// is then reported as sent.
-    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let mut kept = self.spare_bodies.pop().unwrap_or_default();
         let mode = self.tls.mode();
         let Some(connection) = self.get(id) else {
@@ -375,7 +375,7 @@ impl Tcp {
 
     /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
     /// what was sent without a copy.
-    pub fn close(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
         if self.get(id).is_none() {
             return;
         }
@@ -405,7 +405,7 @@ impl Tcp {
 
     /// Sends what is queued, then closes: for a refusal that the peer should read. One that does not read it within two
     /// seconds is closed then.
-    pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
+    pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
         if self.get(id).is_none() {
             return;
         }

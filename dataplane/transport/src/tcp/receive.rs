@@ -15,7 +15,7 @@ use kvplane_tls::FIRST_BYTE;
 use super::Tcp;
 use super::connection::{Connection, Expect, Payload, Place, State};
 use super::sealed::{Turn, Wire};
-use crate::types::{ConnectionId, Gone, Input, Target};
+use crate::types::{CloseCause, ConnectionId, Input, Target};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads.
 pub(super) const STAGING_BYTES: usize = 576 * 1024;
@@ -150,7 +150,7 @@ impl Tcp {
     }
 
     /// Brings more bytes: opens what came, or receives. False when there is nothing more, or not in this round.
-    fn bring(&mut self, id: ConnectionId) -> Result<bool, Gone> {
+    fn bring(&mut self, id: ConnectionId) -> Result<bool, CloseCause> {
         let Some(connection) = self.get(id) else { return Ok(false) };
         let plain = matches!(connection.wire, Wire::Plain);
         if !plain {
@@ -214,7 +214,7 @@ impl Tcp {
     }
 
     /// Receives once: what there is, up to what is asked for.
-    fn receive(&mut self, index: u32) -> Result<(), Gone> {
+    fn receive(&mut self, index: u32) -> Result<(), CloseCause> {
         self.claim(index);
         let staging = &mut self.staging;
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
@@ -235,13 +235,13 @@ impl Tcp {
         }
         let asked = scatter.bytes();
         let received = match scatter.receive(connection.socket.as_fd()) {
-            Ok(0) => return Err(Gone::Peer),
+            Ok(0) => return Err(CloseCause::Peer),
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 connection.readable = false;
                 return Ok(());
             }
-            Err(error) => return Err(Gone::Kernel(error.raw_os_error().unwrap_or_default())),
+            Err(error) => return Err(CloseCause::Kernel(error.raw_os_error().unwrap_or_default())),
         };
         // Less than asked for: nothing is left, and more is announced. An end that was announced already is not again.
         connection.readable = received == asked || connection.ended;
@@ -292,13 +292,13 @@ impl Tcp {
 }
 
 /// Why a connection ends whose bytes are no frame.
-fn why_no_frame(error: FrameError) -> Gone {
+fn why_no_frame(error: FrameError) -> CloseCause {
     match error {
         FrameError::Magic(found) if found & 0xff == u32::from(FIRST_BYTE) => {
             let text = "a peer began with TLS, but --data-tls is off here; start this process with offer or require";
-            Gone::Tls(text.to_owned())
+            CloseCause::Tls(text.to_owned())
         }
-        error => Gone::Frame(error),
+        error => CloseCause::Frame(error),
     }
 }
 

@@ -20,12 +20,14 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::status::Status;
 use kvplane_proto::{FrameFlags, Limits};
 use kvplane_sys::{Gather, Scatter, net};
-use kvplane_tls::{DataTls, FIRST_BYTE, HANDSHAKE_BYTES, Handshake, Keychain, Opened, RECORD_BYTES, Session, Step};
+use kvplane_tls::{
+    DataTls, FIRST_BYTE, HANDSHAKE_BYTES, Handshake, Keychain, OpenedRecord, RECORD_BYTES, Session, Step,
+};
 
 use super::Tcp;
 use super::connection::{Connection, Expect};
 use super::receive::Staging;
-use crate::types::{ConnectionId, Event, Gone};
+use crate::types::{CloseCause, ConnectionId, Event};
 
 /// Bytes of records received at once.
 const ASK_BYTES: usize = 128 << 10;
@@ -47,10 +49,10 @@ pub(super) enum Wire {
     /// The peer has connected and its first byte says.
     Unknown,
     /// In records.
-    Tls(Box<Sealed>),
+    Tls(Box<SealedStream>),
 }
 
-pub(super) struct Sealed {
+pub(super) struct SealedStream {
     stage: Stage,
     /// What came and was not used, while another connection has the shared place.
     arrived: Vec<u8>,
@@ -68,7 +70,7 @@ enum Stage {
     Failed,
 }
 
-impl Sealed {
+impl SealedStream {
     fn new(handshake: Box<Handshake>) -> Box<Self> {
         let stage = Stage::Handshake(handshake);
         Box::new(Self { stage, arrived: Vec::new(), leaving: VecDeque::new(), leaving_at: 0, stepped_at: None })
@@ -87,14 +89,14 @@ impl Sealed {
     }
 
     /// Seals these bytes, at most a record's. How many bytes that is on the wire.
-    pub(super) fn seal(&mut self, plain: &[u8]) -> Result<usize, Gone> {
+    pub(super) fn seal(&mut self, plain: &[u8]) -> Result<usize, CloseCause> {
         let Stage::Session(session) = &mut self.stage else { return Ok(0) };
         let (leaving, mut bytes) = (&mut self.leaving, 0);
         let sealed = session.seal(plain, |record| {
             bytes += record.len();
             leaving.push_back(record);
         });
-        sealed.map_err(|error| Gone::Tls(error.to_string()))?;
+        sealed.map_err(|error| CloseCause::Tls(error.to_string()))?;
         Ok(bytes)
     }
 
@@ -134,7 +136,7 @@ impl Sealed {
 }
 
 /// Where records arrive.
-pub(super) struct Arrived {
+pub(super) struct RecordInput {
     /// Allocated with the first byte.
     bytes: Vec<u8>,
     owner: Option<u32>,
@@ -145,7 +147,7 @@ pub(super) struct Arrived {
 /// What a driver knows of TLS.
 pub(super) struct Tls {
     keychain: Option<Arc<Keychain>>,
-    arrived: Arrived,
+    arrived: RecordInput,
     /// Peers that want TLS where we would do without.
     wanted_by: BTreeSet<SocketAddr>,
     /// Handshakes, and peers that have said nothing, with the end of their time; the oldest first. Some are done.
@@ -157,7 +159,7 @@ pub(super) struct Tls {
 
 impl Tls {
     pub(super) fn new() -> Self {
-        let arrived = Arrived { bytes: Vec::new(), owner: None, start: 0, end: 0 };
+        let arrived = RecordInput { bytes: Vec::new(), owner: None, start: 0, end: 0 };
         let (wanted_by, begun) = (BTreeSet::new(), VecDeque::new());
         Self { keychain: None, arrived, wanted_by, begun, steps_left: STEPS_PER_ROUND, plain: Vec::new() }
     }
@@ -210,7 +212,7 @@ impl Tcp {
         match Handshake::client(&keychain) {
             Ok(handshake) => {
                 if let Some(connection) = self.get(id) {
-                    connection.wire = Wire::Tls(Sealed::new(handshake));
+                    connection.wire = Wire::Tls(SealedStream::new(handshake));
                 }
                 self.await_handshake(id);
                 // Its first words cost little.
@@ -219,7 +221,7 @@ impl Tcp {
                     self.close(id, why);
                 }
             }
-            Err(error) => self.close(id, Gone::Tls(error.to_string())),
+            Err(error) => self.close(id, CloseCause::Tls(error.to_string())),
         }
     }
 
@@ -246,7 +248,7 @@ impl Tcp {
             self.tls.begun.pop_front();
             if open {
                 let seconds = PATIENCE.as_secs();
-                self.close(id, Gone::Tls(format!("the TLS handshake was not done after {seconds} s")));
+                self.close(id, CloseCause::Tls(format!("the TLS handshake was not done after {seconds} s")));
             }
         }
     }
@@ -273,7 +275,7 @@ impl Tcp {
     }
 
     /// Receives records once, as [`Tcp::receive`] does frames.
-    pub(super) fn receive_sealed(&mut self, index: u32) -> Result<(), Gone> {
+    pub(super) fn receive_sealed(&mut self, index: u32) -> Result<(), CloseCause> {
         self.claim_arrived(index);
         let arrived = &mut self.tls.arrived;
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
@@ -287,18 +289,18 @@ impl Tcp {
         scatter.push_bytes(&mut arrived.bytes[arrived.end..end]);
         let asked = scatter.bytes();
         let received = match scatter.receive(connection.socket.as_fd()) {
-            Ok(0) if connection.is_agreed() || !connection.asks => return Err(Gone::Peer),
+            Ok(0) if connection.is_agreed() || !connection.asks => return Err(CloseCause::Peer),
             Ok(0) => {
                 let text = "the peer ended the connection in the TLS handshake; if its --data-tls is off, start it \
                             with offer or require";
-                return Err(Gone::Tls(text.to_owned()));
+                return Err(CloseCause::Tls(text.to_owned()));
             }
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 connection.readable = false;
                 return Ok(());
             }
-            Err(error) => return Err(Gone::Kernel(error.raw_os_error().unwrap_or_default())),
+            Err(error) => return Err(CloseCause::Kernel(error.raw_os_error().unwrap_or_default())),
         };
         connection.readable = received == asked || connection.ended;
         connection.budget_bytes = connection.budget_bytes.saturating_sub(received);
@@ -309,7 +311,7 @@ impl Tcp {
     }
 
     /// Goes on with what came: looks at the first byte, does a step of the handshake, or opens a record.
-    pub(super) fn open_next(&mut self, id: ConnectionId) -> Result<Turn, Gone> {
+    pub(super) fn open_next(&mut self, id: ConnectionId) -> Result<Turn, CloseCause> {
         let owns = self.tls.arrived.owner == Some(id.index);
         let Some(connection) = self.get(id) else { return Ok(Turn::Receive) };
         match &connection.wire {
@@ -330,15 +332,15 @@ impl Tcp {
         }
     }
 
-    fn look_at_first_byte(&mut self, id: ConnectionId) -> Result<Turn, Gone> {
+    fn look_at_first_byte(&mut self, id: ConnectionId) -> Result<Turn, CloseCause> {
         let arrived = &mut self.tls.arrived;
         let Some(&first) = arrived.bytes[arrived.start..arrived.end].first() else { return Ok(Turn::Receive) };
         if first == FIRST_BYTE
             && let Some(keychain) = &self.tls.keychain
         {
-            let handshake = Handshake::server(keychain).map_err(|error| Gone::Tls(error.to_string()))?;
+            let handshake = Handshake::server(keychain).map_err(|error| CloseCause::Tls(error.to_string()))?;
             if let Some(connection) = self.get(id) {
-                connection.wire = Wire::Tls(Sealed::new(handshake));
+                connection.wire = Wire::Tls(SealedStream::new(handshake));
             }
             return Ok(Turn::Opened);
         }
@@ -355,7 +357,7 @@ impl Tcp {
     }
 
     /// A step of a handshake, of which there are few in a round where we did not ask for it.
-    fn step(&mut self, id: ConnectionId) -> Result<Turn, Gone> {
+    fn step(&mut self, id: ConnectionId) -> Result<Turn, CloseCause> {
         self.claim_arrived(id.index);
         let arrived = &mut self.tls.arrived;
         let Some(connection) = self.connections[id.index as usize].as_mut() else { return Ok(Turn::Receive) };
@@ -393,7 +395,7 @@ impl Tcp {
             Err(error) => {
                 // The peer is told why, if there is room.
                 let _ = sealed.send(&connection.socket);
-                return Err(Gone::Tls(error.to_string()));
+                return Err(CloseCause::Tls(error.to_string()));
             }
         };
         self.mark_dirty(id.index);
@@ -401,20 +403,20 @@ impl Tcp {
     }
 
     /// Opens a record and puts its bytes where they belong.
-    fn open_record(&mut self, id: ConnectionId) -> Result<Turn, Gone> {
+    fn open_record(&mut self, id: ConnectionId) -> Result<Turn, CloseCause> {
         self.claim(id.index);
         let arrived = &mut self.tls.arrived;
         let Some(connection) = self.connections[id.index as usize].as_mut() else { return Ok(Turn::Receive) };
         let Wire::Tls(sealed) = &mut connection.wire else { return Ok(Turn::Receive) };
         let Some(session) = sealed.session() else { return Ok(Turn::Receive) };
         let opened = session.open(&mut arrived.bytes[arrived.start..arrived.end]);
-        let (taken, opened) = opened.map_err(|error| Gone::Tls(error.to_string()))?;
+        let (taken, opened) = opened.map_err(|error| CloseCause::Tls(error.to_string()))?;
         arrived.start += taken;
         match opened {
-            Opened::More => Ok(Turn::Receive),
-            Opened::Nothing => Ok(Turn::Opened),
-            Opened::Closed => Err(Gone::Peer),
-            Opened::Data(mut plain) => {
+            OpenedRecord::More => Ok(Turn::Receive),
+            OpenedRecord::Nothing => Ok(Turn::Opened),
+            OpenedRecord::Closed => Err(CloseCause::Peer),
+            OpenedRecord::Data(mut plain) => {
                 if let Expect::Payload(payload) = &mut connection.expect {
                     let here = payload.left_bytes.min(plain.len() as u64) as usize;
                     payload.put(&plain[..here]);
@@ -437,12 +439,12 @@ impl Tcp {
             }
             // It comes again with TLS, as whoever is not told to require it does: nobody has to do anything.
             if matches!(header.kind, Kind::Request(Operation::Hello)) && header.flags.has(FrameFlags::OFFERS_TLS) {
-                self.close_after_sending(id, Gone::Closed);
+                self.close_after_sending(id, CloseCause::Closed);
                 return true;
             }
             let text = "a peer connected without TLS, which --data-tls require wants; start it with --data-tls offer \
                         or require";
-            self.close_after_sending(id, Gone::Tls(text.to_owned()));
+            self.close_after_sending(id, CloseCause::Tls(text.to_owned()));
             return true;
         }
         let plain = matches!(connection.wire, Wire::Plain);
@@ -454,7 +456,7 @@ impl Tcp {
             self.tls.wanted_by.clear();
         }
         self.tls.wanted_by.extend(address.ok());
-        self.close(id, Gone::Peer);
+        self.close(id, CloseCause::Peer);
         true
     }
 }
@@ -479,13 +481,13 @@ impl Connection {
 
 impl Staging {
     /// Puts bytes behind those that are unread.
-    fn take(&mut self, bytes: &[u8]) -> Result<(), Gone> {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), CloseCause> {
         if bytes.is_empty() {
             return Ok(());
         }
         let room = self.room(bytes.len());
         if room.len() < bytes.len() {
-            return Err(Gone::Setup(format!("{} bytes came where a frame's end should have", bytes.len())));
+            return Err(CloseCause::Setup(format!("{} bytes came where a frame's end should have", bytes.len())));
         }
         room.copy_from_slice(bytes);
         self.end += bytes.len();

@@ -18,7 +18,7 @@ use super::Tcp;
 use super::connection::{Connection, Frame, Piece, State};
 use super::sealed::Wire;
 use super::zero_copy::{ZeroCopyCounters, ZeroCopyOptions};
-use crate::types::{ConnectionId, Event, Gone, Pieces};
+use crate::types::{CloseCause, ConnectionId, Event, Pieces};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
 /// headers, half of a usual batch of gets, or each half would need two calls.
@@ -131,7 +131,7 @@ impl Tcp {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.writable = false,
                 Err(error) => {
-                    self.close(id, Gone::Kernel(error.raw_os_error().unwrap_or_default()));
+                    self.close(id, CloseCause::Kernel(error.raw_os_error().unwrap_or_default()));
                     return;
                 }
             }
@@ -294,7 +294,12 @@ impl Connection {
     }
 
     /// Seals and sends the pieces, some at a time, until the kernel takes no more. How many bytes left.
-    fn send_sealed(&mut self, staged: &[u8], plain: &mut Vec<u8>, events: &mut VecDeque<Event>) -> Result<usize, Gone> {
+    fn send_sealed(
+        &mut self,
+        staged: &[u8],
+        plain: &mut Vec<u8>,
+        events: &mut VecDeque<Event>,
+    ) -> Result<usize, CloseCause> {
         let mut sent = 0;
         while self.writable {
             let mut leaving = 0;
@@ -315,7 +320,7 @@ impl Connection {
                     sent += bytes;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
-                Err(error) => return Err(Gone::Kernel(error.raw_os_error().unwrap_or_default())),
+                Err(error) => return Err(CloseCause::Kernel(error.raw_os_error().unwrap_or_default())),
             }
         }
         Ok(sent)

@@ -98,7 +98,7 @@ fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
     let memory = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("lost-notice", 20_000) };
     let buffers = IoBuf::whole(Region::allocate(&memory).expect("memory")).into();
     let header = Header::request(Kind::Request(Operation::Put), RequestId::default()).with_payload(20_000, None);
-    assert!(asking.send(id, &header, b"", Some(Outgoing { buffers, hold: Some(77) })));
+    assert!(asking.send(id, &header, b"", Some(OutgoingPayload { buffers, hold: Some(77) })));
     while asking.zero_copy().noticed == 0 {
         round(&poller, &mut asking);
         round(&other, &mut asked);
@@ -152,7 +152,7 @@ fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
 fn an_end_does_not_wait_for_ever_for_a_notice() {
     let Some((poller, mut asking, _other, _asked)) = one_lost_notice() else { return };
     let id = ConnectionId { index: 0, generation: 1 };
-    asking.close(id, Gone::Closed);
+    asking.close(id, CloseCause::Closed);
     for _ in 0..20 {
         round(&poller, &mut asking);
     }
@@ -160,6 +160,6 @@ fn an_end_does_not_wait_for_ever_for_a_notice() {
     let connection = asking.connections[0].as_mut().expect("a connection that is ending");
     connection.lent().expect("a lender").until_ns = Some(1);
     wait_for(&poller, &mut asking, |event| matches!(event, Event::Sent(77)));
-    wait_for(&poller, &mut asking, |event| matches!(event, Event::Gone(gone, Gone::Closed) if *gone == id));
+    wait_for(&poller, &mut asking, |event| matches!(event, Event::Gone(gone, CloseCause::Closed) if *gone == id));
     assert_eq!((asking.zero_copy().late, asking.zero_copy().abandoned, asking.open()), (0, 1, 0));
 }

@@ -23,7 +23,7 @@ use kvplane_sys::{cpu, net, zero_copy};
 use super::Tcp;
 use super::connection::{Connection, Piece, State};
 use super::outstanding::{Outstanding, Worth};
-use crate::types::{ConnectionId, Event, Gone, Pieces};
+use crate::types::{CloseCause, ConnectionId, Event, Pieces};
 
 /// How long an answer waits for a notice before the kernel's count of acknowledged bytes is asked instead. Much longer
 /// than any device takes that works.
@@ -101,29 +101,29 @@ impl ZeroCopyCounters {
 
 /// Whether a connection lends payloads.
 #[derive(Default)]
-pub(super) enum Lending {
+pub(super) enum LendingState {
     /// It had none that was long enough.
     #[default]
     Undecided,
     No,
-    Yes(Box<Lent>),
+    Yes(Box<LentPayloads>),
 }
 
 /// What one connection has lent.
 #[derive(Default)]
-pub(super) struct Lent {
+pub(super) struct LentPayloads {
     pub(super) outstanding: Outstanding,
     pub(super) worth: Worth,
     /// Payloads that were given to the kernel as a whole, in order. Each has a call of its own that is outstanding, or
     /// one before it that is: so they are no more than [`super::outstanding::CALLS`].
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<PendingNotice>,
     /// Answers that were kept back and may pass now. As many as were waiting.
     answers: VecDeque<(Header, Vec<u8>)>,
     /// When to look again without a notice; then the connection is in the driver's list.
     pub(super) until_ns: Option<u64>,
 }
 
-struct Waiting {
+struct PendingNotice {
     last_call: u32,
     /// How much had been sent on the connection when the payload had.
     end_bytes: u64,
@@ -135,7 +135,7 @@ struct Waiting {
     _pieces: Pieces,
 }
 
-impl Lent {
+impl LentPayloads {
     /// Takes what the kernel no longer refers to; the holds go to `events`.
     fn settle(&mut self, fd: BorrowedFd<'_>, counters: &mut ZeroCopyCounters, events: &mut VecDeque<Event>) {
         while let Ok(Some(notice)) = zero_copy::take_notice(fd) {
@@ -170,23 +170,23 @@ impl Lent {
 
 impl Connection {
     /// The lender, if this connection has one.
-    pub(super) fn lent(&mut self) -> Option<&mut Lent> {
+    pub(super) fn lent(&mut self) -> Option<&mut LentPayloads> {
         match &mut self.lending {
-            Lending::Yes(lent) => Some(lent),
-            Lending::Undecided | Lending::No => None,
+            LendingState::Yes(lent) => Some(lent),
+            LendingState::Undecided | LendingState::No => None,
         }
     }
 
     /// Whether the kernel refers to memory that somebody waits for.
     pub(super) fn has_lent(&self) -> bool {
-        matches!(&self.lending, Lending::Yes(lent) if !lent.waiting.is_empty())
+        matches!(&self.lending, LendingState::Yes(lent) if !lent.waiting.is_empty())
     }
 
     /// From which length on pieces are lent now; nothing is that long when none are.
     pub(super) fn lends_from(&self, options: &ZeroCopyOptions) -> usize {
         match &self.lending {
-            Lending::Undecided if options.when != ZeroCopy::Never => options.least_bytes.max(1),
-            Lending::Yes(lent) if !lent.outstanding.is_full() && lent.worth.pays(options.when) => {
+            LendingState::Undecided if options.when != ZeroCopy::Never => options.least_bytes.max(1),
+            LendingState::Yes(lent) if !lent.outstanding.is_full() && lent.worth.pays(options.when) => {
                 options.least_bytes.max(1)
             }
             _ => usize::MAX,
@@ -195,12 +195,12 @@ impl Connection {
 
     /// Decides whether this connection lends, with the first piece that is long enough.
     pub(super) fn decide(&mut self, options: &ZeroCopyOptions) {
-        if matches!(self.lending, Lending::Undecided) {
+        if matches!(self.lending, LendingState::Undecided) {
             let fd = self.socket.as_fd();
             // What stays on this host is always copied.
             let may = options.when == ZeroCopy::Always || !is_on_this_host(fd).unwrap_or(true);
             let can = may && zero_copy::enable(fd).is_ok();
-            self.lending = if can { Lending::Yes(Box::default()) } else { Lending::No };
+            self.lending = if can { LendingState::Yes(Box::default()) } else { LendingState::No };
         }
     }
 
@@ -226,7 +226,7 @@ impl Connection {
     /// The kernel has refused a call. The room for notices that were not taken yet may have been what it lacked.
     pub(super) fn refused(&mut self, counters: &mut ZeroCopyCounters, events: &mut VecDeque<Event>) {
         counters.fallbacks += 1;
-        if let Lending::Yes(lent) = &mut self.lending {
+        if let LendingState::Yes(lent) = &mut self.lending {
             lent.worth.unpaid();
             lent.settle(self.socket.as_fd(), counters, events);
         }
@@ -237,11 +237,18 @@ impl Connection {
         let Piece::Memory { pieces, hold, request, last_call, .. } = piece else { return };
         let Some(hold) = hold else { return };
         match (last_call, &mut self.lending) {
-            (Some(last_call), Lending::Yes(lent))
+            (Some(last_call), LendingState::Yes(lent))
                 if !lent.waiting.is_empty() || !lent.outstanding.is_done(last_call) =>
             {
                 let end_bytes = self.sent_bytes;
-                lent.waiting.push_back(Waiting { last_call, end_bytes, hold, request, answer: None, _pieces: pieces });
+                lent.waiting.push_back(PendingNotice {
+                    last_call,
+                    end_bytes,
+                    hold,
+                    request,
+                    answer: None,
+                    _pieces: pieces,
+                });
             }
             _ => events.push_back(Event::Sent(hold)),
         }
@@ -249,7 +256,7 @@ impl Connection {
 
     /// Whether an answer that was kept back may pass now.
     pub(super) fn has_answer(&self) -> bool {
-        matches!(&self.lending, Lending::Yes(lent) if !lent.answers.is_empty())
+        matches!(&self.lending, LendingState::Yes(lent) if !lent.answers.is_empty())
     }
 
     /// An answer that was kept back and may pass now.
@@ -263,7 +270,7 @@ impl Connection {
             return false;
         }
         let Some(lent) = self.lent() else { return false };
-        let of = |waiting: &&mut Waiting| waiting.request == header.request && waiting.answer.is_none();
+        let of = |waiting: &&mut PendingNotice| waiting.request == header.request && waiting.answer.is_none();
         let Some(waiting) = lent.waiting.iter_mut().find(of) else { return false };
         waiting.answer = Some((*header, body.to_vec()));
         true
@@ -274,7 +281,7 @@ impl Tcp {
     /// Takes the notices that have come for a connection.
     pub(super) fn settle(&mut self, index: u32) {
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        let Lending::Yes(lent) = &mut connection.lending else { return };
+        let LendingState::Yes(lent) = &mut connection.lending else { return };
         lent.settle(connection.socket.as_fd(), &mut self.zero_copy_counters, &mut self.events);
         self.settled(index);
     }
@@ -348,7 +355,7 @@ impl Tcp {
 
     fn overdue(&mut self, index: u32) {
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        let Lending::Yes(lent) = &mut connection.lending else { return };
+        let LendingState::Yes(lent) = &mut connection.lending else { return };
         if connection.state == State::Ending {
             self.zero_copy_counters.abandoned += lent.waiting.len() as u64;
             while !lent.waiting.is_empty() {
@@ -374,7 +381,7 @@ impl Tcp {
     }
 
     /// Resets a connection that has lent payloads. It is gone when they are back; false when it has none out.
-    pub(super) fn end_lent(&mut self, id: ConnectionId, why: &Gone) -> bool {
+    pub(super) fn end_lent(&mut self, id: ConnectionId, why: &CloseCause) -> bool {
         let Some(connection) = self.get(id) else { return false };
         // What was lent in part stays in part; the rest was never the kernel's.
         let lent_in_part = matches!(connection.pieces.front(), Some(Piece::Memory { last_call: Some(_), .. }));
@@ -406,7 +413,7 @@ impl Tcp {
     fn end(&mut self, id: ConnectionId) {
         let slot = &mut self.connections[id.index as usize];
         if let Some(connection) = slot.take_if(|connection| !connection.has_lent()) {
-            self.events.push_back(Event::Gone(id, connection.why.unwrap_or(Gone::Closed)));
+            self.events.push_back(Event::Gone(id, connection.why.unwrap_or(CloseCause::Closed)));
         }
     }
 
@@ -414,8 +421,8 @@ impl Tcp {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let until = |&index: &u32| match &self.connections[index as usize].as_ref()?.lending {
-            Lending::Yes(lent) => lent.until_ns,
-            Lending::Undecided | Lending::No => None,
+            LendingState::Yes(lent) => lent.until_ns,
+            LendingState::Undecided | LendingState::No => None,
         };
         self.waiting.iter().filter_map(until).min()
     }
@@ -432,7 +439,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         for index in 0..self.connections.len() as u32 {
             let id = ConnectionId { index, generation: self.generations[index as usize] };
-            self.end_lent(id, &Gone::Closed);
+            self.end_lent(id, &CloseCause::Closed);
         }
         let until_ns = cpu::monotonic_ns().saturating_add(DROP_PATIENCE_NS);
         while self.connections.iter().flatten().any(Connection::has_lent) && cpu::monotonic_ns() < until_ns {

@@ -9,13 +9,15 @@ use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, net};
-use kvplane_transport::{ConnectionId, Event, Fault, FaultPlan, Gone, Input, Outgoing, Target, Token, ZeroCopyOptions};
+use kvplane_transport::{
+    CloseCause, ConnectionId, Event, Fault, FaultPlan, Input, OutgoingPayload, Target, Token, ZeroCopyOptions,
+};
 
 const PAYLOAD_BYTES: usize = 100_000;
 
 /// What an end saw, in order.
 #[derive(PartialEq, Debug)]
-enum Seen {
+enum EndEvent {
     Frame(u32, Vec<u8>),
     Payload(Option<u64>),
 }
@@ -28,9 +30,9 @@ struct End {
     memory: Arc<Region>,
     now_ns: u64,
     connected: Option<ConnectionId>,
-    gone: Option<Gone>,
+    gone: Option<CloseCause>,
     holds: u64,
-    seen: Vec<Seen>,
+    seen: Vec<EndEvent>,
 }
 
 impl End {
@@ -73,13 +75,13 @@ impl End {
                 match self.tcp.input(id, &mut scratch, self.now_ns) {
                     Input::Wait => break,
                     Input::Frame(header) => {
-                        self.seen.push(Seen::Frame(header.request.index, scratch.clone()));
+                        self.seen.push(EndEvent::Frame(header.request.index, scratch.clone()));
                         if header.payload_bytes > 0 {
                             let target = Target::Memory { buffer: self.buffer(), checksum: true };
                             self.tcp.receive_payload(id, target);
                         }
                     }
-                    Input::Payload(checksum) => self.seen.push(Seen::Payload(checksum)),
+                    Input::Payload(checksum) => self.seen.push(EndEvent::Payload(checksum)),
                 }
             }
         }
@@ -103,7 +105,7 @@ impl End {
         let payload = payload.then(|| {
             header = header.with_payload(PAYLOAD_BYTES as u64, Some(payload_checksum(&self.bytes())));
             self.holds += 1;
-            Outgoing { buffers: self.buffer().into(), hold: Some(1) }
+            OutgoingPayload { buffers: self.buffer().into(), hold: Some(1) }
         });
         self.tcp.send(id, &header, body, payload)
     }
@@ -141,7 +143,8 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
     let mut steps = 0;
     loop {
         // With time standing still, the next held frame stays where it is.
-        let all = |end: &End| end.seen.iter().filter(|seen| matches!(seen, Seen::Frame(..))).count() == FRAMES as usize;
+        let all =
+            |end: &End| end.seen.iter().filter(|seen| matches!(seen, EndEvent::Frame(..))).count() == FRAMES as usize;
         // At 0 there is more than a round takes.
         let held = |end: &End| end.tcp.poll_timeout().is_some_and(|due_ns| due_ns > 0);
         until(&mut [&mut sender, &mut receiver], |ends| held(ends[1]) || all(ends[1]));
@@ -157,11 +160,14 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
         steps += 1;
     }
     until(&mut [&mut sender, &mut receiver], |ends| ends[0].holds == 0 && ends[1].seen.len() == 27);
-    let numbers: Vec<u32> =
-        receiver.seen.iter().filter_map(|seen| if let Seen::Frame(n, _) = seen { Some(*n) } else { None }).collect();
+    let numbers: Vec<u32> = receiver
+        .seen
+        .iter()
+        .filter_map(|seen| if let EndEvent::Frame(n, _) = seen { Some(*n) } else { None })
+        .collect();
     assert_eq!(numbers, (0..FRAMES).collect::<Vec<_>>());
     for seen in &receiver.seen {
-        if let Seen::Frame(number, body) = seen {
+        if let EndEvent::Frame(number, body) = seen {
             assert_eq!(body, &number.to_le_bytes(), "a held frame keeps its body");
         }
     }
@@ -180,7 +186,7 @@ fn a_corrupted_payload_is_wrong_in_memory_and_in_its_checksum() {
     let found = receiver.bytes();
     let bits: u32 = sent.iter().zip(&found).map(|(a, b)| (a ^ b).count_ones()).sum();
     assert_eq!(bits, 1, "exactly one bit is wrong");
-    assert_eq!(receiver.seen[1], Seen::Payload(Some(payload_checksum(&found))));
+    assert_eq!(receiver.seen[1], EndEvent::Payload(Some(payload_checksum(&found))));
     assert_ne!(payload_checksum(&found), payload_checksum(&sent));
     assert_eq!(receiver.tcp.counters().corrupted, 1);
 }
@@ -191,7 +197,7 @@ fn a_cut_on_arrival_ends_both_sides() {
     let (mut sender, mut receiver) = pair(None, Some(&plan));
     sender.send(1, b"body", true);
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
-    assert_eq!(receiver.gone, Some(Gone::Kernel(104)));
+    assert_eq!(receiver.gone, Some(CloseCause::Kernel(104)));
     assert_eq!((receiver.seen.len(), receiver.tcp.counters().cut_arriving), (0, 1));
     // What was lent for the send came back before the end was reported.
     assert_eq!((sender.holds, sender.tcp.open(), receiver.tcp.open()), (0, 0, 0));
@@ -205,7 +211,7 @@ fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
         let (mut sender, mut receiver) = pair(Some(&plan), None);
         assert!(sender.send(1, b"body", true));
         until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
-        assert_eq!(sender.gone, Some(Gone::Kernel(104)));
+        assert_eq!(sender.gone, Some(CloseCause::Kernel(104)));
         assert_eq!((sender.holds, sender.tcp.counters().cut_leaving), (0, 1));
         match receiver.seen.len() {
             0 => before += 1,
@@ -219,7 +225,7 @@ fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
 fn a_refused_connection_is_gone_as_by_the_kernel() {
     let plan = FaultPlan { refuse_connect: 1.0, ..FaultPlan::default() };
     let (sender, _receiver) = pair(Some(&plan), None);
-    assert_eq!((sender.gone, sender.tcp.open()), (Some(Gone::Kernel(111)), 0));
+    assert_eq!((sender.gone, sender.tcp.open()), (Some(CloseCause::Kernel(111)), 0));
     assert_eq!((sender.connected, sender.tcp.counters().refused), (None, 1));
 }
 
@@ -227,14 +233,14 @@ fn a_refused_connection_is_gone_as_by_the_kernel() {
 fn a_position_is_not_given_out_again_before_its_end_was_taken() {
     let (mut sender, _receiver) = pair(None, None);
     let first = sender.connected.expect("a connection");
-    sender.tcp.close(first, Gone::Closed);
+    sender.tcp.close(first, CloseCause::Closed);
     assert_eq!(sender.tcp.poll_timeout(), Some(0), "a closed connection stays");
     assert_eq!(sender.tcp.open(), 1);
     // Its end waits to be taken: whoever looks up the position then must find what it was.
     let address = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).and_then(|l| l.local_addr()).expect("a port");
     let second = sender.tcp.connect(&sender.poller, address).expect("a socket");
     assert_ne!(second.index, first.index);
-    assert!(matches!(sender.tcp.poll_event(), Some(Event::Gone(id, Gone::Closed)) if id == first));
+    assert!(matches!(sender.tcp.poll_event(), Some(Event::Gone(id, CloseCause::Closed)) if id == first));
     let third = sender.tcp.connect(&sender.poller, address).expect("a socket");
     assert_eq!((third.index, third.generation), (first.index, first.generation + 1));
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 
 /// What was published so far.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(crate) struct Epochs {
 
 impl Epochs {
     /// The control plane publishes a map.
-    pub(crate) fn publish(&mut self, map: &Rc<ClusterMap>) -> Checked {
+    pub(crate) fn publish(&mut self, map: &Rc<ClusterMap>) -> CheckResult {
         let newest = self.published.keys().next_back().copied().unwrap_or(0);
         let epoch = map.epoch.0;
         if epoch < newest {
@@ -31,7 +31,7 @@ impl Epochs {
     }
 
     /// An observer that had `before` is at `after` now.
-    pub(crate) fn observe(who: &str, before: Epoch, after: Epoch) -> Checked {
+    pub(crate) fn observe(who: &str, before: Epoch, after: Epoch) -> CheckResult {
         if after < before {
             return Err(broken(Rule::Epoch, format!("{who} went from epoch {before} to {after}")));
         }

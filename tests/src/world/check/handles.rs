@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvplane_proto::ids::{PinId, ReservationId};
 use kvplane_store::Store;
 
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 
 /// The newest ids that ended, by their place in the shard's tables.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(crate) struct Handles {
 
 impl Handles {
     /// A reservation was given out. The one before it at the same place must hold no room.
-    pub(crate) fn reserved(&mut self, store: &Store, id: ReservationId) -> Checked {
+    pub(crate) fn reserved(&mut self, store: &Store, id: ReservationId) -> CheckResult {
         let Some(generation) = self.reservations.insert(id.index, id.generation) else { return Ok(()) };
         let ended = ReservationId { generation, ..id };
         match store.reserved_extent(ended).filter(|_| ended != id) {
@@ -27,7 +27,7 @@ impl Handles {
     }
 
     /// A pin was given out. The one before it at the same place must hold nothing.
-    pub(crate) fn pinned(&mut self, store: &Store, id: PinId) -> Checked {
+    pub(crate) fn pinned(&mut self, store: &Store, id: PinId) -> CheckResult {
         let Some(generation) = self.pins.insert(id.index, id.generation) else { return Ok(()) };
         let ended = PinId { generation, ..id };
         match store.held(ended).filter(|_| ended != id) {

@@ -5,7 +5,7 @@
 //! with the memory. A range that is written must overlap no other; a range that is read may overlap ranges that are
 //! read.
 
-use super::{Checked, Rule, Violation, broken};
+use super::{CheckResult, Rule, Violation, broken};
 
 /// What a range is lent for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn lend(&mut self, connection: u32, usage: Use, offset: u64, bytes: u64) -> Checked {
+    pub(crate) fn lend(&mut self, connection: u32, usage: Use, offset: u64, bytes: u64) -> CheckResult {
         let end = offset + bytes;
         let clash = self.loans.iter().find(|loan| {
             (usage == Use::Write || loan.usage == Use::Write) && loan.offset < end && offset < loan.offset + loan.bytes
@@ -56,7 +56,7 @@ impl Ledger {
     }
 
     /// Whether a connection may do this now.
-    pub(crate) fn check(&self, connection: u32, usage: Use, offset: u64, bytes: u64) -> Checked {
+    pub(crate) fn check(&self, connection: u32, usage: Use, offset: u64, bytes: u64) -> CheckResult {
         let covers = |loan: &Loan| {
             loan.connection == connection
                 && loan.usage == usage
@@ -67,7 +67,7 @@ impl Ledger {
     }
 
     /// Checks that nobody reads or writes a range in which the shard itself writes.
-    pub(crate) fn is_free(&self, offset: u64, bytes: u64) -> Checked {
+    pub(crate) fn is_free(&self, offset: u64, bytes: u64) -> CheckResult {
         let end = offset + bytes;
         match self.loans.iter().find(|loan| loan.offset < end && offset < loan.offset + loan.bytes) {
             Some(loan) => {

@@ -7,7 +7,7 @@
 
 use kvplane_proto::Digest;
 
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
 /// What a lent slot is for.
@@ -54,7 +54,7 @@ impl Memory {
     }
 
     /// Takes a slot back and poisons it anew.
-    pub(crate) fn take_back(&mut self, offset: u64) -> Checked {
+    pub(crate) fn take_back(&mut self, offset: u64) -> CheckResult {
         let slot = offset as usize / self.slot_bytes;
         let used = match self.slots[slot].loan {
             Some(Loan::Get(bytes) | Loan::Put { bytes, .. } | Loan::Copy { bytes }) => bytes as usize,
@@ -91,7 +91,7 @@ impl Memory {
     }
 
     /// A transport writes a buffer, whether it may or not.
-    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Checked {
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> CheckResult {
         self.bytes[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
         let within = offset as usize % self.slot_bytes + bytes.len();
         match self.loan(offset) {
@@ -104,7 +104,7 @@ impl Memory {
     }
 
     /// Nothing free was touched.
-    pub(crate) fn check(&self) -> Checked {
+    pub(crate) fn check(&self) -> CheckResult {
         (0..self.slots.len())
             .filter(|&slot| self.slots[slot].loan.is_none())
             .try_for_each(|slot| self.check_poison(slot, 0))
@@ -114,7 +114,7 @@ impl Memory {
         self.slots.iter().filter(|slot| slot.loan.is_some()).count()
     }
 
-    fn check_poison(&self, slot: usize, from: usize) -> Checked {
+    fn check_poison(&self, slot: usize, from: usize) -> CheckResult {
         let poison = self.slots[slot].poison;
         let bytes = &self.bytes[slot * self.slot_bytes + from..(slot + 1) * self.slot_bytes];
         match bytes.iter().position(|&byte| byte != poison) {

@@ -65,7 +65,7 @@ pub struct Violation {
 }
 
 /// The outcome of a check.
-pub(crate) type Checked = Result<(), Violation>;
+pub(crate) type CheckResult = Result<(), Violation>;
 
 pub(crate) const fn broken(rule: Rule, what: String) -> Violation {
     Violation { rule, what }

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::shadow::Shadow;
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 
 /// A remove that its user knows to be done.
 struct Removal {
@@ -69,7 +69,7 @@ impl Removals {
         version: u64,
         (event, epoch): (u64, u64),
         now_ns: u64,
-    ) -> Checked {
+    ) -> CheckResult {
         self.gets.entry((client, version)).or_default().push((now_ns, epoch));
         match shadow.commit_of(version) {
             Some(commit) if commit.removed.is_some_and(|removed| removed < event) => Err(broken(
@@ -112,7 +112,7 @@ impl Removals {
         started_ns: u64,
         now_ns: u64,
         inherited: bool,
-    ) -> Checked {
+    ) -> CheckResult {
         let Some((life, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
         let newest = self.seen.entry((client, key, life)).or_insert((root, now_ns));
         // Who inherited it knows nothing of what the first owner had not acknowledged.
@@ -149,7 +149,7 @@ impl Removals {
         key: usize,
         version: u64,
         started_ns: u64,
-    ) -> Checked {
+    ) -> CheckResult {
         let answers = self.gets.get(&(client, version)).map_or(&[][..], Vec::as_slice);
         let least = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).min();
         let Some(least) = least else {

@@ -8,7 +8,7 @@
 
 use kvplane_proto::Digest;
 
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
 /// What the bytes of segments follow from, with the number of the write.
@@ -65,7 +65,7 @@ impl Segments {
     }
 
     /// Whether what is in a cell may be there.
-    pub(crate) fn check(&self, life: usize, cell: usize, segment: &[u8]) -> Checked {
+    pub(crate) fn check(&self, life: usize, cell: usize, segment: &[u8]) -> CheckResult {
         let covers = |write: &Write| write.life == life && (write.first..write.first + write.cells).contains(&cell);
         let mut all = self.writes.iter().enumerate().filter(|(_, write)| covers(write)).rev();
         let Some((number, newest)) = all.next().filter(|(_, newest)| newest.done) else { return Ok(()) };

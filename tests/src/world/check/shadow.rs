@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
 
-use super::{Checked, Rule, broken};
+use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
 
 /// Below this length the bytes of two writes may be equal by chance.
@@ -101,7 +101,7 @@ impl Shadow {
         replace: bool,
         place: (usize, u64),
         bytes: &[u8],
-    ) -> Checked {
+    ) -> CheckResult {
         let Some(key) = self.key(digest) else {
             return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
         };
@@ -147,7 +147,14 @@ impl Shadow {
 
     /// A shard's life took an object over from a former owner of its slot, where it had the version `origin`: it is the
     /// same object, made then.
-    pub(crate) fn imported(&mut self, version: u64, origin: u64, digest: Digest, life: usize, bytes: &[u8]) -> Checked {
+    pub(crate) fn imported(
+        &mut self,
+        version: u64,
+        origin: u64,
+        digest: Digest,
+        life: usize,
+        bytes: &[u8],
+    ) -> CheckResult {
         let Some(former) = self.commits.get(&origin).copied() else {
             return Err(broken(
                 Rule::Commit,
@@ -180,7 +187,7 @@ impl Shadow {
     }
 
     /// A put was acknowledged with a version.
-    pub(crate) fn acked(&mut self, write: usize, version: u64, now_ns: u64) -> Checked {
+    pub(crate) fn acked(&mut self, write: usize, version: u64, now_ns: u64) -> CheckResult {
         let Write { key, bytes, .. } = self.writes[write];
         let digest = self.digests[key];
         let Some(commit) = self.commits.get_mut(&version) else {
@@ -203,7 +210,7 @@ impl Shadow {
     }
 
     /// A get returned these bytes as this version.
-    pub(crate) fn check_read(&self, key: usize, version: u64, bytes: &[u8]) -> Checked {
+    pub(crate) fn check_read(&self, key: usize, version: u64, bytes: &[u8]) -> CheckResult {
         let Some(commit) = self.commits.get(&version) else {
             return Err(broken(
                 Rule::Bytes,

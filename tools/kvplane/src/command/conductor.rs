@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstancePart, InstanceTable, WatchInstances};
 use kvplane::rpc::placement::{CopiesShown, HoldInstance, PlacementPolicy, SetPlacement, ShowCopies, ShowPlacement};
-use kvplane_conductor::policy::Named;
+use kvplane_conductor::policy::PolicyName;
 use serde_json::json;
 
 use super::Failure;
@@ -101,7 +101,7 @@ impl PolicyChoice {
     }
 }
 
-impl From<PolicyChoice> for Named {
+impl From<PolicyChoice> for PolicyName {
     fn from(choice: PolicyChoice) -> Self {
         kvplane_server::policy_named(choice.on_the_wire())
     }

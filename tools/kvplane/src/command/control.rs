@@ -9,7 +9,7 @@ use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
-use kvplane_conductor::policy::Named;
+use kvplane_conductor::policy::PolicyName;
 use kvplane_server::{
     ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, Objects,
     ObjectsAccess, TicketConfig,
@@ -17,7 +17,7 @@ use kvplane_server::{
 
 use super::conductor::PolicyChoice;
 use super::log::{Level, Log};
-use super::objects::Asked;
+use super::objects::ClusterArguments;
 use super::{Failure, stop};
 
 /// How long a stopping control plane may take.
@@ -69,7 +69,7 @@ impl Conductor {
             return Ok(None);
         }
         let promises = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
-        if promises && !Named::from(self.policy).heeds_promises() {
+        if promises && !PolicyName::from(self.policy).heeds_promises() {
             let policy = self.policy.label();
             let what =
                 format!("--conductor-policy {policy} refuses nobody: kvplane, local and algorithm-1 keep promises");
@@ -214,7 +214,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.strict_tenants = http.strict_tenants;
     config.conductor = http.conductor.config()?;
-    let asked = Asked::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
+    let asked = ClusterArguments::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
     if let (None, Some(directory)) = (&asked, &identity) {
         announce!(
             "/get_all_keys and /api/v1/remove_all are answered 501: {} has no client.pem and client.key of a client of \

@@ -322,7 +322,7 @@ impl Shape {
         control: kvplane::Control,
         wait: Duration,
         stop: &mut Stop,
-    ) -> Result<Option<Serving>, Failure> {
+    ) -> Result<Option<RunningNode>, Failure> {
         let config = NodeConfig {
             control,
             node: self.node_id.map(NodeId),
@@ -364,12 +364,12 @@ impl Shape {
         if let Some(server) = &server {
             announce!("{}", metrics::say(server, "counters of the shards"));
         }
-        Ok(Some(Serving { _metrics: server, node }))
+        Ok(Some(RunningNode { _metrics: server, node }))
     }
 }
 
 /// A node, and what shows its counters. That ends first.
-pub(crate) struct Serving {
+pub(crate) struct RunningNode {
     _metrics: Option<MetricsServer>,
     pub(crate) node: Arc<kvplane::Node>,
 }

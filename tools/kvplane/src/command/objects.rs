@@ -13,7 +13,7 @@ use kvplane_server::Objects;
 use super::keys::name_of;
 
 /// Where the cluster is found.
-pub(super) struct Asked {
+pub(super) struct ClusterArguments {
     cluster: String,
     who: Who,
     /// Where this control plane listens, once that is known.
@@ -30,7 +30,7 @@ enum Who {
 /// The certificate that a control plane with its own certificates needs for this.
 const CERTIFICATE: [&str; 2] = ["client.pem", "client.key"];
 
-impl Asked {
+impl ClusterArguments {
     /// The way of a control plane with this runtime directory, or these certificates of its own; none where there is no
     /// client's among those.
     pub(super) fn new(cluster: &str, runtime_directory: Option<&PathBuf>, identity: Option<&Path>) -> Option<Self> {
@@ -72,7 +72,7 @@ impl Asked {
     }
 }
 
-impl Objects for Asked {
+impl Objects for ClusterArguments {
     fn keys(&self, tenant: &str, most: usize) -> Result<(Vec<String>, bool), String> {
         let mut client = self.client(tenant)?;
         let (mut cursor, mut keys) = (None, Vec::new());

@@ -179,7 +179,7 @@ fn line(out: &mut String, series: &Series, x: &Scale, y: &Scale) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scale::{Spacing, Unit};
+    use super::super::scale::{AxisSpacing, Unit};
     use super::super::well_formed;
     use super::*;
 
@@ -189,8 +189,8 @@ mod tests {
             id: "c",
             title: "a < b & \"c\"",
             description: "About <it>.",
-            x: axis("x <s>", Spacing::Logarithmic, Unit::Nanoseconds),
-            y: axis("y", Spacing::Linear, Unit::Share),
+            x: axis("x <s>", AxisSpacing::Logarithmic, Unit::Nanoseconds),
+            y: axis("y", AxisSpacing::Linear, Unit::Share),
             series,
         }
         .to_html()

@@ -2,7 +2,7 @@
 
 /// How values are spread over an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spacing {
+pub enum AxisSpacing {
     /// Equal distances for equal differences; the axis starts at 0.
     Linear,
     /// Equal distances for equal ratios; values at and below 0 are left out.
@@ -28,7 +28,7 @@ pub struct Axis<'a> {
     /// What is shown, without the unit of the ticks.
     pub label: &'a str,
     /// How values are spread.
-    pub spacing: Spacing,
+    pub spacing: AxisSpacing,
     /// What they are.
     pub unit: Unit,
 }
@@ -36,7 +36,7 @@ pub struct Axis<'a> {
 /// An axis with its range: maps a value to 0..1 along it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    spacing: Spacing,
+    spacing: AxisSpacing,
     unit: Unit,
     low: f64,
     high: f64,
@@ -49,14 +49,14 @@ impl Scale {
         let (low, high) =
             shown.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
         let (low, high) = match axis.spacing {
-            _ if low > high => (if axis.spacing == Spacing::Linear { 0.0 } else { 0.1 }, 1.0),
-            Spacing::Linear => (low.min(0.0), if high > 0.0 { high } else { 1.0 }),
+            _ if low > high => (if axis.spacing == AxisSpacing::Linear { 0.0 } else { 0.1 }, 1.0),
+            AxisSpacing::Linear => (low.min(0.0), if high > 0.0 { high } else { 1.0 }),
             // A little room, so that a lone value is not the whole axis.
-            Spacing::Logarithmic if low == high => (low / 2.0, high * 2.0),
-            Spacing::Logarithmic => (low, high),
+            AxisSpacing::Logarithmic if low == high => (low / 2.0, high * 2.0),
+            AxisSpacing::Logarithmic => (low, high),
         };
         let mut scale = Self { spacing: axis.spacing, unit: axis.unit, low, high };
-        if axis.spacing == Spacing::Linear {
+        if axis.spacing == AxisSpacing::Linear {
             let step = scale.step();
             scale.high = (high / step).ceil() * step;
             scale.low = (low / step).floor() * step;
@@ -70,9 +70,9 @@ impl Scale {
             return None;
         }
         let position = match self.spacing {
-            Spacing::Linear => (value - self.low) / (self.high - self.low),
+            AxisSpacing::Linear => (value - self.low) / (self.high - self.low),
             // Of logarithms, not of ratios: a ratio of extremes overflows.
-            Spacing::Logarithmic => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
+            AxisSpacing::Logarithmic => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
         };
         Some(position.clamp(0.0, 1.0))
     }
@@ -80,13 +80,13 @@ impl Scale {
     /// Values worth a tick, ascending, at most about `most`.
     pub(super) fn ticks(&self, most: usize) -> Vec<f64> {
         match self.spacing {
-            Spacing::Linear => {
+            AxisSpacing::Linear => {
                 let step = self.step();
                 let first = (self.low / step).round() as i64;
                 let last = (self.high / step).round() as i64;
                 (first..=last).map(|at| at as f64 * step).collect()
             }
-            Spacing::Logarithmic => self.powers(most),
+            AxisSpacing::Logarithmic => self.powers(most),
         }
     }
 
@@ -128,8 +128,8 @@ impl Scale {
 }
 
 /// Whether an axis of this spacing has a place for `value`.
-fn shows(spacing: Spacing, value: f64) -> bool {
-    value.is_finite() && (spacing == Spacing::Linear || value > 0.0)
+fn shows(spacing: AxisSpacing, value: f64) -> bool {
+    value.is_finite() && (spacing == AxisSpacing::Linear || value > 0.0)
 }
 
 /// `value` in words: three significant digits at most, with its unit.
@@ -183,22 +183,25 @@ mod tests {
 
     use super::*;
 
-    fn axis(spacing: Spacing, unit: Unit) -> Axis<'static> {
+    fn axis(spacing: AxisSpacing, unit: Unit) -> Axis<'static> {
         Axis { label: "x", spacing, unit }
     }
 
-    fn ticks(spacing: Spacing, unit: Unit, values: &[f64]) -> Vec<String> {
+    fn ticks(spacing: AxisSpacing, unit: Unit, values: &[f64]) -> Vec<String> {
         let scale = Scale::over(&axis(spacing, unit), values.iter().copied());
         scale.ticks(8).into_iter().map(|tick| scale.label(tick)).collect()
     }
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(ticks(Spacing::Linear, Unit::Share, &[0.1, 0.366]), ["0 %", "10 %", "20 %", "30 %", "40 %"]);
-        assert_eq!(ticks(Spacing::Linear, Unit::Plain, &[3.3]), ["0", "1", "2", "3", "4"]);
-        assert_eq!(ticks(Spacing::Logarithmic, Unit::Nanoseconds, &[800.0, 2e6]), ["1 µs", "10 µs", "100 µs", "1 ms"]);
-        assert_eq!(ticks(Spacing::Logarithmic, Unit::Bytes, &[4096.0, 16384.0]), ["4 KiB", "8 KiB", "16 KiB"]);
-        assert_eq!(ticks(Spacing::Logarithmic, Unit::Plain, &[2.0, 6.0]), ["2", "5"]);
+        assert_eq!(ticks(AxisSpacing::Linear, Unit::Share, &[0.1, 0.366]), ["0 %", "10 %", "20 %", "30 %", "40 %"]);
+        assert_eq!(ticks(AxisSpacing::Linear, Unit::Plain, &[3.3]), ["0", "1", "2", "3", "4"]);
+        assert_eq!(
+            ticks(AxisSpacing::Logarithmic, Unit::Nanoseconds, &[800.0, 2e6]),
+            ["1 µs", "10 µs", "100 µs", "1 ms"]
+        );
+        assert_eq!(ticks(AxisSpacing::Logarithmic, Unit::Bytes, &[4096.0, 16384.0]), ["4 KiB", "8 KiB", "16 KiB"]);
+        assert_eq!(ticks(AxisSpacing::Logarithmic, Unit::Plain, &[2.0, 6.0]), ["2", "5"]);
     }
 
     #[test]
@@ -213,7 +216,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_values_have_a_few_finite_ticks(values in prop::collection::vec(any::<f64>(), 0..20), log: bool) {
-            let spacing = if log { Spacing::Logarithmic } else { Spacing::Linear };
+            let spacing = if log { AxisSpacing::Logarithmic } else { AxisSpacing::Linear };
             let values: Vec<f64> = values.into_iter().map(|value| value % 1e15).collect();
             for unit in [Unit::Plain, Unit::Bytes, Unit::Nanoseconds] {
                 let scale = Scale::over(&axis(spacing, unit), values.iter().copied());

@@ -11,12 +11,12 @@ use super::block_tokens;
 use crate::trace::{HitCounts, Request};
 
 /// When a block is wanted next: the request, the place in it, and the block.
-type Wanted = (usize, usize, u64);
+type NextUse = (usize, usize, u64);
 
 pub(super) fn replay(requests: &[Request], tokens: u64) -> HitCounts {
     let next = next_uses(requests);
-    let mut held: BTreeSet<Wanted> = BTreeSet::new();
-    let mut keys: HashMap<u64, (Wanted, u64)> = HashMap::new();
+    let mut held: BTreeSet<NextUse> = BTreeSet::new();
+    let mut keys: HashMap<u64, (NextUse, u64)> = HashMap::new();
     let (mut used, mut counts) = (0, HitCounts::default());
     for (request, next) in requests.iter().zip(&next) {
         let found = request.blocks.iter().take_while(|block| keys.contains_key(block)).count();

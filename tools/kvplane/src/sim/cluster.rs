@@ -48,7 +48,7 @@ pub fn refusing() -> Vec<Box<dyn Policy>> {
 
 /// How one policy fared.
 #[derive(Clone, Debug, Serialize)]
-pub struct Fared {
+pub struct PolicyOutcome {
     /// The policy, or the bound.
     pub policy: String,
     /// How many times faster than the trace requests came.
@@ -77,7 +77,7 @@ pub struct Fared {
     pub oscillation: f64,
 }
 
-impl Fared {
+impl PolicyOutcome {
     fn of(policy: String, load: f64, outcome: &Outcome) -> Self {
         let quantiles = outcome.ttft_quantiles_s(&[0.5, 0.9, 0.99]);
         Self {
@@ -136,13 +136,18 @@ impl Fared {
 }
 
 /// Both bounds and each of `policies` on `trace`, one after the other; each is told when it is done.
-pub fn compare(trace: &[Work], config: &SimConfig, policies: Vec<Box<dyn Policy>>, mut done: impl FnMut(Fared)) {
+pub fn compare(
+    trace: &[Work],
+    config: &SimConfig,
+    policies: Vec<Box<dyn Policy>>,
+    mut done: impl FnMut(PolicyOutcome),
+) {
     for (name, order) in [("bound, FCFS", Order::Fcfs), ("bound, shortest first", Order::Shortest)] {
-        done(Fared::of(name.to_owned(), config.load, &bound(trace, config, order)));
+        done(PolicyOutcome::of(name.to_owned(), config.load, &bound(trace, config, order)));
     }
     for policy in policies {
         let name = policy.name();
-        done(Fared::of(name, config.load, &run(trace, config, policy)));
+        done(PolicyOutcome::of(name, config.load, &run(trace, config, policy)));
     }
 }
 
@@ -159,7 +164,7 @@ mod tests {
         let mut names = Vec::new();
         compare(&works, &SimConfig::default(), side_by_side(), |fared| {
             assert!(fared.mean_ttft_s > 0.0 && fared.refused == 0, "{fared:?}");
-            assert_eq!(fared.cells().len(), Fared::HEAD.len());
+            assert_eq!(fared.cells().len(), PolicyOutcome::HEAD.len());
             names.push(fared.policy);
         });
         assert_eq!(names.len(), 10);

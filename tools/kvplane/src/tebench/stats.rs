@@ -27,7 +27,7 @@ pub struct Samples {
     sum_inverse: f64,
     rng: Rng,
     promises: Promises,
-    kept: Kept,
+    kept: FastBatches,
 }
 
 /// How long a batch may take, in nanoseconds.
@@ -48,7 +48,7 @@ impl Default for Promises {
 
 /// Batches that took no longer than promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Kept {
+pub struct FastBatches {
     /// By the promise of their class.
     pub slo: u64,
     /// By their deadline.
@@ -61,7 +61,7 @@ impl Samples {
     pub fn new(limit: usize, seed: u64, thread: u64) -> Self {
         let limit = limit.max(1);
         let rng = Rng::new(seed ^ thread, "tebench samples");
-        let (promises, kept) = (Promises::default(), Kept::default());
+        let (promises, kept) = (Promises::default(), FastBatches::default());
         Self { kept_ns: Vec::with_capacity(limit), limit, count: 0, sum_ns: 0, sum_inverse: 0.0, rng, promises, kept }
     }
 
@@ -97,7 +97,7 @@ impl Samples {
 
     /// Those of them that took no longer than promised.
     #[must_use]
-    pub const fn kept(&self) -> Kept {
+    pub const fn kept(&self) -> FastBatches {
         self.kept
     }
 }
@@ -138,7 +138,7 @@ impl CaseStats {
         let bytes = bytes_per_batch * batches as f64;
         let sum = |of: fn(&(Samples, u64)) -> f64| threads.iter().map(of).sum::<f64>();
         let average_duration_ns = ratio(sum(|(_, total_ns)| *total_ns as f64), threads.len() as f64);
-        let ranked = Ranked::of(threads);
+        let ranked = RankedDurations::of(threads);
         let percentile = |quantile| ranked.percentile_ns(quantile) / 1e3;
         Self {
             case,
@@ -164,9 +164,9 @@ fn ratio(part: f64, whole: f64) -> f64 {
 ///
 /// A thread that kept only some of its durations counts each for as many as it stands for, so that threads of different
 /// speeds keep their weight.
-struct Ranked(Vec<(u64, f64)>);
+struct RankedDurations(Vec<(u64, f64)>);
 
-impl Ranked {
+impl RankedDurations {
     fn of(threads: &[(Samples, u64)]) -> Self {
         let mut values: Vec<(u64, f64)> = Vec::new();
         for (samples, _) in threads {
@@ -240,9 +240,9 @@ mod tests {
         let durations: Vec<u64> = (1..=101).map(|at| at * 1000).collect();
         let threads = [thread(&durations, 1)];
         for (quantile, expected) in [(0.0, 1e3), (0.5, 51e3), (0.99, 100e3), (0.995, 100.5e3), (1.0, 101e3)] {
-            near(Ranked::of(&threads).percentile_ns(quantile), expected);
+            near(RankedDurations::of(&threads).percentile_ns(quantile), expected);
         }
-        near(Ranked::of(&[thread(&[5], 1)]).percentile_ns(0.99), 5.0);
+        near(RankedDurations::of(&[thread(&[5], 1)]).percentile_ns(0.99), 5.0);
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
         for ns in 1..=100 {
             samples.record(ns);
         }
-        assert_eq!(samples.kept(), Kept { slo: 10, deadline: 100 });
+        assert_eq!(samples.kept(), FastBatches { slo: 10, deadline: 100 });
     }
 
     #[test]

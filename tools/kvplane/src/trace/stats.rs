@@ -80,7 +80,7 @@ impl TraceStats {
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let requests = &trace.requests;
-        let sharing = Sharing::of(requests);
+        let sharing = BlockSharing::of(requests);
         let arrivals = Arrivals::of(requests);
         let lengths = |length: fn(&Request) -> u32| {
             Spread::of(&mut requests.iter().map(|request| u64::from(length(request))).collect::<Vec<_>>(), 1.0)
@@ -106,7 +106,7 @@ impl TraceStats {
 }
 
 /// Who shares which blocks with whom, and how long after.
-struct Sharing {
+struct BlockSharing {
     infinite_cache: HitCounts,
     unique: u64,
     once: u64,
@@ -114,14 +114,14 @@ struct Sharing {
     reuse_gap_s: Spread,
 }
 
-impl Sharing {
+impl BlockSharing {
     fn of(requests: &[Request]) -> Self {
-        struct Seen {
+        struct BlockUse {
             last_ms: u64,
             accesses: u64,
             leads: bool,
         }
-        let mut seen: HashMap<u64, Seen> = HashMap::new();
+        let mut seen: HashMap<u64, BlockUse> = HashMap::new();
         let mut infinite_cache = HitCounts::default();
         let mut gaps_ms = Vec::new();
         for request in requests {
@@ -129,7 +129,7 @@ impl Sharing {
             infinite_cache.add(request, known);
             for (position, &block) in request.blocks.iter().enumerate() {
                 let now_ms = request.timestamp_ms;
-                let entry = seen.entry(block).or_insert(Seen { last_ms: now_ms, accesses: 0, leads: false });
+                let entry = seen.entry(block).or_insert(BlockUse { last_ms: now_ms, accesses: 0, leads: false });
                 if entry.accesses > 0 {
                     gaps_ms.push(now_ms.saturating_sub(entry.last_ms));
                 }

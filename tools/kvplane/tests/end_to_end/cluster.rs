@@ -166,7 +166,7 @@ fn value(name: &str) -> Vec<u8> {
 }
 
 /// One operation, as the load tells of it: when it ended, how long it took, whether it went well, and its key's owners.
-struct Told {
+struct LoadRecord {
     put: bool,
     at_ms: u64,
     took_us: u64,
@@ -264,8 +264,8 @@ fn check(name: &str, got: Result<Option<Vec<u8>>, Error>) -> bool {
 }
 
 fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
-    type Known = std::cell::RefCell<Option<(u64, OwnerTable)>>;
-    thread_local!(static TABLE: Known = const { Known::new(None) });
+    type KeyState = std::cell::RefCell<Option<(u64, OwnerTable)>>;
+    thread_local!(static TABLE: KeyState = const { KeyState::new(None) });
     let digest = client.digest(name.as_bytes()).unwrap();
     let map = client.link().map().expect("a client has a map");
     TABLE.with_borrow_mut(|known| {
@@ -277,19 +277,19 @@ fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
     })
 }
 
-fn told(load: &Process) -> Vec<Told> {
+fn told(load: &Process) -> Vec<LoadRecord> {
     load.wait_for("over");
     let parse = |line: String| {
         let mut words = line.strip_prefix("op ")?.split(' ');
         let put = words.next()? == "put";
         let (at_ms, took_us) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let well = words.next()? == "true";
-        Some(Told { put, at_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
+        Some(LoadRecord { put, at_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
     };
     load.said().into_iter().filter_map(parse).collect()
 }
 
-fn p99(of: &[&Told]) -> u64 {
+fn p99(of: &[&LoadRecord]) -> u64 {
     let mut times: Vec<u64> = of.iter().map(|one| one.took_us).collect();
     times.sort_unstable();
     times.get(times.len() * 99 / 100).copied().unwrap_or(0)
@@ -308,12 +308,12 @@ fn any_node_may_be_killed_under_load() {
         let killed_ms = unix_ms();
         let all = told(&load);
         assert!(load.ended().success(), "{:?}", load.said());
-        let began = |one: &Told| one.at_ms - one.took_us / 1000;
+        let began = |one: &LoadRecord| one.at_ms - one.took_us / 1000;
         let failed: Vec<u64> = all.iter().filter(|one| !one.well).map(|one| one.at_ms).collect();
         let last = failed.iter().max().map_or(0, |at| at.saturating_sub(killed_ms));
         let window = killed_ms..killed_ms + WINDOW.as_millis() as u64;
-        let others = |during: bool| -> Vec<&Told> {
-            let of = |one: &&Told| !one.owners.contains(&victim) && window.contains(&began(one)) == during;
+        let others = |during: bool| -> Vec<&LoadRecord> {
+            let of = |one: &&LoadRecord| !one.owners.contains(&victim) && window.contains(&began(one)) == during;
             all.iter().filter(of).collect()
         };
         let (calm, during) = (others(false), others(true));

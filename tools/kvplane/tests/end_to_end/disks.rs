@@ -50,15 +50,15 @@ struct State {
     flushed: u64,
 }
 
-struct Cached(Mutex<State>);
+struct CachedWrite(Mutex<State>);
 
-impl Cached {
+impl CachedWrite {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 }
 
-impl Backing for Cached {
+impl Backing for CachedWrite {
     fn bytes(&self) -> u64 {
         self.state().now.len() as u64
     }
@@ -113,7 +113,7 @@ impl Backing for Cached {
 
 /// A file with a write cache.
 pub(crate) struct Disk {
-    cached: Arc<Cached>,
+    cached: Arc<CachedWrite>,
     mount: Mount,
 }
 
@@ -122,8 +122,8 @@ impl Disk {
     pub(crate) fn new(directory: &Path, bytes: usize) -> Option<Self> {
         let (durable, now) = (vec![0; bytes], vec![0; bytes]);
         let state = State { durable, pending: VecDeque::new(), now, faults: Faults::default(), flushes: 0, flushed: 0 };
-        let cached = Arc::new(Cached(Mutex::new(state)));
-        let backing: Arc<dyn Backing> = Arc::<Cached>::clone(&cached);
+        let cached = Arc::new(CachedWrite(Mutex::new(state)));
+        let backing: Arc<dyn Backing> = Arc::<CachedWrite>::clone(&cached);
         match Mount::new(&directory.join("mount"), &backing) {
             Ok(mount) => Some(Self { cached, mount }),
             Err(why) => skipped("a file system of our own", &why),
@@ -145,7 +145,7 @@ impl Disk {
 
     /// Takes the power away, and with it everything that was not flushed; how many writes that were.
     pub(crate) fn lose_unflushed(&self) -> usize {
-        self.settle(|_| Kept::Nothing)
+        self.settle(|_| KeptBytes::Nothing)
     }
 
     /// Takes the power away: what was flushed stays; of what was written since, each write stays, is lost, or is torn.
@@ -154,13 +154,13 @@ impl Disk {
         // Now and then everything since the flush is lost, or nothing.
         let lost_percent = [0, 30, 70, 100, 100][rng.below(5) as usize];
         self.settle(|sectors| match rng.below(100) {
-            percent if percent < lost_percent => Kept::Nothing,
-            _ if rng.below(4) == 0 => Kept::Sectors((0..sectors).map(|_| rng.below(2) == 0).collect()),
-            _ => Kept::All,
+            percent if percent < lost_percent => KeptBytes::Nothing,
+            _ if rng.below(4) == 0 => KeptBytes::Sectors((0..sectors).map(|_| rng.below(2) == 0).collect()),
+            _ => KeptBytes::All,
         })
     }
 
-    fn settle(&self, mut kept: impl FnMut(usize) -> Kept) -> usize {
+    fn settle(&self, mut kept: impl FnMut(usize) -> KeptBytes) -> usize {
         let mut state = self.cached.state();
         let pending: Vec<_> = state.pending.drain(..).collect();
         state.flushed += pending.len() as u64;
@@ -168,9 +168,9 @@ impl Disk {
             let kept = kept(bytes.len().div_ceil(SECTOR));
             for (sector, part) in bytes.chunks(SECTOR).enumerate() {
                 let stays = match &kept {
-                    Kept::All => true,
-                    Kept::Nothing => false,
-                    Kept::Sectors(which) => which[sector],
+                    KeptBytes::All => true,
+                    KeptBytes::Nothing => false,
+                    KeptBytes::Sectors(which) => which[sector],
                 };
                 if stays {
                     let at = at + sector * SECTOR;
@@ -185,7 +185,7 @@ impl Disk {
 }
 
 /// What is left of a write that was not flushed.
-enum Kept {
+enum KeptBytes {
     All,
     Nothing,
     Sectors(Vec<bool>),
@@ -222,12 +222,12 @@ impl Drop for Loop {
 }
 
 /// A device that the kernel maps to others as a table says; gone when it is dropped.
-pub(crate) struct Mapped {
+pub(crate) struct MappedDevice {
     name: String,
     pub(crate) device: String,
 }
 
-impl Mapped {
+impl MappedDevice {
     pub(crate) fn new(table: &str) -> Option<Self> {
         let name = format!("kvplane-test-{}", std::process::id());
         if let Err(why) = run("dmsetup", &["create", &name, "--noudevsync", "--table", table]) {
@@ -246,7 +246,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedDevice {
     fn drop(&mut self) {
         let _ = run("dmsetup", &["remove", "--force", "--noudevsync", "--retry", &self.name]);
     }

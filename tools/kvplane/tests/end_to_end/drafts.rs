@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kvplane::{Begun, Client, Fill, Put, PutOptions, PutSession, Region, RegionOptions, Status};
+use kvplane::{BeginOutcome, Client, Fill, Put, PutOptions, PutSession, Region, RegionOptions, Status};
 
 use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
@@ -43,8 +43,8 @@ impl Writer {
             self.client.put_session(key.as_bytes(), BYTES as u64, &PutOptions::default(), Duration::from_secs(60)).ok()
         });
         match begun.expect("a session") {
-            Begun::Session(session) => session,
-            Begun::Exists => panic!("{key} exists"),
+            BeginOutcome::Session(session) => session,
+            BeginOutcome::Exists => panic!("{key} exists"),
         }
     }
 

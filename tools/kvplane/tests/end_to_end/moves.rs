@@ -42,12 +42,12 @@ fn members(control: &Process, count: u64) {
 
 /// What gets found.
 #[derive(Default)]
-struct Found {
+struct GetCounts {
     asked: u64,
     hits: u64,
 }
 
-impl Found {
+impl GetCounts {
     /// Gets every object once.
     fn sweep(&mut self, client: &mut Client) -> u64 {
         let before = self.hits;
@@ -86,11 +86,11 @@ fn hits_stay_through_a_join_and_a_leave_in_order() {
     for key in 0..OBJECTS {
         client.put(name(key).as_bytes(), &value(key)).unwrap();
     }
-    let mut steady = Found::default();
+    let mut steady = GetCounts::default();
     assert_eq!(steady.sweep(&mut client), OBJECTS);
 
     // One more: about a quarter of the slots moves to it.
-    let mut joined = Found::default();
+    let mut joined = GetCounts::default();
     let newcomer = node(&place, 4);
     members(&control, 4);
     joined.sweep_until(&mut near, Duration::from_secs(3), || true);
@@ -104,14 +104,14 @@ fn hits_stay_through_a_join_and_a_leave_in_order() {
     }
 
     // Another leaves in order, and its objects are with the others when it is gone.
-    let mut left = Found::default();
+    let mut left = GetCounts::default();
     nodes[0].signal("TERM");
     left.sweep_until(&mut client, Duration::from_secs(1), || health(control.http())["members"] == 3);
     let status = nodes[0].ended();
     assert!(status.success(), "{:?}", nodes[0].said());
     let said = nodes[0].said().join("\n");
     assert!(said.contains("drained: all objects are with other nodes"), "{said}");
-    let mut after = Found::default();
+    let mut after = GetCounts::default();
     after.sweep(&mut client);
     println!(
         "hit rate: steady {:.4}, while a node joined {:.4} ({} gets), while one left {:.4} ({} gets), after {:.4}",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvplane::{
-    AsyncClient, Begun, Buffer, Client, ClientConfig, Fill, Finished, Near, NodeId, Put, PutOptions, Region,
+    AsyncClient, BatchOutcome, BeginOutcome, Buffer, Client, ClientConfig, Fill, Near, NodeId, Put, PutOptions, Region,
     RegionOptions, Slice, Status,
 };
 use kvplane_client::Request;
@@ -233,7 +233,7 @@ fn a_short_value_is_put_over_what_is_left_of_a_long_one() {
             2 => runtime.block_on(later.put_from(b"long", theirs.slice(0, 1000))),
             3 => {
                 let session = client.put_session(b"long", 1000, &PutOptions::default(), Duration::from_secs(5));
-                let Ok(Begun::Session(session)) = session else { panic!("{session:?}") };
+                let Ok(BeginOutcome::Session(session)) = session else { panic!("{session:?}") };
                 let fill = Fill { session: &session, offset: 0, from: buffer.slice(0, 1000) };
                 client.fill(&[fill]).unwrap().pop().unwrap().unwrap();
                 client.commit_session(&session)
@@ -241,7 +241,7 @@ fn a_short_value_is_put_over_what_is_left_of_a_long_one() {
             _ => {
                 client.start_puts(&[(b"long", buffer.slice(0, 1000))], &PutOptions::default()).unwrap();
                 let finished = client.next_finished().unwrap();
-                let Some((_, Finished::Puts(mut puts))) = finished else { panic!("{finished:?}") };
+                let Some((_, BatchOutcome::Puts(mut puts))) = finished else { panic!("{finished:?}") };
                 puts.pop().unwrap()
             }
         };

@@ -57,7 +57,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stale-handle-is-taken-back",
         invariant: "a peer gives back what it holds, and nothing of a later holder of the same place",
-        file: "dataplane/store/src/service/held.rs",
+        file: "dataplane/store/src/service/sessions/held.rs",
         find: "let held = self.holder(index) == Some((session, generation));",
         replace: "let held = self.holder(index).is_some_and(|(holder, g)| holder == session && g >= generation);",
         host: Host::World,
@@ -109,9 +109,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "fence-closes-nothing",
         invariant: "nothing of a connection that its client gave up is carried out after what this client asks later",
-        file: "dataplane/store/src/service/session.rs",
+        file: "dataplane/store/src/service/sessions/handshake.rs",
         find: "        for peer in over {
-            self.close(peer, CloseReason::Fenced);
+            self.close(&mut answers.outputs, peer, CloseReason::Fenced);
         }",
         replace: "        drop(over);",
         host: Host::World,
@@ -119,7 +119,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "missed-epochs-are-not-noticed",
         invariant: "a shard that may have missed an owner of its slots does not serve what it had before",
-        file: "dataplane/store/src/service/mod.rs",
+        file: "dataplane/store/src/service/owners.rs",
         find: "epoch.0 > heard.0 + 1 && standing.since > heard && !told;",
         replace: "epoch.0 > heard.0 + 1 && standing.since > heard && !told && heard > epoch;",
         host: Host::MissedEpochs,
@@ -206,7 +206,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "reservation-of-a-gone-peer-stays",
         invariant: "what a peer held comes back when it is gone",
-        file: "dataplane/store/src/service/session.rs",
+        file: "dataplane/store/src/service/mod.rs",
         find: "            store.abort(reservation).expect(\"a session's reservation is held\");
         }
     }",
@@ -218,7 +218,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "pins-of-a-gone-peer-stay",
         invariant: "what a peer held comes back when it is gone, pins too",
-        file: "dataplane/store/src/service/session.rs",
+        file: "dataplane/store/src/service/mod.rs",
         find: "            store.unpin(pin).expect(\"a session's pin is held\");
         }
         for reservation",
@@ -231,7 +231,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "slot-that-left-is-still-put-to",
         invariant: "an object is made at the owner of its slot only",
         file: "dataplane/store/src/service/objects.rs",
-        find: "        if !owns(&self.owned, digest) {
+        find: "        if !self.ownership.owns(digest) {
             // The slot left while",
         replace: "        if !owns(&self.owned, digest) && digest == Digest(0) {
             // The slot left while",

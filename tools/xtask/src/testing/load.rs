@@ -50,12 +50,12 @@ impl Load {
 }
 
 /// Threads that turn until this is dropped.
-pub struct Turning {
+pub struct BusyThreads {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Turning {
+impl BusyThreads {
     /// Starts so many threads for each core.
     #[must_use]
     pub fn start(loops_per_core: usize) -> Self {
@@ -74,7 +74,7 @@ impl Turning {
     }
 }
 
-impl Drop for Turning {
+impl Drop for BusyThreads {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn threads_turn_until_they_are_dropped() {
-        let turning = Turning::start(1);
+        let turning = BusyThreads::start(1);
         assert!(!turning.threads.is_empty());
         let over = Arc::clone(&turning.over);
         drop(turning);

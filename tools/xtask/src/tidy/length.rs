@@ -17,7 +17,7 @@ const MAX_FILE_LINES: usize = 500;
 const MAX_FUNCTION_LINES: usize = 70;
 
 /// Something that is measured: how long it is, where it begins, and what it may be.
-struct Measured<'a> {
+struct Measurement<'a> {
     path: &'a str,
     line: usize,
     lines: usize,
@@ -52,15 +52,15 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-fn measure(tree: &Tree) -> BTreeMap<String, Measured<'_>> {
+fn measure(tree: &Tree) -> BTreeMap<String, Measurement<'_>> {
     let mut measured = BTreeMap::new();
     for file in tree.rust() {
         let path = file.path.as_str();
-        let whole = Measured { path, line: 1, lines: file.text.lines().count(), limit: MAX_FILE_LINES };
+        let whole = Measurement { path, line: 1, lines: file.text.lines().count(), limit: MAX_FILE_LINES };
         measured.insert(path.to_string(), whole);
         for function in syntax::functions(&lex::tokens(&file.code)) {
             let lines = function.lines();
-            let found = Measured { path, line: function.first_line, lines, limit: MAX_FUNCTION_LINES };
+            let found = Measurement { path, line: function.first_line, lines, limit: MAX_FUNCTION_LINES };
             let longest = measured.entry(format!("{path}#{}", function.name)).or_insert(found);
             if lines > longest.lines {
                 (longest.line, longest.lines) = (function.first_line, lines);

@@ -408,9 +408,9 @@ mod tests {
         }
     }
 
-    struct Broken;
+    struct BrokenBatch;
 
-    impl Wake for Broken {
+    impl Wake for BrokenBatch {
         fn wake(self: Arc<Self>) {
             panic!("a drill");
         }
@@ -445,7 +445,7 @@ mod tests {
     fn a_waker_that_panics_keeps_nobody_else_from_being_woken() {
         let state = state();
         let count = Arc::new(Count(AtomicUsize::new(0)));
-        let (broken, good) = (Waker::from(Arc::new(Broken)), Waker::from(Arc::clone(&count)));
+        let (broken, good) = (Waker::from(Arc::new(BrokenBatch)), Waker::from(Arc::clone(&count)));
         assert!(state.watch_waker(&mut None, &broken) && state.watch_waker(&mut None, &good));
         state.part_ended(0, Status::Ok, 0);
         state.finish(None);

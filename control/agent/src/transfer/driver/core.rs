@@ -21,14 +21,14 @@ const LEAVING_ROUNDS: u32 = 2;
 const BURY_LONGEST: Duration = Duration::from_millis(5);
 
 /// A peer as the initiator knows it.
-struct Known {
+struct KnownPeer {
     peer: Weak<Peer>,
     id: PeerId,
     /// The initiator's id for the file, where the peer stands for one.
     file: Option<SegmentId>,
 }
 
-impl Known {
+impl KnownPeer {
     fn open(initiator: &mut Initiator, peer: &Arc<Peer>) -> Self {
         Self { peer: Arc::downgrade(peer), id: initiator.open_peer_near(peer.address.clone(), peer.near()), file: None }
     }
@@ -47,7 +47,7 @@ pub(in crate::transfer) struct Core {
     /// The batch that begins or ends at the moment: it is not to be lost where that panics.
     in_hand: Option<Arc<State>>,
     /// The peers that were asked, by their numbers.
-    peers: HashMap<u64, Known>,
+    peers: HashMap<u64, KnownPeer>,
     /// Whom a batch asks, by position, while it begins.
     asked: Vec<(PeerId, Option<SegmentId>)>,
     departures: Departures,
@@ -92,7 +92,8 @@ impl Core {
         };
         self.asked.clear();
         for remote in &*state.remotes() {
-            let known = self.peers.entry(remote.peer.number).or_insert_with(|| Known::open(initiator, &remote.peer));
+            let known =
+                self.peers.entry(remote.peer.number).or_insert_with(|| KnownPeer::open(initiator, &remote.peer));
             self.asked.push((known.id, known.file));
         }
         for request in &mut work.requests {
@@ -201,7 +202,7 @@ impl Core {
     pub(in crate::transfer) fn add_file(&mut self, peer: &Arc<Peer>, file: Arc<DirectFile>) -> std::io::Result<()> {
         let initiator = self.initiator.as_mut().ok_or_else(|| std::io::Error::other(self.failure.clone()))?;
         let file = initiator.host().add_file(file)?;
-        let known = Known { file: Some(file), ..Known::open(initiator, peer) };
+        let known = KnownPeer { file: Some(file), ..KnownPeer::open(initiator, peer) };
         self.peers.insert(peer.number, known);
         Ok(())
     }
@@ -263,7 +264,7 @@ impl Core {
 
     /// The initiator's books, and the names of its peers; none when it failed.
     pub(in crate::transfer) fn books(&mut self) -> Option<(&Client, HashMap<PeerId, String>)> {
-        let name = |known: &Known| Some((known.id, known.peer.upgrade()?.name()));
+        let name = |known: &KnownPeer| Some((known.id, known.peer.upgrade()?.name()));
         Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
     }
 

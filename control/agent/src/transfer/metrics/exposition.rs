@@ -64,7 +64,7 @@ pub(super) struct Now {
 }
 
 /// What one scrape shows of one series.
-pub(super) struct Shown {
+pub(super) struct SeriesView {
     pub(super) peer: String,
     pub(super) transport: Transport,
     /// `all` for the peers that share a series.
@@ -89,7 +89,7 @@ type Rails = BTreeMap<Key, (RailCounts, Now)>;
 
 impl Exposition {
     /// Takes what was counted, and says what to show of it.
-    pub(super) fn scrape(&mut self, metrics: &Metrics) -> Vec<Shown> {
+    pub(super) fn scrape(&mut self, metrics: &Metrics) -> Vec<SeriesView> {
         let mut peers: BTreeMap<&str, Rails> = BTreeMap::new();
         let mut rest: BTreeMap<Transport, (RailCounts, Now)> = BTreeMap::new();
         for (transport, counts) in &metrics.departed {
@@ -122,7 +122,7 @@ impl Exposition {
         }
         self.others = peers.into_keys().map(str::to_owned).collect();
         let shared = rest.into_iter().filter(|(_, (counts, now))| !counts.is_empty() || *now != Now::default());
-        shown.extend(shared.map(|(transport, (counts, now))| Shown {
+        shown.extend(shared.map(|(transport, (counts, now))| SeriesView {
             peer: "other".to_owned(),
             transport,
             rail: "all".to_owned(),
@@ -160,7 +160,7 @@ impl Exposition {
 }
 
 impl Peer {
-    fn see(&mut self, rails: Option<Rails>, shown: &mut Vec<Shown>) {
+    fn see(&mut self, rails: Option<Rails>, shown: &mut Vec<SeriesView>) {
         let mut rails = rails.unwrap_or_default();
         for (key, series) in &mut self.series {
             if !rails.contains_key(key) {
@@ -170,7 +170,7 @@ impl Peer {
         for (key, (counts, _)) in &mut rails {
             self.series.entry(key.clone()).or_default().see(core::mem::take(counts));
         }
-        shown.extend(self.series.iter().map(|(key, series)| Shown {
+        shown.extend(self.series.iter().map(|(key, series)| SeriesView {
             peer: self.name.clone(),
             transport: key.0,
             rail: key.1.clone(),

@@ -69,7 +69,7 @@ proptest! {
         steps in prop::collection::vec((0u8..8, 0u64..5, 0u32..40, 1u64..400_000_000), 1..200),
     ) {
         let shards = 40;
-        let mut world = Said { objects: objects(), members: vec![None; 5], now_ns: 0, shards };
+        let mut world = CatalogReply { objects: objects(), members: vec![None; 5], now_ns: 0, shards };
         world.objects.publish(0, ("", "o", Some(1)), spec(4000, 100)).unwrap();
         for (what, who, shard, wait_ns) in steps {
             world.step(what, who, shard, wait_ns)?;
@@ -86,14 +86,14 @@ struct Client {
     told: Vec<Grant>,
 }
 
-struct Said {
+struct CatalogReply {
     objects: Objects,
     members: Vec<Option<Client>>,
     now_ns: u64,
     shards: u32,
 }
 
-impl Said {
+impl CatalogReply {
     fn step(&mut self, what: u8, who: u64, shard: u32, wait_ns: u64) -> Result<(), TestCaseError> {
         self.now_ns += wait_ns;
         let (now_ns, at) = (self.now_ns, who as usize);

@@ -10,7 +10,7 @@ use kvplane_cluster::p2p::{
     Failure, FailureKind, Grant, Hold, Layout, ObjectSpec, Objects, ObjectsConfig, Place, ShardSet,
 };
 
-use ranks::Ranked;
+use ranks::RankPlan;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
@@ -90,7 +90,7 @@ pub(crate) struct Fluid {
     clients: BTreeMap<u64, u64>,
     fetching: BTreeMap<(u64, u32), u64>,
     /// Those who fetch by a schedule.
-    ranked: BTreeMap<u64, Ranked>,
+    ranked: BTreeMap<u64, RankPlan>,
     by_rank: BTreeMap<u32, u64>,
 }
 

@@ -103,13 +103,13 @@ proptest! {
     }
 }
 
-struct Found {
+struct SwarmOutcome {
     time: f64,
     egress: f64,
     most: f64,
 }
 
-fn spread(ranks: u32, shards: u64) -> Found {
+fn spread(ranks: u32, shards: u64) -> SwarmOutcome {
     let mut fluid = Fluid::new(BYTES, shards, 1);
     let origin = fluid.join(LINK, true, nowhere());
     for rank in 0..ranks {
@@ -124,7 +124,7 @@ fn spread(ranks: u32, shards: u64) -> Found {
         done_ns as f64 / ALONE_NS,
         sent(&origin),
     );
-    Found { time, egress: sent(&origin), most }
+    SwarmOutcome { time, egress: sent(&origin), most }
 }
 
 #[test]

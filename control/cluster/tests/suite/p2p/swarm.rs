@@ -22,7 +22,7 @@ pub(crate) fn binomial(receivers: u64, shards: u64) -> f64 {
     rounds as f64 / shards as f64 * ALONE_NS
 }
 
-struct Found {
+struct SwarmOutcome {
     /// Beside the bound.
     time: f64,
     /// What the origin sent, in objects.
@@ -31,7 +31,7 @@ struct Found {
     most: f64,
 }
 
-fn spread(receivers: u64, shards: u64, seed: u64) -> Found {
+fn spread(receivers: u64, shards: u64, seed: u64) -> SwarmOutcome {
     let mut fluid = Fluid::new(BYTES, shards, seed);
     let origin = fluid.join(LINK, true, nowhere());
     for _ in 0..receivers {
@@ -40,7 +40,7 @@ fn spread(receivers: u64, shards: u64, seed: u64) -> Found {
     let done_ns = fluid.run(600 * SECOND).expect("everybody is done");
     let sent = |member: &u64| fluid.peers[member].sent_bytes / BYTES as f64;
     let most = fluid.peers.keys().filter(|&&member| member != origin).map(sent).fold(0.0, f64::max);
-    let found = Found { time: done_ns as f64 / binomial(receivers, shards), egress: sent(&origin), most };
+    let found = SwarmOutcome { time: done_ns as f64 / binomial(receivers, shards), egress: sent(&origin), most };
     println!(
         "{receivers} receivers, {shards} shards: {:.3} x the bound, {:.3} x the fluid one, egress {:.3}, most {:.3}",
         found.time,

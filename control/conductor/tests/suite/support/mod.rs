@@ -3,7 +3,8 @@
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
 use kvplane_conductor::desk::{
-    Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part,
+    Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part,
+    ScheduleRequest,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
 use kvplane_conductor::scheduler::ConductorConfig;
@@ -43,8 +44,8 @@ pub fn prompt(seed: u64, blocks: usize) -> Vec<u64> {
     (0..blocks as u64).map(|at| mix64(seed << 20 | at)).collect()
 }
 
-pub fn asked(request: &str, hashes: Vec<u64>) -> Asked {
-    Asked {
+pub fn asked(request: &str, hashes: Vec<u64>) -> ScheduleRequest {
+    ScheduleRequest {
         client: 1,
         request: request.to_owned(),
         context: context(),
@@ -64,7 +65,7 @@ pub fn batch(seq: u64, events: Vec<CacheEvent>) -> CacheBatch {
     CacheBatch { seq, change: CacheChange::Goes, events }
 }
 
-pub fn assigned(answer: &Answer) -> &Assigned {
+pub fn assigned(answer: &Answer) -> &AssignedInstances {
     match answer {
         Answer::Assigned(assigned) => assigned,
         other => panic!("assigned, not {other:?}"),

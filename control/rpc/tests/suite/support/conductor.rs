@@ -90,7 +90,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let holder =
         PrefixHolder { instance: instance.clone(), gpu_tokens: 1, dram_tokens: 2, ssd_tokens: 3, degraded: true };
     show("PrefixHolders", encode(&PrefixHolders { holders: vec![holder], pooled_tokens: 4 }));
-    show("Scheduled", encode(&Scheduled::Queued { reservation: 1, position: 2, eta_ns: 3 }));
+    show("ScheduleReply", encode(&ScheduleReply::Queued { reservation: 1, position: 2, eta_ns: 3 }));
     let row = InstanceStatus {
         instance: instance.clone(),
         life: 2,
@@ -122,11 +122,11 @@ pub(crate) fn show_replies(show: Show<'_>) {
         mismatch: true,
     };
     show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
-    let answer = Scheduled::Assigned(assignment());
-    show("Assigned", encode(&Assigned { request: "r".to_owned(), answer }));
+    let answer = ScheduleReply::Assigned(assignment());
+    show("PlacementNotice", encode(&PlacementNotice { request: "r".to_owned(), answer }));
     let candidate =
         CandidateStatus { instance, takes: true, held_tokens: 1, wait_ns: 2, egress_wait_ns: 3, factor_permille: 4 };
-    let answer = Scheduled::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
+    let answer = ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
     let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
     show("RequestExplained", encode(&explained));
     show("InstanceHeld", encode(&InstanceHeld { requests: 3 }));
@@ -143,7 +143,7 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<ReportCache>(frame);
     let _ = decode::<QueryPrefix>(frame);
     let _ = decode::<Schedule>(frame);
-    let _ = decode::<Scheduled>(frame);
+    let _ = decode::<ScheduleReply>(frame);
     let _ = decode::<InstanceTable>(frame);
     let _ = decode::<RequestExplained>(frame);
 }

@@ -15,7 +15,7 @@ use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
     Authority, Caller, Client, ClientConfig, ClusterName, ConnectError, Event, ItemFrame, Limits, MapFrame, Refusal,
-    RefusalCode, Role, ServeError, Server, ServerConfig, Service, Standing, item_frame,
+    RefusalCode, Role, ServeError, Server, ServerConfig, Service, ServiceState, item_frame,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -97,23 +97,23 @@ impl Service for Recorder {
             heartbeat_deadline_ns: 2,
         })
     }
-    fn join(&self, _: Caller, _: Join) -> Result<Joined, Refusal> {
-        Ok(Joined { epoch: 1, heartbeat_interval_ns: 1, heartbeat_deadline_ns: 2 })
+    fn join(&self, _: Caller, _: Join) -> Result<JoinReply, Refusal> {
+        Ok(JoinReply { epoch: 1, heartbeat_interval_ns: 1, heartbeat_deadline_ns: 2 })
     }
     fn heartbeat(&self, _: Caller, _: Heartbeat) -> Result<Alive, Refusal> {
         Ok(Alive { epoch: 1, since: 1 })
     }
-    fn settled(&self, _: Caller, _: Settled) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn settled(&self, _: Caller, _: SettleReport) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     fn get_moves(&self, _: Caller, _: GetMoves) -> Result<Moves, Refusal> {
         Ok(Moves { unsettled: 0 })
     }
-    fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn leave(&self, _: Caller, _: Leave) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
-    fn offer_map(&self, _: Caller, _: OfferMap) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn offer_map(&self, _: Caller, _: OfferMap) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     fn get_life(&self, _: Caller, call: GetLife) -> Result<LastLife, Refusal> {
         Ok(LastLife { incarnation: call.node })
@@ -121,20 +121,20 @@ impl Service for Recorder {
     fn attach_devices(&self, _: Caller, _: AttachDevices) -> Result<DevicesKept, Refusal> {
         Ok(DevicesKept { since: 1 })
     }
-    fn drain(&self, _: Caller, _: Drain) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn drain(&self, _: Caller, _: Drain) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
-    fn undrain(&self, _: Caller, _: Undrain) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn undrain(&self, _: Caller, _: Undrain) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
-    fn register_segment(&self, _: Caller, _: RegisterSegment) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn register_segment(&self, _: Caller, _: RegisterSegment) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
-    fn renew_segments(&self, _: Caller, _: RenewSegments) -> Result<Renewed, Refusal> {
-        Ok(Renewed { segments: 0 })
+    fn renew_segments(&self, _: Caller, _: RenewSegments) -> Result<RenewReply, Refusal> {
+        Ok(RenewReply { segments: 0 })
     }
-    fn unregister_segment(&self, _: Caller, _: UnregisterSegment) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn unregister_segment(&self, _: Caller, _: UnregisterSegment) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
         Err(Refusal::new(RefusalCode::NotFound, format!("no segment {:?}", call.name)))
@@ -145,12 +145,12 @@ impl Service for Recorder {
     fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
         Err(Refusal::new(RefusalCode::ShuttingDown, "a test"))
     }
-    fn report_shard(&self, _: Caller, _: ReportShard) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn report_shard(&self, _: Caller, _: ReportShard) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
-    fn report_hot(&self, _: Caller, _: ReportHot) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn report_hot(&self, _: Caller, _: ReportHot) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
     fn list_hot(&self, _: Caller, _: ListHot) -> Result<HotList, Refusal> {
         Ok(HotList { nodes: Vec::new() })
@@ -159,12 +159,12 @@ impl Service for Recorder {
         Ok(ShardList { nodes: Vec::new() })
     }
 
-    fn set_tenant(&self, _: Caller, _: SetTenant) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn set_tenant(&self, _: Caller, _: SetTenant) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
-    fn remove_tenant(&self, _: Caller, _: RemoveTenant) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn remove_tenant(&self, _: Caller, _: RemoveTenant) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
     fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
@@ -184,8 +184,8 @@ impl Service for Recorder {
         Ok(TicketKeys { seconds: 0, keys: Vec::new(), ticket })
     }
 
-    fn rotate_tickets(&self, _: Caller) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn rotate_tickets(&self, _: Caller) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -197,12 +197,12 @@ impl Service for Recorder {
         Ok(receive)
     }
 
-    fn answer_order(&self, _: Caller, _: AnswerOrder) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn answer_order(&self, _: Caller, _: AnswerOrder) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
-    fn report_events(&self, _: Caller, _: ReportEvents) -> Result<Done, Refusal> {
-        Ok(Done)
+    fn report_events(&self, _: Caller, _: ReportEvents) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
     }
 
     fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -285,7 +285,7 @@ pub async fn serve(authority: &Authority, listen: SocketAddr, service: &Arc<Reco
     };
     // A server that was just closed gives its port back when its runtime comes to it.
     loop {
-        match Server::start(&config, Standing::Serving(service.clone())) {
+        match Server::start(&config, ServiceState::Serving(service.clone())) {
             Err(ServeError::Listen { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }

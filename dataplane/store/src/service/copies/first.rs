@@ -43,7 +43,7 @@ pub(super) struct Second {
 
 /// A copy that has to go.
 #[derive(Debug, Default)]
-pub(super) struct Owed {
+pub(super) struct OwedRemoval {
     /// Whether the second owner has to say that it went.
     pub(super) drops: bool,
     /// Until then clients may read a copy that a former second owner has; 0 for not at all.
@@ -122,7 +122,7 @@ impl Service {
 
     /// Too many: whole slots take less to remember.
     fn owe_slots(&mut self) {
-        let (mut slots, mut asked): (BTreeMap<Digest, Owed>, BTreeMap<Digest, Owed>) = Default::default();
+        let (mut slots, mut asked): (BTreeMap<Digest, OwedRemoval>, BTreeMap<Digest, OwedRemoval>) = Default::default();
         for (digest, owed) in core::mem::take(&mut self.copies.owed) {
             if owed.asked != 0 {
                 asked.insert(digest, owed);

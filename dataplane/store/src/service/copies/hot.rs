@@ -115,7 +115,7 @@ impl Service {
         if copied || context.fetches || !self.copies.seconds.contains_key(&digest.slot()) {
             return;
         }
-        if self.want_copy_for_now(digest, self.now_ns) == super::Wished::Coming {
+        if self.want_copy_for_now(digest, self.now_ns) == super::ReplicaProgress::Coming {
             self.copies.counters.hot += 1;
         }
     }

@@ -39,10 +39,10 @@ use super::Service;
 use super::types::CloseReason;
 use crate::store::{Fate, Side};
 pub use first::copy_of;
-use first::{Owed, Push, Second};
+use first::{OwedRemoval, Push, Second};
 use kvplane_proto::Status;
 pub(super) use waits::CopyWaits;
-pub use wished::Wished;
+pub use wished::ReplicaProgress;
 
 /// What became of copies so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,7 +90,7 @@ pub(super) struct Copies {
     peers: BTreeMap<ShardKey, Second>,
     /// Copies that have to go before anything of their objects is acknowledged. A digest that is all zeros below the
     /// slot means the whole slot.
-    owed: BTreeMap<Digest, Owed>,
+    owed: BTreeMap<Digest, OwedRemoval>,
     /// Since which map the second owners are as they are, and when a client was last told that one has a copy.
     seconds_since: Epoch,
     told_ns: u64,

@@ -11,7 +11,7 @@ use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 use super::super::Service;
 use super::super::answers::items_of;
 use super::super::context::RequestContext;
-use super::super::objects::Made;
+use super::super::objects::CommittedObject;
 use super::super::types::{CloseReason, PayloadTo};
 use crate::store::{Fate, Side};
 use crate::{Replica, Reserve};
@@ -57,7 +57,7 @@ impl Service {
         reservation: ReservationId,
         (digest, bytes): (Digest, u64),
         checksum: u64,
-    ) -> Result<Made, Status> {
+    ) -> Result<CommittedObject, Status> {
         if !self.copies.relations.contains_key(&digest.slot()) {
             self.abort_one(reservation);
             return Err(Status::WrongOwner);
@@ -66,7 +66,7 @@ impl Service {
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.copies.counters.taken += 1;
-                Ok(Made { version, digest, bytes, replaces: false, is_copy: true, ack: None })
+                Ok(CommittedObject { version, digest, bytes, replaces: false, is_copy: true, ack: None })
             }
             Err(error) => {
                 if error == crate::CommitError::Expired {

@@ -20,7 +20,7 @@ const AHEAD_NS: u64 = 10_000_000_000;
 
 /// How far the copy of an object is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Wished {
+pub enum ReplicaProgress {
     /// This shard does not own the object first.
     #[default]
     Elsewhere,
@@ -37,37 +37,39 @@ pub enum Wished {
 impl Service {
     /// An object of ours is to have a copy with the second owner of its slot, however it was put, and to have it again
     /// whenever it is lost, like one that was put with two. What is on an SSD only is read into memory first.
-    pub fn want_copy(&mut self, digest: Digest, now_ns: u64) -> Wished {
+    pub fn want_copy(&mut self, digest: Digest, now_ns: u64) -> ReplicaProgress {
         let wished = self.want_copy_for_now(digest, now_ns);
-        if matches!(wished, Wished::Coming | Wished::There(_)) {
+        if matches!(wished, ReplicaProgress::Coming | ReplicaProgress::There(_)) {
             self.write_promise(digest);
         }
         wished
     }
 
     /// A copy of an object of ours is wanted for as long as the object stays in memory: nothing is written to the SSD.
-    pub(super) fn want_copy_for_now(&mut self, digest: Digest, now_ns: u64) -> Wished {
+    pub(super) fn want_copy_for_now(&mut self, digest: Digest, now_ns: u64) -> ReplicaProgress {
         self.now_ns = self.now_ns.max(now_ns);
         if !self.ownership.owns(digest) {
-            return Wished::Elsewhere;
+            return ReplicaProgress::Elsewhere;
         }
         let object = self.store.as_ref().and_then(|store| store.peek(digest));
         let Some((bytes, version)) = object.map(|object| (object.extent.bytes, object.version)) else {
             let Some(view) = self.on_ssd(digest) else {
                 let coming = self.is_coming(digest);
-                return if coming { Wished::Coming } else { Wished::Missing };
+                return if coming { ReplicaProgress::Coming } else { ReplicaProgress::Missing };
             };
             self.prefetch(&view, self.now_ns.saturating_add(AHEAD_NS), true);
-            return Wished::Coming;
+            return ReplicaProgress::Coming;
         };
         if !self.copies.seconds.contains_key(&digest.slot()) {
-            return Wished::Alone;
+            return ReplicaProgress::Alone;
         }
         // A push of an older version, still in flight, makes no copy of this one and looks for none when it ends.
         let sending = self.copies.pushes.get(&digest).is_some_and(|push| push.version == version);
-        let Some(store) = self.store.as_mut().filter(|store| !store.is_copy(digest)) else { return Wished::Elsewhere };
+        let Some(store) = self.store.as_mut().filter(|store| !store.is_copy(digest)) else {
+            return ReplicaProgress::Elsewhere;
+        };
         if store.is_copied(digest) && !sending {
-            return Wished::There(bytes);
+            return ReplicaProgress::There(bytes);
         }
         if store.replica(digest) == Replica::None {
             store.want_copy(digest);
@@ -79,7 +81,7 @@ impl Service {
                 false => self.walk_again(),
             }
         }
-        Wished::Coming
+        ReplicaProgress::Coming
     }
 
     /// Copies of objects of ours are given up, and not made again: until such an object is put or wished for anew, is

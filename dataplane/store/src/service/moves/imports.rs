@@ -100,7 +100,7 @@ pub enum FetchDone {
 
 /// An object that a former owner has.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct ListedObject {
     pub(super) item: KeyItem,
     pub(super) tenant: Vec<u8>,
     pub(super) key: Vec<u8>,
@@ -124,7 +124,7 @@ pub(super) struct Source {
     pub(super) retry_ns: u64,
     /// Until then nobody waits for it.
     pub(super) muted_ns: u64,
-    pub(super) queue: VecDeque<Listed>,
+    pub(super) queue: VecDeque<ListedObject>,
     /// What it is to drop.
     pub(super) drops: VecDeque<Digest>,
     pub(super) dropping: bool,

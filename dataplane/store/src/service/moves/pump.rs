@@ -7,9 +7,9 @@ use kvplane_proto::message::PageQuery;
 use kvplane_proto::{Digest, Status};
 
 use super::super::Service;
-use super::super::objects::Made;
+use super::super::objects::CommittedObject;
 use super::changes;
-use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
+use super::imports::{Call, Fetch, FetchDone, ListedObject, Object, Source, Want};
 use crate::CommitError;
 
 /// Objects of one request to drop them.
@@ -319,7 +319,7 @@ impl Service {
             self.object_ended(digest, End::Settled);
             return;
         };
-        let listed = Listed { item: key.item, tenant: key.name.tenant.to_vec(), key: key.name.key.to_vec() };
+        let listed = ListedObject { item: key.item, tenant: key.name.tenant.to_vec(), key: key.name.key.to_vec() };
         if let Some(fetch) = self.begin_object(&listed) {
             self.moves.imports.ready.push_back(fetch);
         }
@@ -349,7 +349,7 @@ impl Service {
                 self.moves.counters.imported += 1;
                 self.moves.counters.imported_bytes += bytes;
                 self.moves.counters.fetched += u64::from(demanded);
-                let made = Made { version, digest, bytes, replaces: false, is_copy: false, ack: None };
+                let made = CommittedObject { version, digest, bytes, replaces: false, is_copy: false, ack: None };
                 let waits = self.waits_of(&made);
                 self.make_last(&made, waits, None);
                 self.keep_moved(source, digest);
@@ -403,7 +403,7 @@ impl Service {
         };
         (entry.asking, entry.failures) = (false, 0);
         for key in page.keys() {
-            entry.queue.push_back(Listed {
+            entry.queue.push_back(ListedObject {
                 item: key.item,
                 tenant: key.name.tenant.to_vec(),
                 key: key.name.key.to_vec(),

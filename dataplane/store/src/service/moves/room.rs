@@ -5,9 +5,9 @@ use kvplane_proto::{Digest, Status};
 
 use super::super::Service;
 use super::super::tail::TailHead;
-use super::super::tiered::Moved;
+use super::super::tiered::MoveProgress;
 use super::super::types::{Memory, Place};
-use super::imports::{Call, Fetch, Listed, Want};
+use super::imports::{Call, Fetch, ListedObject, Want};
 use super::pump::End;
 use crate::{Replica, Reserve};
 
@@ -24,9 +24,9 @@ impl Service {
         let (moved, now_ns) = (self.write_moved(digest), self.now_ns);
         let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
         match moved {
-            Moved::Waits => _ = entry.unwritten.insert(digest),
-            Moved::Kept => self.drop_there(source, digest),
-            Moved::Refused => entry.look_again(now_ns),
+            MoveProgress::Waits => _ = entry.unwritten.insert(digest),
+            MoveProgress::Kept => self.drop_there(source, digest),
+            MoveProgress::Refused => entry.look_again(now_ns),
         }
     }
 
@@ -47,7 +47,7 @@ impl Service {
     }
 
     /// Makes room for an object that was described, and asks for it.
-    pub(super) fn begin_object(&mut self, listed: &Listed) -> Option<Fetch> {
+    pub(super) fn begin_object(&mut self, listed: &ListedObject) -> Option<Fetch> {
         let (digest, bytes) = (listed.item.digest, listed.item.bytes);
         let name = ObjectName { tenant: &listed.tenant, key: &listed.key };
         let plain = PutItem::plain(digest, bytes).with_options(&listed.item.options());

@@ -15,7 +15,7 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::stream_read::Wanted;
+use super::stream_read::ReadSpan;
 use super::types::{Memory, Place};
 use crate::drafts::{Complete, DraftId, Drafts, FillError, Numbers, SealError};
 use crate::store::Store;
@@ -152,7 +152,7 @@ impl PutSessions {
     /// A range of an object that is being written, for a reader. What fails comes with the object's length.
     fn read(&mut self, store: &Store, digest: Digest, offset: u64, bytes: u64) -> Result<Readable, (Status, u64)> {
         let Some(found) = self.drafts.find(digest, offset, bytes) else { return Err((Status::NotFound, 0)) };
-        Wanted::Range { offset, bytes }.check(found.bytes).map_err(|status| (status, found.bytes))?;
+        ReadSpan::Range { offset, bytes }.check(found.bytes).map_err(|status| (status, found.bytes))?;
         if !found.is_there {
             return Err((Status::Pending, found.bytes));
         }

@@ -11,8 +11,8 @@ use super::super::Service;
 use super::super::answers::items_of;
 use super::super::context::RequestContext;
 use super::super::deferred::no_lookup;
-use super::super::objects::Made;
-use super::super::sessions::Pending;
+use super::super::objects::CommittedObject;
+use super::super::sessions::PendingPayload;
 use super::super::types::{CloseReason, Hold, Output, Path, PayloadTo, PeerKey, Place, Places};
 use super::{Readable, TicketId};
 use crate::drafts::{Complete, DraftId, SealError};
@@ -85,10 +85,10 @@ impl Service {
         };
         let request = header.request;
         let (pending, to) = match self.start_fill(context, &item) {
-            Ok((ticket, place)) => (Pending::Fill { request, ticket, expected }, PayloadTo::Place(place)),
+            Ok((ticket, place)) => (PendingPayload::Fill { request, ticket, expected }, PayloadTo::Place(place)),
             Err(status) => {
                 let operation = Operation::Fill;
-                (Pending::Refused { request, operation, status, argument: 0 }, PayloadTo::Discard)
+                (PendingPayload::Refused { request, operation, status, argument: 0 }, PayloadTo::Discard)
             }
         };
         self.sessions.get_mut(context.peer).expect("a session that was just looked up").pending = Some(pending);
@@ -173,7 +173,7 @@ impl Service {
     }
 
     /// A draft becomes an object. Its readers hold that from now on.
-    fn seal_one(&mut self, draft: DraftId, complete: &Complete) -> Result<Made, CommitReply> {
+    fn seal_one(&mut self, draft: DraftId, complete: &Complete) -> Result<CommittedObject, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
         let store = self.store.as_mut().expect("a reservation is of a store");
@@ -217,7 +217,7 @@ impl Service {
             return;
         }
         let sends = self.sessions.select(|session| match &session.pending {
-            Some(Pending::Fill { ticket, .. }) => self.put_sessions.fills(*ticket, draft),
+            Some(PendingPayload::Fill { ticket, .. }) => self.put_sessions.fills(*ticket, draft),
             _ => false,
         });
         for peer in sends {

@@ -18,7 +18,7 @@ use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{Limits, Status};
 use many::ManyReads;
 
-use super::sessions::Pending;
+use super::sessions::PendingPayload;
 use super::timing::Outputs;
 use super::types::{Hold, Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
 
@@ -251,11 +251,11 @@ impl Segments {
 
     /// The payload of a write has arrived, or never will: nothing of it uses segments any more. Nothing for other
     /// payloads.
-    pub(super) fn end_write(&mut self, pending: Pending, outputs: &mut Outputs) {
+    pub(super) fn end_write(&mut self, pending: PendingPayload, outputs: &mut Outputs) {
         match pending {
-            Pending::Write { segment, .. } => self.release(segment, outputs),
-            Pending::WriteMany { segments, .. } => self.release_many(segments, outputs),
-            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => {}
+            PendingPayload::Write { segment, .. } => self.release(segment, outputs),
+            PendingPayload::WriteMany { segments, .. } => self.release_many(segments, outputs),
+            PendingPayload::Refused { .. } | PendingPayload::Put { .. } | PendingPayload::Fill { .. } => {}
         }
     }
 }

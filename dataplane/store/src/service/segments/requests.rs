@@ -5,14 +5,14 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
 use kvplane_proto::{FrameFlags, Status};
 
 use super::super::answers::{Answers, items_of};
-use super::super::sessions::Pending;
+use super::super::sessions::PendingPayload;
 use super::super::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
 use super::Segments;
 use super::many::{Refusal, runs_of};
 
 /// Where the payload of a write goes, and what becomes of it when it has arrived.
 pub(in crate::service) struct Write {
-    pub(in crate::service) pending: Pending,
+    pub(in crate::service) pending: PendingPayload,
     pub(in crate::service) to: PayloadTo,
 }
 
@@ -61,11 +61,11 @@ impl Segments {
         Ok(match self.acquire(item.segment, item.offset, header.payload_bytes, true) {
             Ok(place) => {
                 self.write_bytes += place.bytes;
-                let pending = Pending::Write { request, segment: item.segment, expected: header.checksum() };
+                let pending = PendingPayload::Write { request, segment: item.segment, expected: header.checksum() };
                 Write { pending, to: PayloadTo::Place(place) }
             }
             Err(status) => {
-                let pending = Pending::Refused { request, operation: Operation::Write, status, argument: 0 };
+                let pending = PendingPayload::Refused { request, operation: Operation::Write, status, argument: 0 };
                 Write { pending, to: PayloadTo::Discard }
             }
         })
@@ -119,12 +119,13 @@ impl Segments {
             Ok((bytes, places)) => {
                 self.count_users(&used);
                 self.write_bytes += bytes;
-                let pending = Pending::WriteMany { request, segments: used, expected: header.checksum() };
+                let pending = PendingPayload::WriteMany { request, segments: used, expected: header.checksum() };
                 Write { pending, to: PayloadTo::Places(places) }
             }
             Err(Refusal { status, good }) => {
                 self.many.recycle(used);
-                let pending = Pending::Refused { request, operation: Operation::WriteMany, status, argument: good };
+                let pending =
+                    PendingPayload::Refused { request, operation: Operation::WriteMany, status, argument: good };
                 Write { pending, to: PayloadTo::Discard }
             }
         })
@@ -136,13 +137,13 @@ impl Segments {
         &mut self,
         answers: &mut Answers,
         peer: PeerKey,
-        pending: Pending,
+        pending: PendingPayload,
         checksum: Option<u64>,
     ) -> bool {
         let (operation, request, expected) = match pending {
-            Pending::Write { request, expected, .. } => (Operation::Write, request, expected),
-            Pending::WriteMany { request, expected, .. } => (Operation::WriteMany, request, expected),
-            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => return true,
+            PendingPayload::Write { request, expected, .. } => (Operation::Write, request, expected),
+            PendingPayload::WriteMany { request, expected, .. } => (Operation::WriteMany, request, expected),
+            PendingPayload::Refused { .. } | PendingPayload::Put { .. } | PendingPayload::Fill { .. } => return true,
         };
         self.end_write(pending, &mut answers.outputs);
         let is_good = expected.is_none() || expected == checksum;
@@ -151,13 +152,19 @@ impl Segments {
     }
 
     /// The memory that a write was to go to turned out to be gone: it is refused when its payload has come.
-    pub(in crate::service) fn refuse_write(&mut self, answers: &mut Answers, pending: Pending) -> Pending {
+    pub(in crate::service) fn refuse_write(
+        &mut self,
+        answers: &mut Answers,
+        pending: PendingPayload,
+    ) -> PendingPayload {
         let (request, operation) = match &pending {
-            Pending::Write { request, .. } => (*request, Operation::Write),
-            Pending::WriteMany { request, .. } => (*request, Operation::WriteMany),
-            Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. } => return pending,
+            PendingPayload::Write { request, .. } => (*request, Operation::Write),
+            PendingPayload::WriteMany { request, .. } => (*request, Operation::WriteMany),
+            PendingPayload::Refused { .. } | PendingPayload::Put { .. } | PendingPayload::Fill { .. } => {
+                return pending;
+            }
         };
         self.end_write(pending, &mut answers.outputs);
-        Pending::Refused { request, operation, status: Status::OutOfRange, argument: 0 }
+        PendingPayload::Refused { request, operation, status: Status::OutOfRange, argument: 0 }
     }
 }

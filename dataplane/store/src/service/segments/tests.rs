@@ -7,7 +7,7 @@ use kvplane_proto::{SegmentId, Status};
 
 use super::Segments;
 use crate::service::answers::Answers;
-use crate::service::sessions::Pending;
+use crate::service::sessions::PendingPayload;
 use crate::service::types::{CloseReason, Hold, Output, PayloadTo, PeerKey, SegmentInfo};
 
 const PEER: PeerKey = PeerKey { index: 1, generation: 1 };
@@ -69,7 +69,7 @@ fn a_write_outside_a_segment_is_refused_when_its_payload_has_arrived() {
     let (mut segments, _, segment) = segments();
     let (header, body) = request(Operation::Write, &WriteItem { segment, offset: 4000 });
     let write = segments.write(&header.with_payload(97, None), &body).expect("a good frame");
-    assert!(matches!(write.pending, Pending::Refused { status: Status::OutOfRange, .. }));
+    assert!(matches!(write.pending, PendingPayload::Refused { status: Status::OutOfRange, .. }));
     assert_eq!((write.to, segments.users()), (PayloadTo::Discard, 0));
     let torn = segments.write(&header, &body[1..]);
     assert!(matches!(torn, Err(CloseReason::Malformed(_))));

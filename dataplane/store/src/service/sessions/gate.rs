@@ -11,7 +11,8 @@ use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Hello, Kind, Operation};
 use kvplane_ticket::{
-    Challenge, Challenges, Checked, Disbelief, GRACE_S, HeardTime, Keys, Proof, Rights, Role, Said, Ticket, TicketKey,
+    Challenge, Challenges, CheckedTicket, Disbelief, GRACE_S, HandshakeTranscript, HeardTime, Keys, Proof, Rights,
+    Role, Ticket, TicketKey,
 };
 
 use super::super::answers::Answers;
@@ -19,7 +20,7 @@ use super::super::ownership::Ownership;
 use super::super::timing::Outputs;
 use super::super::types::{CloseReason, Path, PeerKey};
 use super::Sessions;
-use super::session::Pending;
+use super::session::PendingPayload;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -34,7 +35,7 @@ pub(super) struct Gate {
 }
 
 /// A connection that was challenged.
-pub(super) struct Greeted {
+pub(super) struct ChallengedHello {
     hello: Hello,
     challenge: Challenge,
 }
@@ -45,12 +46,12 @@ pub(in crate::service) struct Pass {
     rights: Rights,
     /// The only tenant whose objects it may use.
     pub(in crate::service) tenant: Option<u32>,
-    ticket: Option<Shown>,
+    ticket: Option<ShownTicket>,
 }
 
 /// The ticket of a connection.
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct ShownTicket {
     ticket: Ticket,
     /// When it ends, grace included, in seconds by the ticket time as it is known here.
     end: u64,
@@ -120,7 +121,7 @@ impl Sessions {
             return Err(CloseReason::Refused(Status::NoKey));
         }
         let challenge = gate.challenges.draw();
-        session.asked = Some(Box::new(Greeted { hello: hello.clone(), challenge }));
+        session.asked = Some(Box::new(ChallengedHello { hello: hello.clone(), challenge }));
         let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
         answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
         Ok(true)
@@ -141,13 +142,13 @@ impl Sessions {
             return Err(CloseReason::Malformed("a proof that nobody asked for"));
         };
         let hello = asked.hello.encode();
-        let said = Said { challenge: &asked.challenge, hello: &hello };
+        let said = HandshakeTranscript { challenge: &asked.challenge, hello: &hello };
         let checked = gate.keys.check(&shard.identity().cluster, &said, &proof).map_err(|why| match why {
             Disbelief::NoKey(_) => Status::NoKey,
             Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
         });
         let had = session.pass.ticket.map(|shown| shown.ticket);
-        let wanted = Wanted { fetches: asked.hello.fetches, path: session.path, had };
+        let wanted = TicketUse { fetches: asked.hello.fetches, path: session.path, had };
         let checked = checked.and_then(|checked| {
             check_ticket(shard, &checked, gate.time.now(now_ns), &wanted)?;
             Ok(checked)
@@ -178,7 +179,7 @@ impl Sessions {
         &mut self,
         peer: PeerKey,
         (client, connection, fetches): (u64, u64, bool),
-        checked: &Checked,
+        checked: &CheckedTicket,
         now_ns: u64,
     ) {
         let (ticket, Some(gate)) = (checked.ticket, &mut self.gate) else { return };
@@ -190,7 +191,7 @@ impl Sessions {
             gate.ends.remove(&(before.look_ns, peer.index));
         }
         gate.ends.insert((look_ns, peer.index));
-        let shown = Shown { ticket, end, look_ns };
+        let shown = ShownTicket { ticket, end, look_ns };
         session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
         if !session.greeted {
             self.greet(peer, client, connection, fetches);
@@ -265,7 +266,7 @@ impl Sessions {
         self.counters.unauthorized += 1;
         let status = Status::Unauthorized;
         if header.payload_bytes > 0 {
-            session.pending = Some(Pending::Refused { request: header.request, operation, status, argument: 0 });
+            session.pending = Some(PendingPayload::Refused { request: header.request, operation, status, argument: 0 });
         } else {
             answers.answer(peer, operation, header, status);
         }
@@ -274,14 +275,14 @@ impl Sessions {
 }
 
 /// What who shows a ticket wants to be.
-struct Wanted {
+struct TicketUse {
     fetches: bool,
     path: Path,
     had: Option<Ticket>,
 }
 
 /// A check that a ticket lets its holder in.
-fn check_ticket(shard: &Ownership, checked: &Checked, now: u64, wanted: &Wanted) -> Result<(), Status> {
+fn check_ticket(shard: &Ownership, checked: &CheckedTicket, now: u64, wanted: &TicketUse) -> Result<(), Status> {
     let ticket = &checked.ticket;
     // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
     // from our future.

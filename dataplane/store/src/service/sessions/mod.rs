@@ -13,7 +13,7 @@ use gate::Gate;
 use held::{Deadlines, Handles};
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{PinId, ReservationId};
-pub(super) use session::{Pending, Session};
+pub(super) use session::{PendingPayload, Session};
 
 use super::put_sessions::TicketId;
 use super::timing::Outputs;
@@ -52,7 +52,7 @@ pub(super) struct SessionCounters {
 }
 
 /// A session that has ended, and all that it held.
-pub(super) struct Departed {
+pub(super) struct DepartedSession {
     /// The session, with nothing lent to it any more.
     pub(super) session: Session,
     pub(super) pins: Vec<PinId>,
@@ -91,7 +91,7 @@ impl Sessions {
     }
 
     /// A connection is gone and its I/O has ended, also one that was being closed.
-    pub(super) fn leave(&mut self, peer: PeerKey) -> Option<Departed> {
+    pub(super) fn leave(&mut self, peer: PeerKey) -> Option<DepartedSession> {
         let entry = self.sessions.get_mut(peer.index as usize)?;
         let mut session = entry.take_if(|session| session.generation == peer.generation)?;
         self.greeting.cancel(peer.index);
@@ -107,7 +107,7 @@ impl Sessions {
             self.put_deadlines.cancel(index);
             reservations.push(ReservationId { index, generation });
         }
-        Some(Departed { session, pins, reservations, tickets })
+        Some(DepartedSession { session, pins, reservations, tickets })
     }
 
     /// A peer's session, unless it is being closed.

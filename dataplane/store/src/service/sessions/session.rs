@@ -6,11 +6,11 @@ use kvplane_proto::message::Operation;
 
 use super::super::put_sessions::TicketId;
 use super::super::types::Path;
-use super::gate::{Greeted, Pass};
+use super::gate::{ChallengedHello, Pass};
 use super::held::List;
 
 /// A payload under way.
-pub(in crate::service) enum Pending {
+pub(in crate::service) enum PendingPayload {
     /// It is read and forgotten; then this is answered.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
     /// It goes into this reservation.
@@ -36,9 +36,9 @@ pub(in crate::service) struct Session {
     pub(in crate::service) copies: bool,
     pub(in crate::service) closing: bool,
     /// What it was challenged with, where tickets are wanted.
-    pub(super) asked: Option<Box<Greeted>>,
+    pub(super) asked: Option<Box<ChallengedHello>>,
     pub(in crate::service) pass: Pass,
-    pub(in crate::service) pending: Option<Pending>,
+    pub(in crate::service) pending: Option<PendingPayload>,
     /// When its last request came, and how long the payload is that comes with it.
     pub(in crate::service) arrived_ns: u64,
     pub(in crate::service) payload_bytes: u64,

@@ -5,7 +5,7 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{IdItem, Operation, RunItem, WriteItem};
 use proptest::prelude::*;
 
-use super::rig::{Rig, Said, body_of, pool_place, segment_info};
+use super::rig::{Rig, ServiceOutput, body_of, pool_place, segment_info};
 use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 fn fence(rig: &mut Rig, peer: PeerKey, connections: &[u64]) {
@@ -17,10 +17,10 @@ fn fence(rig: &mut Rig, peer: PeerKey, connections: &[u64]) {
 fn fenced(rig: &mut Rig, peer: PeerKey, connections: &[u64]) -> Vec<PeerKey> {
     fence(rig, peer, connections);
     let mut said = rig.drain();
-    let Some(Said::Answer(answer)) = said.pop() else { panic!("{said:?}") };
+    let Some(ServiceOutput::Answer(answer)) = said.pop() else { panic!("{said:?}") };
     assert_eq!((answer.peer, answer.status(), answer.body.len()), (peer, Status::Ok, 0));
     let closed = said.into_iter().map(|said| match said {
-        Said::Close(peer, CloseReason::Fenced) => peer,
+        ServiceOutput::Close(peer, CloseReason::Fenced) => peer,
         other => panic!("{other:?}"),
     });
     closed.collect()

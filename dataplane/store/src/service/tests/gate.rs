@@ -6,9 +6,9 @@ use kvplane_proto::message::{
     DigestItem, GetItem, Hello, Kind, ListItem, ListReply, ObjectName, Operation, PutItem, PutOptions, SizeReply,
 };
 use kvplane_proto::{Digest, Limits, Status};
-use kvplane_ticket::{Challenge, Challenges, Credential, Mint, PROOF_BYTES, Rights, Role, Said, Terms};
+use kvplane_ticket::{Challenge, Challenges, Credential, HandshakeTranscript, Mint, PROOF_BYTES, Rights, Role, Terms};
 
-use super::rig::{Answer, CHECKSUM, Rig, Said as Heard, body_of, digests, hello};
+use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput as Heard, body_of, digests, hello};
 use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 const NOW: u64 = 1_700_000_000;
@@ -63,7 +63,7 @@ fn prove(rig: &mut Rig, peer: PeerKey, body: &[u8]) -> Status {
 }
 
 fn proof(credential: &Credential, hello: &Hello, challenge: &Challenge) -> Vec<u8> {
-    credential.prove([1; 32], &Said { challenge, hello: &hello.encode() }).encode()
+    credential.prove([1; 32], &HandshakeTranscript { challenge, hello: &hello.encode() }).encode()
 }
 
 fn enter(rig: &mut Rig, path: Path, credential: &Credential, hello: &Hello) -> (PeerKey, Status) {
@@ -103,7 +103,12 @@ fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
         assert_eq!((answer.status(), answer.header.kind), (Status::Ok, Kind::Reply(Operation::Prove)));
         let (welcome, own) = answer.body.split_last_chunk::<PROOF_BYTES>().expect("a proof");
         let hello = hello().encode();
-        assert!(credential.is_answered(&[1; 32], &Said { challenge: &challenge, hello: &hello }, welcome, own));
+        assert!(credential.is_answered(
+            &[1; 32],
+            &HandshakeTranscript { challenge: &challenge, hello: &hello },
+            welcome,
+            own
+        ));
         assert!(rig.service.is_welcome(peer) && rig.service.may_carry(peer));
         assert!(!rig.exists(peer, 1));
         assert_eq!(rig.service.counters().greeted, 1);

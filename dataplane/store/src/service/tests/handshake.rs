@@ -5,7 +5,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId};
 use kvplane_proto::message::{Hello, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
-use super::rig::{POOL_BYTES, Rig, Said, digests, hello, identity};
+use super::rig::{POOL_BYTES, Rig, ServiceOutput, digests, hello, identity};
 use crate::service::{CloseReason, Identity, Path, PayloadTo, Service};
 
 #[test]
@@ -53,7 +53,7 @@ fn a_hello_to_somebody_else_is_answered_and_closed() {
         let peer = rig.connect(Path::Stream);
         rig.ask(peer, Operation::Hello, &hello.encode(), 1);
         match &rig.drain()[..] {
-            [Said::Answer(answer), Said::Close(closed, reason)] => {
+            [ServiceOutput::Answer(answer), ServiceOutput::Close(closed, reason)] => {
                 assert_eq!((answer.status(), *closed, *reason), (status, peer, CloseReason::Refused(status)));
             }
             other => panic!("{hello:?}: {other:?}"),

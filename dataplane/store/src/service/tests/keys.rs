@@ -9,7 +9,7 @@ use kvplane_proto::message::{
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::rig::{CHECKSUM, Rig, Said, body_of, config, pool_place};
+use super::rig::{CHECKSUM, Rig, ServiceOutput, body_of, config, pool_place};
 use crate::StoreConfig;
 use crate::service::{Path, PayloadTo, PeerKey, PoolBytes};
 
@@ -57,7 +57,7 @@ impl Keys {
         let body = Self::body(name, bytes, options);
         self.rig.offer(self.peer, Operation::Put, &body, bytes);
         for said in self.rig.drain() {
-            let Said::Tail(offset, tail) = said else { panic!("not {said:?}") };
+            let ServiceOutput::Tail(offset, tail) = said else { panic!("not {said:?}") };
             self.pool.0.borrow_mut()[offset as usize..][..tail.len()].copy_from_slice(&tail);
         }
         self.rig.done(self.peer);
@@ -72,7 +72,7 @@ impl Keys {
         let answer = loop {
             assert!(self.rig.service.drive_lists(&self.pool), "it goes on by itself");
             match self.rig.drain().pop() {
-                Some(Said::Answer(answer)) => break answer,
+                Some(ServiceOutput::Answer(answer)) => break answer,
                 Some(said) => panic!("not {said:?}"),
                 None => {}
             }

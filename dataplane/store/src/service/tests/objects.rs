@@ -7,7 +7,7 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::{FrameFlags, Limits, Status};
 
-use super::rig::{Answer, CHECKSUM, POOL_BYTES, Rig, Said, body_of, digest, digests, pool_place};
+use super::rig::{Answer, CHECKSUM, POOL_BYTES, Rig, ServiceOutput, body_of, digest, digests, pool_place};
 use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey};
 
 fn hold_of(answer: &Answer) -> Hold {
@@ -60,7 +60,7 @@ fn each_object_of_a_get_has_its_own_answer() {
     let answers: Vec<(u32, Status, u64)> = said
         .iter()
         .map(|said| match said {
-            Said::Answer(answer) => (answer.header.request.index, answer.status(), answer.header.argument),
+            ServiceOutput::Answer(answer) => (answer.header.request.index, answer.status(), answer.header.argument),
             other => panic!("{other:?}"),
         })
         .collect();

@@ -5,7 +5,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::message::{Hello, Kind, Operation};
 
-use super::rig::{POOL_BYTES, Rig, Said, digest, digests, hello, pool_place};
+use super::rig::{POOL_BYTES, Rig, ServiceOutput, digest, digests, hello, pool_place};
 use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 const fn all_but_slot_of(key: u8) -> impl Fn(u16) -> bool {
@@ -98,7 +98,7 @@ fn a_new_life_starts_empty_and_greets_nobody_of_the_old() {
         .drain()
         .into_iter()
         .map(|said| match said {
-            Said::Close(peer, CloseReason::Refused(Status::WrongOwner)) => peer,
+            ServiceOutput::Close(peer, CloseReason::Refused(Status::WrongOwner)) => peer,
             other => panic!("{other:?}"),
         })
         .collect();

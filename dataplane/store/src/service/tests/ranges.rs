@@ -6,7 +6,7 @@ use kvplane_proto::message::{Kind, Operation, RunItem};
 use kvplane_proto::{FrameFlags, Limits, Status};
 use proptest::prelude::*;
 
-use super::rig::{Answer, CHECKSUM, Rig, Said, body_of, segment_info};
+use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput, body_of, segment_info};
 use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, SegmentInfo};
 
 const BYTES: u64 = 4096;
@@ -222,7 +222,7 @@ fn memory_goes_back_when_the_last_gathered_payload_is_through() {
         .drain()
         .into_iter()
         .map(|said| match said {
-            Said::Unregistered(segment) => segment,
+            ServiceOutput::Unregistered(segment) => segment,
             other => panic!("{other:?}"),
         })
         .collect();
@@ -246,7 +246,7 @@ fn whoever_gathers_from_a_leaving_segment_for_too_long_is_cut_off() {
         .drain()
         .into_iter()
         .map(|said| match said {
-            Said::Close(peer, CloseReason::SegmentGone) => peer,
+            ServiceOutput::Close(peer, CloseReason::SegmentGone) => peer,
             other => panic!("{other:?}"),
         })
         .collect();
@@ -256,7 +256,7 @@ fn whoever_gathers_from_a_leaving_segment_for_too_long_is_cut_off() {
     rig.gone(writer);
     rig.assert_quiet();
     rig.service.sent(hold_of(&answer));
-    assert!(matches!(rig.drain()[..], [Said::Unregistered(segment)] if segment == one));
+    assert!(matches!(rig.drain()[..], [ServiceOutput::Unregistered(segment)] if segment == one));
     rig.service.sent(hold_of(&other));
     rig.assert_idle();
 }
@@ -298,7 +298,7 @@ proptest! {
         };
         rig.service.payload_done(peer, None, rig.now_ns);
         for said in rig.drain() {
-            if let Said::Answer(answer) = said {
+            if let ServiceOutput::Answer(answer) = said {
                 places.extend(&answer.places);
                 answer.payload.into_iter().for_each(|(_, hold)| rig.service.sent(hold));
             }

@@ -31,7 +31,7 @@ pub(super) struct Answer {
 
 /// What the service said.
 #[derive(Clone, Debug)]
-pub(super) enum Said {
+pub(super) enum ServiceOutput {
     Answer(Answer),
     Close(PeerKey, CloseReason),
     Unregistered(SegmentId),
@@ -250,16 +250,16 @@ impl Rig {
     }
 
     /// The tails that the service has its host write.
-    pub(super) fn tails(&mut self) -> Vec<Said> {
+    pub(super) fn tails(&mut self) -> Vec<ServiceOutput> {
         let mut tails = Vec::new();
         while let Some(tail) = self.service.poll_tail() {
-            tails.push(Said::Tail(tail.offset, self.service.body(tail.bytes).to_vec()));
+            tails.push(ServiceOutput::Tail(tail.offset, self.service.body(tail.bytes).to_vec()));
         }
         tails
     }
 
     /// Everything that the service has to say.
-    pub(super) fn drain(&mut self) -> Vec<Said> {
+    pub(super) fn drain(&mut self) -> Vec<ServiceOutput> {
         let mut all = self.tails();
         while let Some(output) = self.service.poll_output() {
             all.push(match output {
@@ -276,10 +276,10 @@ impl Rig {
                     };
                     assert_eq!(places.iter().map(|place| place.bytes).sum::<u64>(), header.payload_bytes);
                     let payload = payload.map(|(_, hold)| (places[0], hold));
-                    Said::Answer(Answer { peer, header, body, payload, places })
+                    ServiceOutput::Answer(Answer { peer, header, body, payload, places })
                 }
-                Output::Close { peer, reason } => Said::Close(peer, reason),
-                Output::Unregistered { segment } => Said::Unregistered(segment),
+                Output::Close { peer, reason } => ServiceOutput::Close(peer, reason),
+                Output::Unregistered { segment } => ServiceOutput::Unregistered(segment),
             });
         }
         all
@@ -287,16 +287,16 @@ impl Rig {
 
     /// The only thing that the service has to say, which is an answer.
     pub(super) fn answer(&mut self) -> Answer {
-        match <[Said; 1]>::try_from(self.drain()) {
-            Ok([Said::Answer(answer)]) => answer,
+        match <[ServiceOutput; 1]>::try_from(self.drain()) {
+            Ok([ServiceOutput::Answer(answer)]) => answer,
             other => panic!("one answer was due, not {other:?}"),
         }
     }
 
     /// The only thing that the service has to say, which is the end of this connection.
     pub(super) fn closed(&mut self, peer: PeerKey) -> CloseReason {
-        match <[Said; 1]>::try_from(self.drain()) {
-            Ok([Said::Close(closed, reason)]) if closed == peer => reason,
+        match <[ServiceOutput; 1]>::try_from(self.drain()) {
+            Ok([ServiceOutput::Close(closed, reason)]) if closed == peer => reason,
             other => panic!("the end of {peer:?} was due, not {other:?}"),
         }
     }

@@ -5,7 +5,7 @@ use kvplane_proto::ids::{RequestId, SegmentId};
 use kvplane_proto::message::{Kind, Operation, ReadItem, SegmentDescriptor, WriteItem};
 use kvplane_proto::{FrameFlags, Limits, Status};
 
-use super::rig::{Answer, CHECKSUM, Rig, Said, body_of, segment_info};
+use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput, body_of, segment_info};
 use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
 
 const BYTES: u64 = 4096;
@@ -40,7 +40,7 @@ fn hold_of(answer: &Answer) -> Hold {
 /// The segments that the service says are unused now.
 fn unregistered(rig: &mut Rig) -> Vec<SegmentId> {
     let id = |said| match said {
-        Said::Unregistered(segment) => segment,
+        ServiceOutput::Unregistered(segment) => segment,
         other => panic!("{other:?}"),
     };
     rig.drain().into_iter().map(id).collect()
@@ -321,7 +321,7 @@ fn those_who_keep_a_segment_busy_are_closed_and_no_others() {
         .drain()
         .into_iter()
         .map(|said| match said {
-            Said::Close(peer, reason) => (peer, reason),
+            ServiceOutput::Close(peer, reason) => (peer, reason),
             other => panic!("{other:?}"),
         })
         .collect();

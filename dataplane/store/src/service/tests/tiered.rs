@@ -17,7 +17,7 @@ use kvplane_proto::{FrameFlags, Status};
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
 use super::rig::digest;
-use crate::service::{Path, PeerKey, PutAck, TierPolicy, Voided, WritePolicy};
+use crate::service::{Path, PeerKey, PutAck, TierPolicy, VoidCause, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, PEER, World, bytes_of};
 
 fn policies() -> [TierPolicy; 5] {
@@ -172,7 +172,7 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         let snapshot = world.service.tier_snapshot().expect("a tier");
         assert_eq!(snapshot.counters.slots_kept, 0, "somebody may have removed what the device has");
         let voided = world.service.poll_tier_voided();
-        assert!(matches!(voided, Some(Voided::Moved { since, .. }) if since.0 == world.steady), "{voided:?}");
+        assert!(matches!(voided, Some(VoidCause::Moved { since, .. }) if since.0 == world.steady), "{voided:?}");
         assert_eq!((snapshot.voided, world.service.poll_tier_voided()), (voided, None), "it is told once");
         world.run(150);
         world.end();
@@ -203,17 +203,17 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
 
 #[test]
 fn a_device_that_is_not_believed_is_void_and_says_why() {
-    type Spoil = (fn(&mut World), fn(&Voided) -> bool);
+    type Spoil = (fn(&mut World), fn(&VoidCause) -> bool);
     let spoils: [Spoil; 3] = [
-        (|world| world.state = 2, |why| *why == Voided::OtherState),
-        (|world| world.epoch = 1, |why| matches!(why, Voided::Newer { noted, known } if noted > known)),
+        (|world| world.state = 2, |why| *why == VoidCause::OtherState),
+        (|world| world.epoch = 1, |why| matches!(why, VoidCause::Newer { noted, known } if noted > known)),
         (
             |world| {
                 for offset in OWNERSHIP_OFFSETS {
                     world.spoil(offset..offset + u64::from(OWNERSHIP_IO_BYTES));
                 }
             },
-            |why| *why == Voided::NoNote,
+            |why| *why == VoidCause::NoNote,
         ),
     ];
     for (number, (spoil, is_right)) in spoils.into_iter().enumerate() {

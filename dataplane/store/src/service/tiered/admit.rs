@@ -5,7 +5,7 @@ use kvplane_proto::message::PutAck;
 
 use super::super::Service;
 use super::super::objects::reserve_status;
-use super::Tiered;
+use super::Tiering;
 use super::writes::is_for_ssd;
 use crate::ReserveError;
 
@@ -54,7 +54,7 @@ impl Service {
     }
 }
 
-impl Tiered {
+impl Tiering {
     /// True while objects that are charged to an account wait for the SSD.
     fn holds_of(&self, account: u16) -> bool {
         self.held_of.contains_key(&account)

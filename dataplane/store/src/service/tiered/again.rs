@@ -14,7 +14,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 
-use super::{Call, Held, Service, Tiered};
+use super::{Call, DirtyObject, Service, Tiering};
 
 /// How often a write that failed is tried again.
 const TRIES_MOST: u8 = 4;
@@ -24,7 +24,7 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// Objects that are to be written once more, by when.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
-    waiting: BTreeMap<(u64, Digest, Version), Held>,
+    waiting: BTreeMap<(u64, Digest, Version), DirtyObject>,
     /// Which they are.
     paused: BTreeSet<(Digest, Version)>,
 }
@@ -35,14 +35,14 @@ impl Retries {
     }
 }
 
-impl Tiered {
+impl Tiering {
     /// Whether an object whose write failed is to be written once more; it stays pinned until then.
-    pub(super) fn try_again(&mut self, held: &Held, now_ns: u64) -> bool {
+    pub(super) fn try_again(&mut self, held: &DirtyObject, now_ns: u64) -> bool {
         if held.tries == TRIES_MOST || self.tier.degraded().is_some() {
             return false;
         }
         let due_ns = now_ns.saturating_add(PAUSE_NS << (2 * held.tries));
-        let again = Held { tries: held.tries + 1, ..*held };
+        let again = DirtyObject { tries: held.tries + 1, ..*held };
         self.retries.waiting.insert((due_ns, held.digest, held.version), again);
         self.retries.paused.insert((held.digest, held.version));
         true
@@ -63,7 +63,7 @@ impl Tiered {
     /// The promise of a second copy in an object's record on the SSD, or in one that is in flight there. None without a
     /// record, and while one is queued: it is written with the promise that holds by then.
     fn promise_of(&self, digest: Digest) -> Option<bool> {
-        let of = |held: &Held| held.digest == digest;
+        let of = |held: &DirtyObject| held.digest == digest;
         let mut waiting = self.writes.iter().chain(&self.dirty).chain(self.retries.waiting.values());
         if waiting.any(of) {
             return None;
@@ -123,7 +123,7 @@ impl Service {
         if tiered.policy.ack_of(asked) == PutAck::Memory || !tiered.is_writing(digest) {
             return;
         }
-        let of = |held: &Held| held.digest == digest;
+        let of = |held: &DirtyObject| held.digest == digest;
         // In their order: those that were replaced meanwhile are let go when it is their turn.
         while let Some(at) = tiered.dirty.iter().position(of) {
             tiered.writes.extend(tiered.dirty.remove(at));

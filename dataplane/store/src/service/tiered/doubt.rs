@@ -25,9 +25,9 @@ use kvplane_tier::{Doubt, RecordView, SlotSet};
 
 use super::super::Service;
 use super::super::moves::Changes;
-use super::super::types::Standing;
-use super::ownership::Voided;
-use super::{Strike, Tiered};
+use super::super::types::MapStanding;
+use super::ownership::VoidCause;
+use super::{Strike, Tiering};
 
 /// Removals that may wait before more is struck out.
 const WAITING_MOST: usize = 256;
@@ -58,7 +58,7 @@ pub(super) struct Doubts {
     /// The map of the note that was believed at the start: what was served is by that until there is another.
     noted: Epoch,
     /// The map that was heard of last.
-    standing: Option<(Epoch, Standing)>,
+    standing: Option<(Epoch, MapStanding)>,
 }
 
 impl Doubts {
@@ -116,7 +116,7 @@ impl Doubts {
         self.noted = epoch;
     }
 
-    pub(super) const fn heard(&mut self, epoch: Epoch, standing: Standing) {
+    pub(super) const fn heard(&mut self, epoch: Epoch, standing: MapStanding) {
         self.standing = Some((epoch, standing));
     }
 
@@ -151,7 +151,7 @@ impl Doubts {
     }
 }
 
-impl Tiered {
+impl Tiering {
     /// Whether an object that others changed is to be struck out. What was put here since has done that already.
     fn must_strike_out(&self, digest: Digest, here: bool) -> bool {
         if self.removing.contains(&digest) || self.is_writing(digest) {
@@ -244,7 +244,7 @@ impl Service {
         tiered.counters.slots_kept += known.count();
         let counted = tiered.counters.slots_kept + tiered.counters.slots_compared;
         if counted == 0 && asked.is_empty() {
-            tiered.noted.tell_voided(Voided::Moved { noted, since: standing.since.max(standing.kept) });
+            tiered.noted.tell_voided(VoidCause::Moved { noted, since: standing.since.max(standing.kept) });
         }
         self.void_doubt(&void);
         left.into_iter().for_each(|slot| self.slot_left(slot.0.into()));

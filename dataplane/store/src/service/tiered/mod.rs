@@ -40,19 +40,19 @@ use super::deferred::Slot;
 use super::{Service, Timing};
 pub use budget::Admission;
 pub use orders::TierOrder;
-pub use ownership::Voided;
+pub use ownership::VoidCause;
 pub use policy::{TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
-pub(super) use moved::Moved;
+pub(super) use moved::MoveProgress;
 pub(super) use reads::{NotBegun, Waiter};
 
 use again::Retries;
 use budget::Budget;
 use doubt::Doubts;
-use ownership::Noted;
+use ownership::OwnershipNotes;
 use policy::Frequency;
-use prefetch::Prefetched;
+use prefetch::PrefetchAccount;
 use sweep::Sweep;
 
 /// The most removals that wait to be written.
@@ -63,7 +63,7 @@ const ROUND_BYTES: u64 = 1 << 20;
 
 /// An object that is pinned until it is written.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct DirtyObject {
     pin: PinId,
     digest: Digest,
     version: Version,
@@ -86,7 +86,7 @@ struct Held {
 enum Call {
     /// `lent` and `unwritten` say what is still to be told.
     Write {
-        held: Held,
+        held: DirtyObject,
         lent: bool,
         unwritten: bool,
         failed: bool,
@@ -128,7 +128,7 @@ enum Strike {
 
 /// The tier of a shard and what is under way between it and memory.
 #[derive(Debug)]
-pub(super) struct Tiered {
+pub(super) struct Tiering {
     tier: Tier,
     policy: TierPolicy,
     backlog_most_bytes: u64,
@@ -146,8 +146,8 @@ pub(super) struct Tiered {
     /// Objects whose removal waits to be given to the tier.
     removing: BTreeSet<Digest>,
     /// Objects that may wait for a while.
-    dirty: VecDeque<Held>,
-    writes: VecDeque<Held>,
+    dirty: VecDeque<DirtyObject>,
+    writes: VecDeque<DirtyObject>,
     /// Objects whose write failed.
     retries: Retries,
     /// Objects that are dirty, waiting, being written or to be written again.
@@ -163,8 +163,8 @@ pub(super) struct Tiered {
     held_of: BTreeMap<u16, u32>,
     sweep: Sweep,
     doubts: Doubts,
-    noted: Noted,
-    prefetched: Prefetched,
+    noted: OwnershipNotes,
+    prefetched: PrefetchAccount,
     /// Objects that are read to be copied to their second owners.
     copied_next: BTreeSet<Digest>,
     budget: Budget,
@@ -180,7 +180,7 @@ pub(super) struct Tiered {
     counters: TierCounters,
 }
 
-impl Tiered {
+impl Tiering {
     fn new(tier: Tier, policy: TierPolicy, pool_bytes: u64, max_pins: u32) -> Self {
         Self {
             tier,
@@ -207,8 +207,8 @@ impl Tiered {
             held_of: BTreeMap::new(),
             sweep: Sweep::new(),
             doubts: Doubts::new(),
-            noted: Noted::new(),
-            prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
+            noted: OwnershipNotes::new(),
+            prefetched: PrefetchAccount::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
             copied_next: BTreeSet::new(),
             budget: Budget::new(policy.bytes_per_day),
             charged_bytes: 0,
@@ -277,7 +277,7 @@ impl Service {
         let (seed, other) = (store.config().hash_seed, tier.config().hash_seed);
         assert!(seed == other, "lists walk both indexes in one order, but their seeds differ");
         tier.set_scrub(policy.scrub_bytes_per_s);
-        self.tiered = Some(Box::new(Tiered::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
+        self.tiered = Some(Box::new(Tiering::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
     }
 
     /// Lets the tier work: gives it what waits, and `start` what the device is to do. Whether there was anything.

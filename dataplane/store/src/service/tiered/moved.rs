@@ -8,11 +8,11 @@ use kvplane_proto::Digest;
 use kvplane_proto::message::PutAck;
 
 use super::super::Service;
-use super::Tiered;
+use super::Tiering;
 
 /// Progress of an object that is to be on the SSD before its former owner drops it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::service) enum Moved {
+pub(in crate::service) enum MoveProgress {
     /// It is there, or the SSD, if there is one, does not take it.
     Kept,
     /// It is being written.
@@ -21,7 +21,7 @@ pub(in crate::service) enum Moved {
     Refused,
 }
 
-impl Tiered {
+impl Tiering {
     /// These copies are objects of our own from now on.
     pub(in crate::service) fn inherit(&mut self, copies: Vec<Digest>) {
         self.inherited.extend(copies);
@@ -60,20 +60,20 @@ impl Service {
 
     /// An object that is in memory has moved here, or is the copy of an owner that is gone: the SSD is to have it as
     /// soon as it may be, whatever the policy.
-    pub(in crate::service) fn write_moved(&mut self, digest: Digest) -> Moved {
-        let Some(object) = self.store.as_ref().and_then(|store| store.peek(digest)) else { return Moved::Kept };
+    pub(in crate::service) fn write_moved(&mut self, digest: Digest) -> MoveProgress {
+        let Some(object) = self.store.as_ref().and_then(|store| store.peek(digest)) else { return MoveProgress::Kept };
         let (bytes, version) = (object.extent.bytes, object.version);
-        let Some(tiered) = self.tiered.as_mut().filter(|tiered| tiered.fits(bytes)) else { return Moved::Kept };
+        let Some(tiered) = self.tiered.as_mut().filter(|tiered| tiered.fits(bytes)) else { return MoveProgress::Kept };
         if tiered.is_writing(digest) {
             // One that was to wait for a while does not.
             tiered.pressed = true;
-            return Moved::Waits;
+            return MoveProgress::Waits;
         }
         if tiered.locate(digest).is_some_and(|view| view.version >= version) {
-            return Moved::Kept;
+            return MoveProgress::Kept;
         }
         self.hold_for_write(digest, None, Some(PutAck::Buffered));
         let writes = self.tiered.as_ref().is_some_and(|tiered| tiered.is_writing(digest));
-        if writes { Moved::Waits } else { Moved::Refused }
+        if writes { MoveProgress::Waits } else { MoveProgress::Refused }
     }
 }

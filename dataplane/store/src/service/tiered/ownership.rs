@@ -5,7 +5,7 @@
 //! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
 //! At a start the note is believed if the control plane says that no slot has changed hands since its map. If some
 //! have, what the device has is in doubt until it is compared (`doubt.rs`). Where the note says nothing about this
-//! cluster's maps, or the node lived without the device, all is void, and [`Voided`] says why. If the device takes no
+//! cluster's maps, or the node lived without the device, all is void, and [`VoidCause`] says why. If the device takes no
 //! writes, nothing is waited for: it gets nothing new either.
 
 use std::fmt;
@@ -14,12 +14,12 @@ use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_tier::{Memory, Ownership as Note, SlotSet};
 
 use super::super::Service;
-use super::super::types::Standing;
+use super::super::types::MapStanding;
 
 /// Why a start did not believe what the device had: all of it counts as removed. The objects are misses until they are
 /// put again; none of them is ever given for a newer one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Voided {
+pub enum VoidCause {
     /// The device was used before, but nothing that can be read on it says whose slots it had.
     NoNote,
     /// It was written under another state of the control plane, whose epochs say nothing about this one's.
@@ -41,7 +41,7 @@ pub enum Voided {
     },
 }
 
-impl fmt::Display for Voided {
+impl fmt::Display for VoidCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoNote => f.write_str("nothing that can be read on it says which slots it had"),
@@ -63,29 +63,29 @@ impl fmt::Display for Voided {
 
 /// What is known of the slots, and what is being written down.
 #[derive(Debug)]
-pub(in crate::service) struct Noted {
+pub(in crate::service) struct OwnershipNotes {
     /// Which state of the control plane maps are of.
     state: u64,
     /// Whether it was looked at what the device said.
     restored: bool,
     /// Why the device was not believed, if so, and whether that is still to be told.
-    pub(super) voided: Option<Voided>,
+    pub(super) voided: Option<VoidCause>,
     untold: bool,
     /// The map that waits to be served.
     wanted: Option<(Epoch, SlotSet)>,
     /// Whether something changed that is not written down.
     pub(super) dirty: bool,
     /// What is being written: its epoch and what will be served then.
-    writing: Option<Writing>,
+    writing: Option<NoteWrite>,
 }
 
 #[derive(Debug)]
-struct Writing {
+struct NoteWrite {
     epoch: Epoch,
     regained: SlotSet,
 }
 
-impl Noted {
+impl OwnershipNotes {
     pub(super) const fn new() -> Self {
         Self { state: 0, restored: false, voided: None, untold: false, wanted: None, dirty: false, writing: None }
     }
@@ -95,7 +95,7 @@ impl Noted {
     }
 
     /// Nothing of what the device had counts: that is told once.
-    pub(super) const fn tell_voided(&mut self, why: Voided) {
+    pub(super) const fn tell_voided(&mut self, why: VoidCause) {
         (self.voided, self.untold) = (Some(why), true);
     }
 
@@ -125,7 +125,7 @@ impl Service {
     }
 
     /// What a first map lets be believed of what the device has. Reads the device's note once in a life.
-    pub(in crate::service) fn restore_owned(&mut self, epoch: Epoch, standing: Standing) {
+    pub(in crate::service) fn restore_owned(&mut self, epoch: Epoch, standing: MapStanding) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return };
         if standing.state != 0 {
             tiered.noted.state = standing.state;
@@ -140,7 +140,7 @@ impl Service {
         let is_new = tiered.tier.life() <= 1;
         let distrust = match note {
             Some(note) => distrust(note, epoch, standing),
-            None => (!is_new).then_some(Voided::NoNote),
+            None => (!is_new).then_some(VoidCause::NoNote),
         };
         let sweep = &mut tiered.sweep;
         sweep.at = Some(0);
@@ -233,14 +233,14 @@ impl Service {
         }
         tiered.sweep.floor = floor;
         tiered.noted.dirty = false;
-        tiered.noted.writing = Some(Writing { epoch, regained: back });
+        tiered.noted.writing = Some(NoteWrite { epoch, regained: back });
         true
     }
 
     /// A note is durable: what it says is served, if it is still wanted.
     pub(super) fn noted(&mut self) {
         let Some(tiered) = &mut self.tiered else { return };
-        let Some(Writing { epoch, regained }) = tiered.noted.writing.take() else { return };
+        let Some(NoteWrite { epoch, regained }) = tiered.noted.writing.take() else { return };
         let Some((_, owned)) = tiered.noted.wanted.take_if(|(wanted, _)| *wanted == epoch) else { return };
         let floor = tiered.sweep.floor;
         tiered.sweep.regain(&regained, floor);
@@ -254,7 +254,7 @@ impl Service {
     }
 
     /// Why what the device had counts as removed since the start, if so: once.
-    pub fn poll_tier_voided(&mut self) -> Option<Voided> {
+    pub fn poll_tier_voided(&mut self) -> Option<VoidCause> {
         let noted = &mut self.tiered.as_mut()?.noted;
         noted.voided.filter(|_| core::mem::take(&mut noted.untold))
     }
@@ -273,14 +273,14 @@ impl Service {
 }
 
 /// Why nothing of what a note says counts; `None` when it does, or what it says is to be compared.
-fn distrust(note: &Note, epoch: Epoch, standing: Standing) -> Option<Voided> {
+fn distrust(note: &Note, epoch: Epoch, standing: MapStanding) -> Option<VoidCause> {
     let noted = note.epoch;
     // 0 is no state.
     if note.state == 0 || note.state != standing.state {
-        return Some(Voided::OtherState);
+        return Some(VoidCause::OtherState);
     }
     if noted > epoch {
-        return Some(Voided::Newer { noted, known: epoch });
+        return Some(VoidCause::Newer { noted, known: epoch });
     }
-    (standing.kept > noted).then_some(Voided::Moved { noted, since: standing.kept })
+    (standing.kept > noted).then_some(VoidCause::Moved { noted, since: standing.kept })
 }

@@ -21,7 +21,7 @@ const OBJECTS_MOST: usize = 65_536;
 
 /// What was read ahead.
 #[derive(Debug)]
-pub(super) struct Prefetched {
+pub(super) struct PrefetchAccount {
     most_bytes: u64,
     bytes: u64,
     /// Not asked for yet: bytes, and until when they are wanted.
@@ -29,7 +29,7 @@ pub(super) struct Prefetched {
     order: BTreeSet<(u64, Digest)>,
 }
 
-impl Prefetched {
+impl PrefetchAccount {
     pub(super) fn new(most_bytes: u64) -> Self {
         Self { most_bytes, bytes: 0, objects: BTreeMap::new(), order: BTreeSet::new() }
     }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_quota_is_strict_and_whoever_wants_longest_decides() {
-        let mut prefetched = Prefetched::new(100);
+        let mut prefetched = PrefetchAccount::new(100);
         prefetched.add(Digest(1), 60, 10);
         assert!(prefetched.has_room(40) && !prefetched.has_room(41));
         prefetched.add(Digest(2), 40, 5);

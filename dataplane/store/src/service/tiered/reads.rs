@@ -8,7 +8,7 @@ use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
 use super::super::objects::reserve_status;
-use super::super::stream_read::{StreamRead, Wanted};
+use super::super::stream_read::{ReadSpan, StreamRead};
 use super::super::timing::About;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
@@ -328,9 +328,9 @@ impl Service {
         is_replicated: bool,
     ) {
         let (offset, checksum) = match read.wanted {
-            Wanted::Whole { .. } => (0, object.checksum),
+            ReadSpan::Whole { .. } => (0, object.checksum),
             // The host sums up what it sends.
-            Wanted::Range { offset, .. } => (offset, 0),
+            ReadSpan::Range { offset, .. } => (offset, 0),
         };
         let bytes = read.wanted.bytes_of(object.extent.bytes);
         let place = Place { memory: Memory::Pool, offset: object.extent.offset + offset, bytes };

@@ -2,7 +2,7 @@
 
 use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
 
-use super::{Admission, Service, Voided};
+use super::{Admission, Service, VoidCause};
 
 /// Counted since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -86,7 +86,7 @@ pub struct TierSnapshot {
     /// Why nothing is written, if so.
     pub degraded: Option<Reason>,
     /// Why what the device had at the start counts as removed, if so.
-    pub voided: Option<Voided>,
+    pub voided: Option<VoidCause>,
     /// What the scrubber does and has found.
     pub scrub: ScrubReport,
     /// Segments that an operator wants to be free, while they are not.

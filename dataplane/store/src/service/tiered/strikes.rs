@@ -3,7 +3,7 @@
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::Tier;
 
-use super::super::objects::Made;
+use super::super::objects::CommittedObject;
 use super::{REMOVALS_MOST, Service};
 
 impl Service {
@@ -24,7 +24,7 @@ impl Service {
 
     /// Whether the SSD may have, or bring back later, what an object replaces: perhaps without that anybody knew, as
     /// while it recovers.
-    pub(super) fn must_strike(&self, made: &Made) -> bool {
+    pub(super) fn must_strike(&self, made: &CommittedObject) -> bool {
         let Some(tiered) = &self.tiered else { return false };
         match tiered.tier.degraded() {
             // What is hidden, and what came to light while the put was under way, is struck out too.

@@ -7,11 +7,11 @@ use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token
 
 use super::super::copies::CopyWaits;
 use super::super::deferred::{Replies, Slot};
-use super::super::objects::Made;
+use super::super::objects::CommittedObject;
 use super::super::tail::tail_within;
 use super::super::types::PeerKey;
 use super::tails::{is_hard_pinned, is_of};
-use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
+use super::{Admission, Call, DirtyObject, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiering, WritePolicy};
 
 /// True where the acknowledgement of a put promises more than memory.
 pub(super) const fn is_for_ssd(asked: Option<PutAck>) -> bool {
@@ -36,7 +36,7 @@ impl Waits {
     }
 }
 
-impl Tiered {
+impl Tiering {
     /// Whether there is room for another object that waits to be written.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         // However large an object is: alone, it may wait.
@@ -79,7 +79,7 @@ impl Service {
     }
 
     /// What the answer of a put waits for. To be asked once: it counts that the object was put.
-    pub(in crate::service) fn waits_of(&mut self, made: &Made) -> Waits {
+    pub(in crate::service) fn waits_of(&mut self, made: &CommittedObject) -> Waits {
         if made.is_copy {
             return Waits::default();
         }
@@ -89,7 +89,7 @@ impl Service {
 
     /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is
     /// told of each that is waited for.
-    pub(in crate::service) fn make_last(&mut self, made: &Made, waits: Waits, told: Option<Slot>) {
+    pub(in crate::service) fn make_last(&mut self, made: &CommittedObject, waits: Waits, told: Option<Slot>) {
         if made.is_copy {
             return;
         }
@@ -119,7 +119,7 @@ impl Service {
     }
 
     /// Counts that an object was put, and says whether its answer waits until it is written.
-    fn put_waits(&mut self, made: &Made) -> bool {
+    fn put_waits(&mut self, made: &CommittedObject) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
         let seen = tiered.frequency.see(made.digest);
         let at_once = match tiered.policy.write {
@@ -133,7 +133,7 @@ impl Service {
     }
 
     /// An object was put: it goes to the SSD by the policy; `told` waits for that.
-    fn keep(&mut self, made: &Made, told: Option<Slot>) {
+    fn keep(&mut self, made: &CommittedObject, told: Option<Slot>) {
         let Some(tiered) = &self.tiered else { return };
         let digest = made.digest;
         let wanted = match tiered.policy.write {
@@ -199,7 +199,8 @@ impl Service {
         let version = object.version;
         let (bytes, since_ns) = (object.extent.bytes, self.now_ns);
         let account = store.account_of_stranger(object.tenant);
-        let held = Held { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
+        let held =
+            DirtyObject { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
         tiered.held += 1;
         tiered.count_held(account, true);
         tiered.held_bytes += held.bytes;
@@ -323,7 +324,7 @@ impl Service {
     }
 
     /// An object is gone before it was written. One that was removed was put before that: there is nothing to write.
-    fn let_go_of_gone(&mut self, mut held: Held) {
+    fn let_go_of_gone(&mut self, mut held: DirtyObject) {
         let is_removed = self.store.as_ref().is_some_and(|store| store.peek(held.digest).is_none());
         if is_removed && let Some(slot) = held.told.take() {
             self.settle(slot, |_, _| {});
@@ -332,7 +333,7 @@ impl Service {
     }
 
     /// An object does not wait to be written any more.
-    fn let_go(&mut self, held: &Held, good: bool) {
+    fn let_go(&mut self, held: &DirtyObject, good: bool) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         tiered.held -= 1;
         tiered.held_bytes -= held.bytes;
@@ -472,7 +473,7 @@ impl Service {
     }
 }
 
-impl Tiered {
+impl Tiering {
     pub(super) fn queue_removal(&mut self, digest: Digest, strike: Strike) {
         self.removals.push_back((digest, strike));
         self.removing.insert(digest);

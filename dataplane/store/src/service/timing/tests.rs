@@ -14,7 +14,7 @@ fn at(arrived_ns: u64) -> Timing {
 
 #[test]
 fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
-    let mut timed = Timed::new();
+    let mut timed = ServiceTimer::new();
     let mut readings = 0;
     for round in 0..1000u64 {
         let now_ns = 1000 * round;
@@ -33,7 +33,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
 
 #[test]
 fn only_what_was_answered_in_a_round_gets_its_time() {
-    let mut timed = Timed::new();
+    let mut timed = ServiceTimer::new();
     timed.answered_at_once(&reply(Operation::Get), None, 10);
     timed.round_over(|| 110);
     // The next two gets share a reading, which comes in another round than the put's.
@@ -51,7 +51,7 @@ fn only_what_was_answered_in_a_round_gets_its_time() {
 
 #[test]
 fn slow_requests_are_remembered_with_their_stages_and_only_the_latest() {
-    let mut timed = Timed::new();
+    let mut timed = ServiceTimer::new();
     timed.slow_after_ns = 1000;
     let waited = Timing { arrived_ns: 5, receive_ns: 0, ssd_ns: 2000, ssd: true };
     timed.answered(&reply(Operation::Get), &(0, waited, About { digest: Some(Digest(9)), bytes: 0 }), None, 2005);
@@ -73,7 +73,7 @@ fn slow_requests_are_remembered_with_their_stages_and_only_the_latest() {
 
 #[test]
 fn failures_and_items_are_counted_by_kind() {
-    let mut timed = Timed::new();
+    let mut timed = ServiceTimer::new();
     timed.asked(Operation::Exists, 1024);
     timed.asked(Operation::Exists, 1);
     let refused = Header::reply(Kind::Reply(Operation::Exists), RequestId::default(), Status::WrongOwner);

@@ -86,7 +86,7 @@ pub(super) struct State {
     pub(super) memories: BTreeMap<u32, Memory>,
     pub(super) channels: BTreeMap<u32, Channel>,
     pub(super) completions: BTreeMap<u32, Completions>,
-    pub(super) shared: BTreeMap<u32, Shared>,
+    pub(super) shared: BTreeMap<u32, FabricState>,
     pub(super) queue_pairs: BTreeMap<u32, QueuePair>,
     /// Queue pairs with requests that wait.
     pub(super) waiting: BTreeSet<u32>,
@@ -133,7 +133,7 @@ pub(super) struct Completions {
     pub(super) place: usize,
 }
 
-pub(super) struct Shared {
+pub(super) struct FabricState {
     pub(super) depth: usize,
     pub(super) receives: VecDeque<Receive>,
 }

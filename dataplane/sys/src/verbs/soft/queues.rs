@@ -4,7 +4,7 @@
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
-use super::fabric::{QueuePair, Shared};
+use super::fabric::{FabricState, QueuePair};
 use super::objects::{context, give, refuse, state, take, zeroed};
 use super::rim::{MAX_DEPTH, MAX_PIECES, gids, words};
 use super::work::{Receive, Send};
@@ -20,7 +20,7 @@ pub(super) unsafe extern "C" fn create_srq(raw: *mut ibv_pd, options: *mut ibv_s
     // SAFETY: an open device of ours.
     let mut state = unsafe { state(device) };
     let number = state.number();
-    state.shared.insert(number, Shared { depth, receives: VecDeque::new() });
+    state.shared.insert(number, FabricState { depth, receives: VecDeque::new() });
     (srq.context, srq.pd, srq.handle) = (device, raw, number);
     give(srq)
 }

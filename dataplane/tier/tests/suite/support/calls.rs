@@ -2,7 +2,7 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
-use kvplane_tier::{Accepted, Ack, Event, Output, Put, PutError, Span, TierConfig, Token};
+use kvplane_tier::{Ack, Event, Output, Put, PutError, PutReceipt, Span, TierConfig, Token};
 
 use super::world::World;
 
@@ -51,6 +51,6 @@ pub(crate) fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> P
     }
 }
 
-pub(crate) fn take(world: &mut World, put: &Put<'_>) -> Result<Accepted, PutError> {
+pub(crate) fn take(world: &mut World, put: &Put<'_>) -> Result<PutReceipt, PutError> {
     world.tier.put(world.now_ns, put, &mut world.memory)
 }

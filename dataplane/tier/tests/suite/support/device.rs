@@ -57,7 +57,7 @@ pub(crate) struct Faults {
     pub(crate) misdirected: f64,
 }
 
-struct Unflushed {
+struct UnflushedWrite {
     number: u64,
     offset: usize,
     bytes: Vec<u8>,
@@ -69,7 +69,7 @@ pub(crate) struct Device {
     seen: Vec<u8>,
     /// What survives a power failure for certain.
     durable: Vec<u8>,
-    unflushed: Vec<Unflushed>,
+    unflushed: Vec<UnflushedWrite>,
     under_way: Vec<(BlockOp, u64)>,
     written: u64,
     block: u64,
@@ -201,7 +201,7 @@ impl Device {
 
     fn land(&mut self, offset: usize, bytes: Vec<u8>, durable: bool) {
         self.seen[offset..][..bytes.len()].copy_from_slice(&bytes);
-        self.unflushed.push(Unflushed { number: self.written, offset, bytes, durable });
+        self.unflushed.push(UnflushedWrite { number: self.written, offset, bytes, durable });
         self.written += 1;
     }
 

@@ -118,7 +118,7 @@ pub(super) struct Connection {
 }
 
 /// How sending went.
-pub(super) enum Sent {
+pub(super) enum SendOutcome {
     /// The socket takes no more, or there is nothing to send.
     Wait,
     /// The share is used up.
@@ -126,7 +126,7 @@ pub(super) enum Sent {
 }
 
 /// How receiving went.
-pub(super) enum Received {
+pub(super) enum ReceiveOutcome {
     Bytes(usize),
     Later,
     /// The peer closed, or reset, the connection: the errno, or 0.
@@ -189,7 +189,7 @@ impl Connection {
     }
 
     /// Sends what may be sent, up to a share.
-    pub(super) fn send(&mut self) -> Sent {
+    pub(super) fn send(&mut self) -> SendOutcome {
         let probes = self.dialect == Dialect::V2 && !self.verified && !self.has_asked();
         if let (true, Some(first)) = (probes, self.queue.front())
             && first.kind == Kind::Write
@@ -209,7 +209,7 @@ impl Connection {
         let mut share = TURN_BYTES as u64;
         while !self.send_broken {
             if share == 0 {
-                return Sent::Again;
+                return SendOutcome::Again;
             }
             let mut heads = Vec::new();
             let (payload, payload_bytes) = self.gather(&mut heads, share);
@@ -219,19 +219,19 @@ impl Connection {
                 gather.push(payload, payload_bytes);
             }
             if gather.bytes() == 0 {
-                return Sent::Wait;
+                return SendOutcome::Wait;
             }
             match gather.send(self.stream.as_fd()) {
                 Ok(bytes) => {
                     self.advance(bytes as u64);
                     share = share.saturating_sub(bytes as u64);
                 }
-                Err(error) if is_later(&error) => return Sent::Wait,
+                Err(error) if is_later(&error) => return SendOutcome::Wait,
                 // What the peer said before it closed is still to be read.
                 Err(_) => self.send_broken = true,
             }
         }
-        Sent::Wait
+        SendOutcome::Wait
     }
 
     /// What leaves next: heads of requests, then at most one payload.
@@ -279,12 +279,12 @@ impl Connection {
     }
 }
 
-pub(super) fn receive(stream: &TcpStream, scatter: &mut Scatter<'_>) -> Received {
+pub(super) fn receive(stream: &TcpStream, scatter: &mut Scatter<'_>) -> ReceiveOutcome {
     match scatter.receive(stream.as_fd()) {
-        Ok(0) => Received::Ended(0),
-        Ok(bytes) => Received::Bytes(bytes),
-        Err(error) if is_later(&error) => Received::Later,
-        Err(error) => Received::Ended(error.raw_os_error().unwrap_or(0)),
+        Ok(0) => ReceiveOutcome::Ended(0),
+        Ok(bytes) => ReceiveOutcome::Bytes(bytes),
+        Err(error) if is_later(&error) => ReceiveOutcome::Later,
+        Err(error) => ReceiveOutcome::Ended(error.raw_os_error().unwrap_or(0)),
     }
 }
 

@@ -5,11 +5,11 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind as FrameKind, Operation};
 use kvplane_sys::{Poller, Scatter};
 
-use super::connection::{Connection, Entry, Expect, Kind, Received, State, receive};
+use super::connection::{Connection, Entry, Expect, Kind, ReceiveOutcome, State, receive};
 use super::{CONNECT_NS, Lanes, token};
 use crate::mooncake::TURN_BYTES;
 use crate::mooncake::wire::{Dialect, STATUS_BYTES, Verdict, decode_status};
-use crate::types::{ConnectionId, Event, Gone, Input};
+use crate::types::{CloseCause, ConnectionId, Event, Input};
 
 /// How long the rest of a status may be under way before the peer is held for one that speaks version 1 and has sent
 /// the few bytes it was asked for.
@@ -94,7 +94,7 @@ impl Lanes {
                 }
                 Step::Broken(what) => {
                     let text = format!("{}: {what}", connection.address);
-                    self.close(poller, id, Gone::Setup(text));
+                    self.close(poller, id, CloseCause::Setup(text));
                 }
             }
         }
@@ -145,7 +145,7 @@ impl Lanes {
             && connection.has_asked()
             && matches!(connection.expect, Expect::Answer | Expect::Skip { .. });
         let Some(entry) = connection.queue.front_mut().filter(|_| silent) else {
-            let why = if errno == 0 { Gone::Peer } else { Gone::Kernel(errno) };
+            let why = if errno == 0 { CloseCause::Peer } else { CloseCause::Kernel(errno) };
             self.close(poller, id, why);
             return None;
         };
@@ -163,7 +163,7 @@ impl Lanes {
         self.alarm(until_ns);
         let Some(connection) = self.connections.get(id) else { return };
         if let Err(error) = connection.restart(poller, token(id), until_ns) {
-            self.close(poller, id, Gone::Setup(error.to_string()));
+            self.close(poller, id, CloseCause::Setup(error.to_string()));
         }
     }
 
@@ -220,9 +220,9 @@ impl Connection {
                 }
                 // Told only when its first byte is here: until then the peer may refuse.
                 match self.peek() {
-                    Received::Later => Step::Wait,
-                    Received::Ended(errno) => Step::Ended(errno),
-                    Received::Bytes(_) => self.announce(),
+                    ReceiveOutcome::Later => Step::Wait,
+                    ReceiveOutcome::Ended(errno) => Step::Ended(errno),
+                    ReceiveOutcome::Bytes(_) => self.announce(),
                 }
             }
             Some(_) if asked => {
@@ -241,19 +241,19 @@ impl Connection {
     /// Only the connection's end can arrive now.
     fn expect_nothing(&self) -> Step {
         match self.peek() {
-            Received::Later => Step::Wait,
-            Received::Ended(errno) => Step::Ended(errno),
-            Received::Bytes(_) => Step::Broken("bytes arrived that nobody asked for"),
+            ReceiveOutcome::Later => Step::Wait,
+            ReceiveOutcome::Ended(errno) => Step::Ended(errno),
+            ReceiveOutcome::Bytes(_) => Step::Broken("bytes arrived that nobody asked for"),
         }
     }
 
-    fn peek(&self) -> Received {
+    fn peek(&self) -> ReceiveOutcome {
         let mut byte = [0];
         match self.stream.peek(&mut byte) {
-            Ok(0) => Received::Ended(0),
-            Ok(bytes) => Received::Bytes(bytes),
-            Err(error) if super::super::is_later(&error) => Received::Later,
-            Err(error) => Received::Ended(error.raw_os_error().unwrap_or(0)),
+            Ok(0) => ReceiveOutcome::Ended(0),
+            Ok(bytes) => ReceiveOutcome::Bytes(bytes),
+            Err(error) if super::super::is_later(&error) => ReceiveOutcome::Later,
+            Err(error) => ReceiveOutcome::Ended(error.raw_os_error().unwrap_or(0)),
         }
     }
 
@@ -262,9 +262,9 @@ impl Connection {
         let mut scatter = Scatter::new();
         scatter.push_bytes(&mut bytes[*have..]);
         match receive(&self.stream, &mut scatter) {
-            Received::Later => return Step::Wait,
-            Received::Ended(errno) => return Step::Ended(errno),
-            Received::Bytes(received) => *have += received,
+            ReceiveOutcome::Later => return Step::Wait,
+            ReceiveOutcome::Ended(errno) => return Step::Ended(errno),
+            ReceiveOutcome::Bytes(received) => *have += received,
         }
         *since_ns = now_ns;
         let (bytes, have) = (*bytes, *have);
@@ -313,9 +313,9 @@ impl Connection {
         let mut scatter = Scatter::new();
         scatter.push(buffer, buffer.bytes().min(*share));
         match receive(&self.stream, &mut scatter) {
-            Received::Later => Step::Wait,
-            Received::Ended(errno) => Step::Ended(errno),
-            Received::Bytes(bytes) => {
+            ReceiveOutcome::Later => Step::Wait,
+            ReceiveOutcome::Ended(errno) => Step::Ended(errno),
+            ReceiveOutcome::Bytes(bytes) => {
                 buffer.advance(bytes);
                 *left_bytes -= bytes as u64;
                 *share -= bytes;
@@ -334,9 +334,9 @@ impl Connection {
         let mut scatter = Scatter::new();
         scatter.push_bytes(&mut bytes[..wanted]);
         match receive(&self.stream, &mut scatter) {
-            Received::Later => Step::Wait,
-            Received::Ended(errno) => Step::Ended(errno),
-            Received::Bytes(received) => {
+            ReceiveOutcome::Later => Step::Wait,
+            ReceiveOutcome::Ended(errno) => Step::Ended(errno),
+            ReceiveOutcome::Bytes(received) => {
                 *left_bytes -= received as u64;
                 *share -= received;
                 Step::On

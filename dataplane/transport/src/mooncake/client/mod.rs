@@ -26,7 +26,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use connection::{Connection, Entry, Expect, Kind, Sent, State};
+use connection::{Connection, Entry, Expect, Kind, SendOutcome, State};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind as FrameKind, Operation, ReadItem, WriteItem, decode_items};
 use kvplane_proto::{Limits, Status};
@@ -35,7 +35,7 @@ use kvplane_sys::{Poller, net};
 use super::table::Table;
 use super::wire::Dialect;
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone, Outgoing, Pieces, Target};
+use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload, Pieces, Target};
 
 /// How long a connection may take to be there.
 const CONNECT_NS: u64 = 5_000_000_000;
@@ -128,7 +128,7 @@ impl Lanes {
 
     /// Takes a frame of the client's. Its request leaves with the next [`Self::flush`]. False when the connection is
     /// gone; the payload's hold is then reported as sent.
-    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
         let Some(connection) = self.connections.get(id) else {
             self.events.extend(payload.and_then(|payload| payload.hold).map(Event::Sent));
             return false;
@@ -180,12 +180,12 @@ impl Lanes {
                     // Not decided yet.
                     Ok(None) => continue,
                     Ok(Some(error)) | Err(error) => {
-                        self.close(poller, id, Gone::Kernel(error.raw_os_error().unwrap_or(0)));
+                        self.close(poller, id, CloseCause::Kernel(error.raw_os_error().unwrap_or(0)));
                         continue;
                     }
                 }
             }
-            if let Some(Sent::Again) = self.connections.get(id).map(Connection::send) {
+            if let Some(SendOutcome::Again) = self.connections.get(id).map(Connection::send) {
                 self.connections.mark_due(id);
             }
         }
@@ -267,7 +267,7 @@ impl Lanes {
     }
 
     /// Ends a connection. What it held is free when this returns; [`Event::Gone`] follows.
-    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: CloseCause) {
         let Some(connection) = self.connections.take(id) else { return };
         let _ = poller.remove(connection.stream.as_fd());
         if !connection.queue.is_empty() {
@@ -301,7 +301,7 @@ impl Lanes {
                 Some((Expect::Status { .. }, address)) => self.downgrade(poller, id, address),
                 Some((_, address)) => {
                     let seconds = CONNECT_NS / 1_000_000_000;
-                    self.close(poller, id, Gone::Setup(format!("{address} did not answer within {seconds} s")));
+                    self.close(poller, id, CloseCause::Setup(format!("{address} did not answer within {seconds} s")));
                 }
                 None => {}
             }
@@ -320,7 +320,7 @@ impl Lanes {
             "{address} answers in version 1 of Mooncake's data protocol though it is said to speak version 2: \
              version 1 is used from now on"
         );
-        self.close(poller, id, Gone::Setup(text));
+        self.close(poller, id, CloseCause::Setup(text));
     }
 }
 
@@ -363,7 +363,7 @@ impl Connection {
     }
 
     /// A payload that is not used comes back.
-    fn write(&mut self, header: &Header, body: &[u8], payload: Option<Outgoing>) -> Option<Outgoing> {
+    fn write(&mut self, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> Option<OutgoingPayload> {
         let mut items = decode_items::<WriteItem>(body, header.items).into_iter().flatten();
         let (Some(item), None) = (items.next(), items.next()) else {
             self.answer(Operation::Write, header, Status::BadRequest);
@@ -377,7 +377,7 @@ impl Connection {
         let (request, address, bytes) = (header.request, item.offset, buffer.bytes() as u64);
         if self.is_full() || bytes == 0 {
             self.answer(Operation::Write, header, if bytes == 0 { Status::BadRequest } else { Status::Busy });
-            return Some(Outgoing { buffers: Pieces::One(buffer), ..payload });
+            return Some(OutgoingPayload { buffers: Pieces::One(buffer), ..payload });
         }
         let (payload, hold) = (Some(buffer), payload.hold);
         self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload, hold, closed: 0 });

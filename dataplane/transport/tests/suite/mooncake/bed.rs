@@ -13,7 +13,7 @@ use kvplane_proto::message::{Item, Kind, Operation, ReadItem, WriteItem};
 use kvplane_sys::{IoBuf, Poller, Region, cpu};
 use kvplane_transport::mooncake::Lanes;
 use kvplane_transport::mooncake::wire::{Dialect, Request};
-use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Target, Token};
+use kvplane_transport::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Target, Token};
 
 use super::raw::{OK, PATIENCE, Raw, byte_at, bytes_at, memory};
 
@@ -35,7 +35,7 @@ pub(crate) struct Bed {
     /// Writes whose memory is in use.
     pub(crate) lent: BTreeMap<u64, u32>,
     pub(crate) connected: usize,
-    pub(crate) gone: Vec<Gone>,
+    pub(crate) gone: Vec<CloseCause>,
     /// What the lanes' clock is ahead of the real one.
     pub(crate) ahead_ns: u64,
 }
@@ -80,7 +80,7 @@ impl Bed {
         let hold = u64::from(request.index) + 1000;
         self.lent.insert(hold, request.index);
         let buffers = IoBuf::new(Arc::clone(&self.region), offset, bytes).into();
-        self.lanes.send(lane, &header, &body, Some(Outgoing { buffers, hold: Some(hold) }));
+        self.lanes.send(lane, &header, &body, Some(OutgoingPayload { buffers, hold: Some(hold) }));
         request.index
     }
 

@@ -7,7 +7,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{DigestItem, Item, Kind, Operation};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status};
-use kvplane_transport::Gone;
+use kvplane_transport::CloseCause;
 use kvplane_transport::mooncake::wire::{Dialect, Request};
 
 use super::bed::{BYTES, Bed, REMOTE, peer, serve};
@@ -353,10 +353,10 @@ fn closing_ends_everything_once() {
         // In the middle of one of the payloads.
         (0..rounds).for_each(|_| bed.round());
         let Bed { lanes, poller, .. } = &mut bed;
-        lanes.close(poller, lane, Gone::Closed);
-        lanes.close(poller, lane, Gone::Closed);
+        lanes.close(poller, lane, CloseCause::Closed);
+        lanes.close(poller, lane, CloseCause::Closed);
         bed.round();
-        assert_eq!(bed.gone, [Gone::Closed]);
+        assert_eq!(bed.gone, [CloseCause::Closed]);
         assert!(bed.lent.is_empty(), "the bed checks that none comes back twice");
         assert_eq!(bed.lanes.open(), 0);
         script.join().expect("the script was followed");

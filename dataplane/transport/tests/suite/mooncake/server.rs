@@ -20,12 +20,12 @@ const BYTES: u64 = 8 << 20;
 /// A name that the beds give to their one range.
 const HOLD: u64 = 77;
 
-struct Served {
+struct ServedPeer {
     region: Arc<Region>,
     uses: Arc<AtomicI64>,
 }
 
-impl Ranges for Served {
+impl Ranges for ServedPeer {
     fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)> {
         let offset = request.address.checked_sub(BASE)?;
         let end = offset.checked_add(request.bytes)?;
@@ -63,7 +63,7 @@ impl Bed {
         let (uses, stop, evict) = (Arc::default(), Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (ahead_ns, counters) = (Arc::new(AtomicU64::new(0)), Arc::default());
         let mut bed = Self { address, region, uses, stop, evict, ahead_ns, counters, thread: None };
-        let mut served = Served { region: Arc::clone(&bed.region), uses: Arc::clone(&bed.uses) };
+        let mut served = ServedPeer { region: Arc::clone(&bed.region), uses: Arc::clone(&bed.uses) };
         let (stop, evict) = (Arc::clone(&bed.stop), Arc::clone(&bed.evict));
         let (ahead_ns, counters) = (Arc::clone(&bed.ahead_ns), Arc::clone(&bed.counters));
         bed.thread = Some(std::thread::spawn(move || {

@@ -11,7 +11,7 @@ use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, cpu};
 use kvplane_transport::{
-    ConnectionId, Ended, Event, Gone, Input, Outgoing, Rdma, RdmaCopy, RdmaOptions, Target, Token,
+    CloseCause, ConnectionId, Ended, Event, Input, OutgoingPayload, Rdma, RdmaCopy, RdmaOptions, Target, Token,
 };
 
 /// How long anything may take, on the slowest machine.
@@ -27,7 +27,7 @@ pub(crate) struct End {
     pub(crate) region: Arc<Region>,
     pub(crate) places: Places,
     pub(crate) up: Vec<ConnectionId>,
-    pub(crate) gone: Vec<(ConnectionId, Gone)>,
+    pub(crate) gone: Vec<(ConnectionId, CloseCause)>,
     pub(crate) holds: Vec<u64>,
     /// Frames in order of arrival, with their bodies.
     pub(crate) frames: Vec<(Header, Vec<u8>)>,
@@ -181,8 +181,8 @@ impl End {
         }
     }
 
-    pub(crate) fn outgoing(&self, buffers: impl Into<kvplane_transport::Pieces>, hold: u64) -> Option<Outgoing> {
-        Some(Outgoing { buffers: buffers.into(), hold: Some(hold) })
+    pub(crate) fn outgoing(&self, buffers: impl Into<kvplane_transport::Pieces>, hold: u64) -> Option<OutgoingPayload> {
+        Some(OutgoingPayload { buffers: buffers.into(), hold: Some(hold) })
     }
 }
 

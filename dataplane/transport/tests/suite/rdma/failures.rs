@@ -6,7 +6,7 @@ use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::verbs::{Loopback, Mtu, SoftPort, Verbs};
-use kvplane_transport::{Gone, RdmaOptions, Target};
+use kvplane_transport::{CloseCause, RdmaOptions, Target};
 
 use super::bed::{Bed, End, answers, asks, check, fill, on_devices, part, request};
 
@@ -64,11 +64,11 @@ fn into_place(end: &End, header: &kvplane_proto::frame::Header) -> Target {
 
 fn cause(bed: &mut Bed, fabric: Option<&Loopback>, trouble: Trouble) {
     match (trouble, fabric) {
-        (Trouble::WeClose, _) => bed.asking.rdma.close(bed.ask, Gone::Closed),
+        (Trouble::WeClose, _) => bed.asking.rdma.close(bed.ask, CloseCause::Closed),
         (Trouble::OurPort, Some(fabric)) => fabric.set_port(0, false),
         (Trouble::TheirPort, Some(fabric)) => fabric.set_port(1, false),
         (Trouble::Retract, _) => bed.asked.rdma.retract(SEGMENT),
-        _ => bed.asked.rdma.close(bed.serve, Gone::Closed),
+        _ => bed.asked.rdma.close(bed.serve, CloseCause::Closed),
     }
 }
 
@@ -105,7 +105,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         let asking_over = !bed.asking.gone.is_empty();
         // The host knows by the other channel that a peer has gone, though nothing is asked of it.
         if !bed.asked.gone.is_empty() && !asking_over {
-            bed.asking.rdma.close(bed.ask, Gone::Peer);
+            bed.asking.rdma.close(bed.ask, CloseCause::Peer);
         }
         let over = bed.asking.copied.len() == COUNT && bed.asking.holds.len() == COUNT;
         if over && (asking_over || !ends) && bed.asked.holds.len() as u64 == lent {
@@ -123,10 +123,10 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     let quiet = part(&bed.asking.region, 0, BYTES);
     fill(&quiet, 7);
     if bed.asking.gone.is_empty() {
-        bed.asking.rdma.close(bed.ask, Gone::Closed);
+        bed.asking.rdma.close(bed.ask, CloseCause::Closed);
     }
     if bed.asked.gone.is_empty() {
-        bed.asked.rdma.close(bed.serve, Gone::Closed);
+        bed.asked.rdma.close(bed.serve, CloseCause::Closed);
     }
     bed.until("both ends are gone", |bed| bed.asking.rdma.open() == 0 && bed.asked.rdma.open() == 0);
     bed.asked.rdma.retract(SEGMENT);

@@ -3,7 +3,7 @@
 use kvplane_proto::Limits;
 use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
-use kvplane_transport::{Gone, RdmaOptions};
+use kvplane_transport::{CloseCause, RdmaOptions};
 
 use super::bed::{Bed, End, answers, asks, on_devices, pattern};
 
@@ -58,12 +58,12 @@ fn a_connection_that_is_closed_ends_on_both_sides() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 4096, RdmaOptions::default());
         let ask = bed.ask;
-        bed.asked.rdma.close(bed.serve, Gone::Closed);
+        bed.asked.rdma.close(bed.serve, CloseCause::Closed);
         bed.until("our side is closed", |bed| bed.asked.gone.len() == 1 && bed.asked.rdma.open() == 0);
         // The other side finds out when it asks.
         assert!(bed.asking.rdma.send(ask, &asks(Operation::Exists, 1), &[], None));
         bed.until("the other side is gone", |bed| bed.asking.gone.len() == 1);
-        assert!(matches!(&bed.asking.gone[0], (id, Gone::Rdma(_)) if *id == ask), "{:?}", bed.asking.gone);
+        assert!(matches!(&bed.asking.gone[0], (id, CloseCause::Rdma(_)) if *id == ask), "{:?}", bed.asking.gone);
         assert!(!bed.asking.rdma.send(ask, &asks(Operation::Exists, 2), &[], None));
         bed.connect();
         assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Exists, 3), &[], None));
@@ -90,8 +90,8 @@ fn a_new_connection_pushes_out_the_one_that_was_not_used_for_longest() {
             bed.round();
         }
         bed.connect();
-        assert_eq!(bed.asking.gone, [(connections[2].0, Gone::Closed)]);
-        assert_eq!(bed.asked.gone, [(connections[2].1, Gone::Closed)]);
+        assert_eq!(bed.asking.gone, [(connections[2].0, CloseCause::Closed)]);
+        assert_eq!(bed.asked.gone, [(connections[2].1, CloseCause::Closed)]);
         assert_eq!(bed.asking.rdma.counters().evictions, 1);
         assert_eq!(bed.asking.rdma.open(), 3);
     });
@@ -107,7 +107,11 @@ fn offers_that_lead_nowhere_are_answered_with_the_reason() {
         let (ask, _) = asking.rdma.offer(0, 0).expect("an offer");
         asking.rdma.complete(ask, &answer);
         asking.round();
-        assert!(matches!(&asking.gone[..], [(_, Gone::Setup(why))] if why.contains("refuses")), "{:?}", asking.gone);
+        assert!(
+            matches!(&asking.gone[..], [(_, CloseCause::Setup(why))] if why.contains("refuses")),
+            "{:?}",
+            asking.gone
+        );
         assert!(asking.rdma.offer(5, 0).is_err(), "there is no such device");
         let Some(fabric) = fabric else { return };
         let (_, offer) = asking.rdma.offer(0, 0).expect("an offer");

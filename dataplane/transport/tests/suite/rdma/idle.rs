@@ -31,7 +31,7 @@ fn idle_peers_are_asked_for_a_sign_of_life_and_those_that_are_gone_are_noticed()
         }
         let Some(fabric) = fabric else { return };
         // The peer's device says nothing any more, and neither does its host.
-        bed.asking.rdma.close(bed.ask, kvplane_transport::Gone::Closed);
+        bed.asking.rdma.close(bed.ask, kvplane_transport::CloseCause::Closed);
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
         fabric.set_port(1, false);
         while bed.asking.gone.is_empty() {

@@ -11,7 +11,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::{Rng, mix64};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, net};
 use kvplane_tls::Keychain;
-use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Target, Tcp, Token, ZeroCopyOptions};
+use kvplane_transport::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Target, Tcp, Token, ZeroCopyOptions};
 
 /// Where the payload of the frame with this number goes, cut into pieces of these lengths, or nowhere.
 pub(crate) type Places = fn(u32, usize) -> Option<Vec<usize>>;
@@ -22,7 +22,7 @@ pub(crate) struct End {
     pub(crate) memory: Arc<Region>,
     pub(crate) places: Places,
     pub(crate) connections: Vec<ConnectionId>,
-    pub(crate) gone: Vec<Gone>,
+    pub(crate) gone: Vec<CloseCause>,
     pub(crate) holds: Vec<u64>,
     /// Frames in order of arrival: connection, number, body.
     pub(crate) frames: Vec<(ConnectionId, u32, Vec<u8>)>,
@@ -149,7 +149,7 @@ impl End {
             // Announced with value 0: the driver sums up.
             header = header.with_payload(bytes as u64, Some(0));
             self.holds.push(u64::from(number));
-            Outgoing { buffers: pieces.into(), hold: Some(u64::from(number)) }
+            OutgoingPayload { buffers: pieces.into(), hold: Some(u64::from(number)) }
         });
         assert!(self.tcp.send(id, &header, body, outgoing));
         content

@@ -14,7 +14,7 @@ use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
-use kvplane_transport::Gone;
+use kvplane_transport::CloseCause;
 
 use bed::{End, PART_BYTES, cut, pair, pattern, until};
 
@@ -117,10 +117,10 @@ fn a_full_socket_keeps_holds_until_the_end_and_the_end_gives_them_back() {
         sender.round();
     }
     assert!(!sender.tcp.has_work() && !sender.holds.is_empty(), "{} holds", sender.holds.len());
-    sender.tcp.close(id, Gone::Closed);
+    sender.tcp.close(id, CloseCause::Closed);
     assert!(sender.tcp.has_work());
     sender.round();
-    assert_eq!((sender.holds.len(), sender.gone.as_slice()), (0, [Gone::Closed].as_slice()));
+    assert_eq!((sender.holds.len(), sender.gone.as_slice()), (0, [CloseCause::Closed].as_slice()));
     until(&mut [&mut receiver], |ends| !ends[0].gone.is_empty());
     assert_eq!((sender.tcp.open(), receiver.tcp.open()), (0, 0));
 }
@@ -132,10 +132,10 @@ fn what_is_queued_leaves_before_a_closing_end() {
     for number in 0..3 {
         sender.send(id, number, b"last words", &[PART_BYTES]);
     }
-    sender.tcp.close_after_sending(id, Gone::Closed);
+    sender.tcp.close_after_sending(id, CloseCause::Closed);
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert_eq!((receiver.payloads.len(), sender.holds.len()), (3, 0));
-    assert_eq!((&sender.gone[0], &receiver.gone[0]), (&Gone::Closed, &Gone::Peer));
+    assert_eq!((&sender.gone[0], &receiver.gone[0]), (&CloseCause::Closed, &CloseCause::Peer));
 }
 
 #[test]
@@ -145,9 +145,9 @@ fn a_closing_end_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
     for number in 0..9 {
         sender.send(id, number, b"last words", &[PART_BYTES]);
     }
-    sender.tcp.close_after_sending(id, Gone::Closed);
+    sender.tcp.close_after_sending(id, CloseCause::Closed);
     until(&mut [&mut sender], |ends| !ends[0].gone.is_empty());
-    assert_eq!((sender.gone.as_slice(), sender.holds.len()), ([Gone::Closed].as_slice(), 0));
+    assert_eq!((sender.gone.as_slice(), sender.holds.len()), ([CloseCause::Closed].as_slice(), 0));
     assert_eq!((sender.tcp.open(), receiver.payloads.len()), (0, 0));
 }
 

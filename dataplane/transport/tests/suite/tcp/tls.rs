@@ -9,7 +9,7 @@ use kvplane_proto::Status;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_tls::{DataTls, Keychain};
-use kvplane_transport::Gone;
+use kvplane_transport::CloseCause;
 
 use super::bed::{End, PART_BYTES, keyed_pair, until};
 use super::certificates::{Authority, keychain};
@@ -31,7 +31,7 @@ fn join(sender: &mut End, receiver: &mut End, address: SocketAddr, connections: 
     until(&mut [sender, receiver], |ends| ends.iter().all(|end| end.connections.len() == connections));
 }
 
-fn text(gone: &[Gone]) -> String {
+fn text(gone: &[CloseCause]) -> String {
     gone.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -71,9 +71,9 @@ fn a_full_sealed_socket_keeps_little_and_its_end_gives_holds_back() {
         sender.round();
     }
     assert!(!sender.tcp.has_work() && !sender.holds.is_empty(), "{} holds", sender.holds.len());
-    sender.tcp.close(id, Gone::Closed);
+    sender.tcp.close(id, CloseCause::Closed);
     sender.round();
-    assert_eq!((sender.holds.len(), sender.gone.as_slice()), (0, [Gone::Closed].as_slice()));
+    assert_eq!((sender.holds.len(), sender.gone.as_slice()), (0, [CloseCause::Closed].as_slice()));
     until(&mut [&mut receiver], |ends| !ends[0].gone.is_empty());
 }
 
@@ -102,7 +102,7 @@ fn one_that_offers_seals_what_it_is_told_to() {
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert!(sender.frames.is_empty(), "the host has nothing to do with it");
     // Nor has an operator: it comes again, sealed.
-    assert_eq!(receiver.gone.as_slice(), [Gone::Closed].as_slice());
+    assert_eq!(receiver.gone.as_slice(), [CloseCause::Closed].as_slice());
     sender.connections.clear();
     receiver.connections.clear();
     join(&mut sender, &mut receiver, address, 1);
@@ -150,7 +150,7 @@ fn one_that_requires_cannot_be_talked_out_of_it() {
     sender.tcp.connect(&sender.poller, address).expect("a socket");
     until(&mut [&mut sender, &mut receiver], |ends| !ends[0].gone.is_empty());
     assert!(sender.connections.is_empty() && sender.frames.is_empty());
-    assert!(matches!(sender.gone[0], Gone::Tls(_)), "{:?}", sender.gone);
+    assert!(matches!(sender.gone[0], CloseCause::Tls(_)), "{:?}", sender.gone);
     let heard = server.join().expect("a server");
     assert!(heard.first() == Some(&22) && !heard.windows(4).any(|part| part == b"KVPF"), "nothing but TLS was said");
 }

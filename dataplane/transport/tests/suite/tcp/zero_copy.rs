@@ -10,7 +10,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{RequestId, Status};
 use kvplane_sys::net;
-use kvplane_transport::{Gone, Tcp, ZeroCopy, ZeroCopyOptions};
+use kvplane_transport::{CloseCause, Tcp, ZeroCopy, ZeroCopyOptions};
 
 use super::bed::{End, PART_BYTES, Places, cut, lending_pair, pair, pair_at, until};
 use super::lengths_at_the_receiver;
@@ -96,19 +96,19 @@ fn a_reset_gives_memory_back_by_notice() {
     }
     assert!(!sender.tcp.has_work() && sender.holds.len() > 5, "{} holds", sender.holds.len());
     assert!(sender.tcp.zero_copy().calls > sender.tcp.zero_copy().noticed, "{:?}", sender.tcp.zero_copy());
-    sender.tcp.close(id, Gone::Closed);
+    sender.tcp.close(id, CloseCause::Closed);
     let header = reply(0);
     assert!(!sender.tcp.send(id, &header, b"", None), "to all others it is gone");
     until(&mut [&mut sender], |ends| !ends[0].gone.is_empty());
     let counters = *sender.tcp.zero_copy();
     assert_eq!((sender.holds.len(), counters.noticed, counters.abandoned), (0, counters.calls, 0), "{counters:?}");
-    assert_eq!(sender.gone, [Gone::Closed]);
+    assert_eq!(sender.gone, [CloseCause::Closed]);
     // What is written there now is seen by nobody.
     for number in 0..9 {
         sender.pieces(number, &[PART_BYTES])[0].copy_in(&vec![0xee; PART_BYTES]);
     }
     until(&mut [&mut receiver], |ends| !ends[0].gone.is_empty());
-    assert!(matches!(receiver.gone[0], Gone::Kernel(_)), "{:?}", receiver.gone);
+    assert!(matches!(receiver.gone[0], CloseCause::Kernel(_)), "{:?}", receiver.gone);
     assert!(!receiver.bytes(0, &[PART_BYTES]).windows(8).any(|bytes| bytes == [0xee; 8]));
     assert_eq!((sender.tcp.open(), receiver.tcp.open()), (0, 0));
     assert!(
@@ -179,10 +179,10 @@ fn what_is_lent_leaves_before_a_closing_end() {
     for number in 0..3 {
         sender.send(id, number, b"last words", &[LONG_BYTES]);
     }
-    sender.tcp.close_after_sending(id, Gone::Closed);
+    sender.tcp.close_after_sending(id, CloseCause::Closed);
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert_eq!((receiver.payloads.len(), sender.holds.len()), (3, 0));
-    assert_eq!((&sender.gone[0], &receiver.gone[0]), (&Gone::Closed, &Gone::Peer));
+    assert_eq!((&sender.gone[0], &receiver.gone[0]), (&CloseCause::Closed, &CloseCause::Peer));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_driver_that_is_dropped_resets_what_it_has_lent() {
     }
     drop(std::mem::take::<Tcp>(&mut sender.tcp));
     until(&mut [&mut receiver], |ends| ends[0].gone.len() == 2);
-    assert!(receiver.gone.iter().all(|why| matches!(why, Gone::Kernel(_))), "{:?}", receiver.gone);
+    assert!(receiver.gone.iter().all(|why| matches!(why, CloseCause::Kernel(_))), "{:?}", receiver.gone);
 }
 
 /// Runs a test of this file again in a network of its own that this script prepares; skipped where that cannot be had.

@@ -62,18 +62,18 @@ impl Way {
 
 /// A trace of ours instead of a recorded one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Generated {
+pub(crate) enum GeneratedTrace {
     /// Shaped like Mooncake's conversation trace.
     Conversation,
     /// Shaped like Mooncake's toolagent trace.
     Toolagent,
 }
 
-impl From<Generated> for Shape {
-    fn from(generated: Generated) -> Self {
+impl From<GeneratedTrace> for Shape {
+    fn from(generated: GeneratedTrace) -> Self {
         match generated {
-            Generated::Conversation => Self::Conversation,
-            Generated::Toolagent => Self::ToolAgent,
+            GeneratedTrace::Conversation => Self::Conversation,
+            GeneratedTrace::Toolagent => Self::ToolAgent,
         }
     }
 }
@@ -86,7 +86,7 @@ pub(crate) struct Replay {
     trace: Option<PathBuf>,
     /// Generate a trace of this shape instead.
     #[arg(long, value_enum)]
-    generate: Option<Generated>,
+    generate: Option<GeneratedTrace>,
     /// Only the first so many requests; for a generated trace, its length.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,

@@ -48,7 +48,7 @@ impl Plan {
 }
 
 /// What the clients share.
-pub(super) struct Shared<'a> {
+pub(super) struct ClientsState<'a> {
     pub(super) trace: &'a Trace,
     pub(super) next: AtomicU64,
     pub(super) done: AtomicU64,
@@ -63,7 +63,7 @@ pub(super) struct Shared<'a> {
     pub(super) pause: Duration,
 }
 
-impl Shared<'_> {
+impl ClientsState<'_> {
     pub(super) fn elapsed(&self) -> Duration {
         self.start.get_or_init(Instant::now).elapsed()
     }
@@ -88,7 +88,7 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
 
     let server_before = plan.server_pid.and_then(server_cpu_s);
     let client_before_ns = cpu::process_cpu_ns();
-    let shared = Shared {
+    let shared = ClientsState {
         trace,
         next: AtomicU64::new(0),
         done: AtomicU64::new(0),
@@ -144,7 +144,7 @@ fn evictions(admin: &ControlLink, stored: u64) -> Result<u64, Failure> {
 fn drive(
     make: &(dyn Fn() -> Result<Worker, Failure> + Sync),
     clients: u32,
-    shared: &Shared<'_>,
+    shared: &ClientsState<'_>,
     model: &ModelRun,
 ) -> Result<(Tally, Vec<TimelinePoint>), Failure> {
     let total = shared.trace.requests.len() as u64;
@@ -180,7 +180,7 @@ fn drive(
 }
 
 /// Samples the run until it is over.
-fn watch(shared: &Shared<'_>, model: &ModelRun, bar: &ProgressBar, total: u64) -> Vec<TimelinePoint> {
+fn watch(shared: &ClientsState<'_>, model: &ModelRun, bar: &ProgressBar, total: u64) -> Vec<TimelinePoint> {
     let mut points = Vec::new();
     let step = (total / TIMELINE_POINTS).max(1);
     let (mut last_t_s, mut last_bytes, mut last_requests) = (0.0, 0, 0);

@@ -6,7 +6,7 @@ use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::policy::Slo;
 use kvplane_sim::{Faults, SimConfig};
-use kvplane_tools::sim::cluster::{Fared, compare, refusing, side_by_side, works};
+use kvplane_tools::sim::cluster::{PolicyOutcome, compare, refusing, side_by_side, works};
 use kvplane_tools::sim::figures::{self, Traces, report};
 use kvplane_tools::trace::{self, Request};
 
@@ -79,7 +79,7 @@ impl Policies {
         let mut all = Vec::new();
         for path in &self.trace {
             let works = works(&trace::load(path)?.requests);
-            println!("{}\n{}", path.display(), Fared::HEAD.join("\t"));
+            println!("{}\n{}", path.display(), PolicyOutcome::HEAD.join("\t"));
             for load in &self.load {
                 let config = SimConfig {
                     prefill: usize::try_from(self.prefill)?,
@@ -97,7 +97,7 @@ impl Policies {
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
-                let mut show = |fared: Fared| {
+                let mut show = |fared: PolicyOutcome| {
                     println!("{}", fared.cells().join("\t"));
                     all.push(serde_json::json!({ "trace": path.display().to_string(), "fared": fared }));
                 };

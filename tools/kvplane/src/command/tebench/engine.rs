@@ -10,7 +10,7 @@ use kvplane::{
     TransferEngineConfig, ZeroCopyOptions,
 };
 
-use super::values::{self, Reached, Transport};
+use super::values::{self, ListenAddress, Transport};
 use super::{Failure, PacingChoice, ZeroCopyChoice};
 use crate::command::{metrics, size};
 
@@ -148,7 +148,8 @@ impl EngineFlags {
             }
             text => name = Some(text.to_owned()),
         }
-        let Reached { listen, announce } = values::reached("--seg_name", address, gives_memory, self.open_to_network)?;
+        let ListenAddress { listen, announce } =
+            values::reached("--seg_name", address, gives_memory, self.open_to_network)?;
         Ok(Arc::new(TransferEngine::start(TransferEngineConfig {
             listen,
             announce,

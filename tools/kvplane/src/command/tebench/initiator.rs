@@ -23,7 +23,7 @@ use crate::command::{NothingRun, metrics};
 const ABANDONED: &str = "another thread could not begin";
 
 /// A run under way.
-struct Run<'a> {
+struct BenchRun<'a> {
     options: &'a Tebench,
     engine: Arc<TransferEngine>,
     region: Arc<Region>,
@@ -61,7 +61,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
     let (rows, beside, zero_copy) = (Vec::new(), Beside::default(), ZeroCopyCounters::default());
-    Run { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
+    BenchRun { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
 }
 
 /// Something must be left to run, or the run would pass for a good one.
@@ -105,7 +105,7 @@ fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
     }
 }
 
-impl Run<'_> {
+impl BenchRun<'_> {
     fn work(mut self, work: &Work) -> Result<(), Failure> {
         let load = &self.options.load;
         match work {

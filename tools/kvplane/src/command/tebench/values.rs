@@ -6,7 +6,7 @@ use kvplane::{RdmaConfig, RdmaUse};
 
 /// Where an engine listens, and what its peers are told instead, if they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Reached {
+pub(crate) struct ListenAddress {
     pub(crate) listen: SocketAddr,
     pub(crate) announce: Option<IpAddr>,
 }
@@ -17,9 +17,14 @@ pub(crate) struct Reached {
 ///
 /// # Errors
 /// When the flag is missing, or there is no address to announce.
-pub(crate) fn reached(flag: &str, address: SocketAddr, gives_memory: bool, open: bool) -> Result<Reached, String> {
+pub(crate) fn reached(
+    flag: &str,
+    address: SocketAddr,
+    gives_memory: bool,
+    open: bool,
+) -> Result<ListenAddress, String> {
     if open || address.ip().is_loopback() {
-        return Ok(Reached { listen: address, announce: None });
+        return Ok(ListenAddress { listen: address, announce: None });
     }
     // Nobody can be told an address that is none, so an engine that is to have that is open to all.
     if gives_memory || address.ip().is_unspecified() {
@@ -29,7 +34,7 @@ pub(crate) fn reached(flag: &str, address: SocketAddr, gives_memory: bool, open:
         ));
     }
     let loopback: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    Ok(Reached { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
+    Ok(ListenAddress { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
 }
 
 /// A transport, or whichever is best of those that both sides have.
@@ -204,10 +209,10 @@ mod tests {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err();
         assert!(error.contains("--seg_name 192.0.2.7:5") && error.contains("--open_to_network"), "{error}");
-        let plain = |listen| Ok(Reached { listen, announce: None });
+        let plain = |listen| Ok(ListenAddress { listen, announce: None });
         assert_eq!(reached("--seg_name", at("192.0.2.7:5"), true, true), plain(at("192.0.2.7:5")));
         assert_eq!(reached("--seg_name", at("[::1]:5"), true, false), plain(at("[::1]:5")));
-        let known = |listen, as_ip: &str| Ok(Reached { listen, announce: as_ip.parse().ok() });
+        let known = |listen, as_ip: &str| Ok(ListenAddress { listen, announce: as_ip.parse().ok() });
         assert_eq!(reached("--seg_name", at("192.0.2.7:5"), false, false), known(at("127.0.0.1:5"), "192.0.2.7"));
         assert_eq!(reached("--seg_name", at("[2001:db8::7]:0"), false, false), known(at("[::1]:0"), "2001:db8::7"));
         assert!(reached("--seg_name", at("0.0.0.0:0"), false, false).is_err_and(|error| error.contains("0.0.0.0:0")));

@@ -12,7 +12,7 @@ const PATIENCE_NS: u64 = SECOND / 2;
 /// How often it is asked where a parent is.
 const ASK_NS: u64 = 20_000_000;
 
-pub(super) struct Ranked {
+pub(super) struct RankPlan {
     follow: Follow,
     schedule: Schedule,
     join: RankJoin,
@@ -28,7 +28,7 @@ impl Fluid {
         let follow = Follow::new((schedule, rank), &lacks, PATIENCE_NS, self.now_ns);
         let join = RankJoin { job: "j".to_owned(), rank, ranks, board: 1 };
         self.by_rank.insert(rank, member);
-        self.ranked.insert(member, Ranked { follow, schedule, join, parents: [None, None] });
+        self.ranked.insert(member, RankPlan { follow, schedule, join, parents: [None, None] });
         for half in 0..HALVES {
             self.at(self.latency_ns, Event::Follow(member, half));
         }

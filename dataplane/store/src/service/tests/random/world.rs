@@ -10,7 +10,9 @@ use kvplane_proto::message::{
     WriteItem,
 };
 
-use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, identity, segment_info};
+use super::super::rig::{
+    Answer, CHECKSUM, Rig, ServiceOutput, body_of, config, digest, digests, hello, identity, segment_info,
+};
 use super::Step;
 use crate::StoreConfig;
 use crate::service::{Hold, Memory, Path, PayloadTo, PeerKey, Place};
@@ -297,20 +299,20 @@ impl World {
     fn listen(&mut self) {
         for said in self.rig.drain() {
             match said {
-                Said::Answer(answer) => self.hear(&answer),
-                Said::Close(key, reason) => {
+                ServiceOutput::Answer(answer) => self.hear(&answer),
+                ServiceOutput::Close(key, reason) => {
                     let peer = self.peers[key.index as usize].as_mut().filter(|peer| peer.key == key);
                     let peer = peer.expect("only who is there is closed");
                     assert!(!peer.closed, "closed twice: {reason}");
                     peer.closed = true;
                     peer.puts.clear();
                 }
-                Said::Tail(offset, bytes) => {
+                ServiceOutput::Tail(offset, bytes) => {
                     let tail = Place { memory: Memory::Pool, offset, bytes: bytes.len() as u64 };
                     let used = self.writes().chain(self.reads()).find(|place| overlap(&tail, place));
                     assert_eq!(used, None, "a tail is written where others are");
                 }
-                Said::Unregistered(segment) => {
+                ServiceOutput::Unregistered(segment) => {
                     let at = self.leaving.iter().position(|&leaving| leaving == segment);
                     self.leaving.swap_remove(at.expect("it was unregistered, once"));
                     let used = |place: &Place| place.memory == Memory::Segment(segment);

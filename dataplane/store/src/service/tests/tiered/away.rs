@@ -8,7 +8,7 @@ use kvplane_proto::message::{Item, KeyItem, ListReply, PutOptions};
 
 use super::super::rig::{digest, identity};
 use super::world::{KEYS, May, World};
-use crate::service::{FetchDone, PutAck, TierPolicy, Voided, Want};
+use crate::service::{FetchDone, PutAck, TierPolicy, VoidCause, Want};
 
 /// This node and another: lives and shares.
 type Members = [(u64, u64, u32); 2];
@@ -78,19 +78,19 @@ fn check(world: &mut World, keys: &[u8]) {
     for key in keys {
         world.get(*key);
         world.hear();
-        tell(world, &Told { since: None, changed: &[] });
+        tell(world, &ChangeReply { since: None, changed: &[] });
         world.settle();
     }
 }
 
 /// What the other node tells: since when it knows all that was changed while this node was away, and what was.
-struct Told<'a> {
+struct ChangeReply<'a> {
     since: Option<u64>,
     changed: &'a [u8],
 }
 
 /// Answers what is asked of the other node. How many pages of changes were wanted.
-fn tell(world: &mut World, told: &Told<'_>) -> usize {
+fn tell(world: &mut World, told: &ChangeReply<'_>) -> usize {
     let mut pages = 0;
     while let Some(fetch) = world.service.poll_fetch(world.now_ns) {
         assert_eq!(fetch.source.node, NodeId(8));
@@ -112,7 +112,7 @@ fn tell(world: &mut World, told: &Told<'_>) -> usize {
     pages
 }
 
-fn page(told: &Told<'_>) -> Vec<u8> {
+fn page(told: &ChangeReply<'_>) -> Vec<u8> {
     let plain = |digest| KeyItem {
         digest,
         version: Version(0),
@@ -146,7 +146,7 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
         world.restart_among(&back);
         let (changed, same) = keys.split_at(2);
-        assert!(tell(&mut world, &Told { since: Some(5), changed }) > 0);
+        assert!(tell(&mut world, &ChangeReply { since: Some(5), changed }) > 0);
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);
@@ -174,7 +174,7 @@ fn a_life_that_is_declared_over_keeps_what_others_did_not_change() {
         assert!(world.service.store().is_some_and(|store| store.stats().objects == 0), "memory is dropped");
         world.begin_life_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
         let (changed, _) = keys.split_at(2);
-        tell(&mut world, &Told { since: Some(6), changed });
+        tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);
@@ -194,7 +194,7 @@ fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
         world.service.follow(1, &owners(&[(5, ALONE), (6, AWAY), (at, ALONE)], at));
         world.settle();
         let (changed, _) = keys.split_at(1);
-        tell(&mut world, &Told { since: Some(6), changed });
+        tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);
@@ -207,7 +207,7 @@ fn what_nobody_vouches_for_is_void() {
     for (seed, since) in [None, Some(7), Some(60)].into_iter().enumerate() {
         let (mut world, keys) = filled(1300 + seed as u64);
         world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
-        tell(&mut world, &Told { since, changed: &[] });
+        tell(&mut world, &ChangeReply { since, changed: &[] });
         world.settle();
         gone(&mut world, &keys);
         check(&mut world, &keys);
@@ -223,8 +223,8 @@ fn what_nobody_can_be_asked_about_is_void() {
     world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, other)], 7));
     gone(&mut world, &keys);
     check(&mut world, &keys);
-    assert!(matches!(world.service.poll_tier_voided(), Some(Voided::Moved { .. })));
-    assert_eq!(tell(&mut world, &Told { since: Some(1), changed: &[] }), 0);
+    assert!(matches!(world.service.poll_tier_voided(), Some(VoidCause::Moved { .. })));
+    assert_eq!(tell(&mut world, &ChangeReply { since: Some(1), changed: &[] }), 0);
     world.end();
 }
 
@@ -262,7 +262,7 @@ fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
         for _ in 0..seed * 5 {
             world.step();
         }
-        tell(&mut world, &Told { since: Some(5), changed });
+        tell(&mut world, &ChangeReply { since: Some(5), changed });
         world.settle();
         gone(&mut world, &changed[1..]);
         check(&mut world, &keys);
@@ -288,7 +288,7 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
         if seed % 2 == 0 {
             world.settle();
         }
-        tell(&mut world, &Told { since: Some(5), changed });
+        tell(&mut world, &ChangeReply { since: Some(5), changed });
         for _ in 0..seed {
             world.step();
         }
@@ -297,7 +297,7 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
             world.may.get_mut(key).expect("a key").insert(None);
         }
         world.restart_among(&back);
-        tell(&mut world, &Told { since: None, changed: &[] });
+        tell(&mut world, &ChangeReply { since: None, changed: &[] });
         world.settle();
         check(&mut world, &keys);
         world.end();
@@ -339,7 +339,7 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
         world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
         world.settle();
         // The other one has removed them all.
-        tell(&mut world, &Told { since: Some(7), changed: &keys });
+        tell(&mut world, &ChangeReply { since: Some(7), changed: &keys });
         world.settle();
         gone(&mut world, &keys);
         check(&mut world, &keys);
@@ -354,7 +354,7 @@ fn slots_of_a_life_that_ends_before_they_are_served_are_compared_again() {
         world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
         world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
         let (changed, same) = keys.split_at(2);
-        tell(&mut world, &Told { since: Some(6), changed });
+        tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);
@@ -371,7 +371,7 @@ fn slots_of_which_maps_are_missed_before_they_are_served_are_compared_again() {
         world.service.follow(1, &owners(&[(7, AWAY), (9, ALONE)], 9));
         world.settle();
         let (changed, _) = keys.split_at(2);
-        tell(&mut world, &Told { since: Some(6), changed });
+        tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);

@@ -10,7 +10,7 @@ use kvplane_proto::{Digest, FrameFlags};
 
 use super::super::rig::{digest, digests, identity};
 use super::world::World;
-use crate::service::{FetchDone, PutAck, TierPolicy, Want, Wished};
+use crate::service::{FetchDone, PutAck, ReplicaProgress, TierPolicy, Want};
 
 /// Two nodes, each of which is the second owner of the other's slots.
 fn owners() -> SlotOwners {
@@ -82,7 +82,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_gi
             }
             copied(&mut world, 1);
         }
-        assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), Wished::There(_))));
+        assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), ReplicaProgress::There(_))));
         let writes = world.service.tier_snapshot().unwrap().counters.writes;
         assert_eq!(writes, 4 + 3, "each was written once more");
         world.restart_among(&owners);

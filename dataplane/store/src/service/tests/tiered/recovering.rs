@@ -6,7 +6,7 @@ use kvplane_proto::message::{GetItem, KeyPage, Kind, ListItem, Operation, PutAck
 use kvplane_proto::{FrameFlags, Status};
 
 use super::super::rig::{body_of, digest};
-use super::world::{Answered, KEYS, PEER, READS, World, bytes_of};
+use super::world::{KEYS, PEER, READS, ReceivedAnswer, World, bytes_of};
 use crate::service::{Path, PeerKey, TierPolicy, WritePolicy};
 
 fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
@@ -72,7 +72,7 @@ fn a_list_waits_until_recovery_has_found_everything() {
     world.restart_in_haste();
     assert_eq!(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0)).status, Status::Busy);
     // The answer was waited for until the device stood still.
-    let listed = |answer: Answered| {
+    let listed = |answer: ReceivedAnswer| {
         assert_eq!(answer.status, Status::Ok);
         KeyPage::decode(&answer.body).expect("a page").keys().count() as u64
     };

@@ -16,7 +16,7 @@ use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConf
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
 use super::memory::{HostMemory, Pool};
-use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy, WritePolicy};
+use crate::service::{MapStanding, Output, Path, PayloadTo, PeerKey, Places, Service, TierPolicy, WritePolicy};
 use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
@@ -30,7 +30,7 @@ pub(super) const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 /// What a key may hold: a put by its number, or nothing.
 pub(super) type May = BTreeSet<Option<u64>>;
 
-enum Asked {
+enum OpenRequest {
     /// `promised`: its answer says that it is on the SSD.
     Put {
         key: u8,
@@ -51,13 +51,13 @@ enum Asked {
 }
 
 /// An answer: its body, and the bytes of an object that came with it.
-pub(super) struct Answered {
+pub(super) struct ReceivedAnswer {
     pub(super) status: Status,
     pub(super) body: Vec<u8>,
     pub(super) bytes: Option<Vec<u8>>,
 }
 
-impl Answered {
+impl ReceivedAnswer {
     /// Its only item.
     pub(super) fn item<T: Item>(&self) -> T {
         decode_items(&self.body, 1).and_then(|mut items| items.next()).expect("one item")
@@ -80,8 +80,8 @@ pub(super) struct World {
     pub(super) state: u64,
     requests: u32,
     puts: u64,
-    asked: BTreeMap<u32, Asked>,
-    answered: Option<Answered>,
+    asked: BTreeMap<u32, OpenRequest>,
+    answered: Option<ReceivedAnswer>,
     pub(super) may: BTreeMap<u8, May>,
     pub(super) lost_slots: BTreeSet<u8>,
     /// Keys whose last put was answered when it was in memory.
@@ -191,7 +191,7 @@ impl World {
         let lost: BTreeSet<u16> = self.lost_slots.iter().map(|key| digest(*key).slot().0).collect();
         self.epoch += 1;
         // Nobody else had the others meanwhile: slots are lost and regained one by one here, and no map is missed.
-        let standing = Standing { state: self.state, since: Epoch(self.steady), kept: Epoch(0) };
+        let standing = MapStanding { state: self.state, since: Epoch(self.steady), kept: Epoch(0) };
         self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
     }
 
@@ -265,7 +265,7 @@ impl World {
     pub(super) fn now_may(&mut self, key: u8, state: Option<u64>) {
         self.may.get_mut(&key).expect("a key").insert(state);
         for asked in self.asked.values_mut() {
-            if let Asked::Get { key: of, seen, .. } = asked
+            if let OpenRequest::Get { key: of, seen, .. } = asked
                 && *of == key
             {
                 seen.insert(state);
@@ -275,8 +275,8 @@ impl World {
 
     fn is_changing(&self, key: u8) -> bool {
         self.asked.values().any(|asked| match asked {
-            Asked::Put { key: of, .. } | Asked::Remove { key: of } => *of == key,
-            Asked::Get { .. } | Asked::Other => false,
+            OpenRequest::Put { key: of, .. } | OpenRequest::Remove { key: of } => *of == key,
+            OpenRequest::Get { .. } | OpenRequest::Other => false,
         })
     }
 
@@ -285,12 +285,12 @@ impl World {
         &mut self,
         (peer, operation, flags): (PeerKey, Operation, FrameFlags),
         item: impl Fn(RequestId) -> T,
-    ) -> Answered {
+    ) -> ReceivedAnswer {
         let request = self.next_request();
         let body = body_of([item(request)]);
         let mut header = Header::request(Kind::Request(operation), request).with_body(&body, 1);
         header.flags |= flags;
-        self.asked.insert(request.index, Asked::Other);
+        self.asked.insert(request.index, OpenRequest::Other);
         self.service.request(peer, &header, &body, self.now_ns);
         self.settle();
         self.answered.take().expect("it was answered")
@@ -322,7 +322,7 @@ impl World {
         let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
         let all = self.rng.below(2) == 0;
         header.flags = header.flags.with(FrameFlags::HEADS, all);
-        self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone(), all });
+        self.asked.insert(request.index, OpenRequest::Get { key, seen: self.may[&key].clone(), all });
         self.service.request(PEER, &header, &body, self.now_ns);
     }
 
@@ -352,7 +352,7 @@ impl World {
         let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(&PutOptions { part, ..*options });
         let (request, body, sum) = (self.next_request(), body_of([item]), payload_checksum(&bytes));
         self.now_may(key, Some(put));
-        self.asked.insert(request.index, Asked::Put { key, put, promised });
+        self.asked.insert(request.index, OpenRequest::Put { key, put, promised });
         let header = Header::request(Kind::Request(Operation::Put), request)
             .with_body(&body, 1)
             .with_payload(bytes.len() as u64, Some(sum));
@@ -372,7 +372,7 @@ impl World {
     pub(super) fn remove(&mut self, key: u8) {
         self.now_may(key, None);
         let request = self.ask(Operation::Remove, FrameFlags::HEADS, &digests([key]));
-        self.asked.insert(request, Asked::Remove { key });
+        self.asked.insert(request, OpenRequest::Remove { key });
     }
 
     /// Writes tails where the service has made room for objects.
@@ -401,13 +401,15 @@ impl World {
         }
     }
 
-    fn check(&mut self, asked: Asked, header: &Header, body: &[u8], bytes: Option<Vec<u8>>) {
-        if let Asked::Put { .. } = asked {
+    fn check(&mut self, asked: OpenRequest, header: &Header, body: &[u8], bytes: Option<Vec<u8>>) {
+        if let OpenRequest::Put { .. } = asked {
             self.last_put = header.status;
         }
         match asked {
-            Asked::Other => self.answered = Some(Answered { status: header.status, body: body.to_vec(), bytes }),
-            Asked::Put { key, put, promised } => match header.status {
+            OpenRequest::Other => {
+                self.answered = Some(ReceivedAnswer { status: header.status, body: body.to_vec(), bytes })
+            }
+            OpenRequest::Put { key, put, promised } => match header.status {
                 Status::Ok if !self.lost_slots.contains(&key) => {
                     self.only(key, &[Some(put)]);
                     if promised {
@@ -421,13 +423,13 @@ impl World {
                 }
                 _ => self.now_may(key, None),
             },
-            Asked::Remove { key } => {
+            OpenRequest::Remove { key } => {
                 assert!(header.status != Status::Ok || Bitmap::decode(body, header.items).is_some());
                 if header.status == Status::Ok && self.faults == 0 {
                     self.only(key, &[None]);
                 }
             }
-            Asked::Get { key, mut seen, all } => {
+            OpenRequest::Get { key, mut seen, all } => {
                 let selective = matches!(self.policy.write, WritePolicy::Selective { .. });
                 let unwritten = self.volatile.contains(&key) && selective;
                 if self.faults > 0 || self.forgets || unwritten {
@@ -463,7 +465,8 @@ impl World {
         if !self.lost_slots.remove(&key) {
             self.lost_slots.insert(key);
             // Puts under way may have come before or after.
-            let under_way = self.asked.values().any(|asked| matches!(asked, Asked::Put { key: of, .. } if *of == key));
+            let under_way =
+                self.asked.values().any(|asked| matches!(asked, OpenRequest::Put { key: of, .. } if *of == key));
             if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }
         }
         self.steady = self.epoch + 1;

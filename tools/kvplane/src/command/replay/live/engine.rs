@@ -37,7 +37,7 @@ pub(super) struct Prompt {
 
 /// What it says of one.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum EngineReport {
     /// The prefill begins.
     Started { id: u64 },
     /// The first token is there.
@@ -133,7 +133,7 @@ impl Cache {
     }
 }
 
-struct Serving {
+struct ServingThread {
     client: Client,
     link: ControlLink,
     buffer: Buffer,
@@ -156,7 +156,7 @@ impl Engine {
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-engine", bytes) };
         let buffer = client.register(Region::allocate(&options)?);
         let life = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
-        let mut serving = Serving {
+        let mut serving = ServingThread {
             client,
             link: ControlLink::to(&control, Role::Client)?,
             buffer,
@@ -172,19 +172,19 @@ impl Engine {
         let mut out = std::io::stdout().lock();
         for line in std::io::stdin().lock().lines() {
             let prompt: Prompt = serde_json::from_str(&line?)?;
-            let mut say = |said: &Said| -> Result<(), Failure> {
+            let mut say = |said: &EngineReport| -> Result<(), Failure> {
                 writeln!(out, "{}", serde_json::to_string(said)?)?;
                 Ok(out.flush()?)
             };
             serving.serve(&prompt, &mut say)?;
         }
-        let Serving { link, name, life, .. } = serving;
+        let ServingThread { link, name, life, .. } = serving;
         link.call(DeregisterInstance { tenant: String::new(), instance: name, life })?;
         Ok(())
     }
 }
 
-impl Serving {
+impl ServingThread {
     fn register(&mut self) -> Result<(), Failure> {
         self.link.call(RegisterInstance {
             instance: self.name.clone(),
@@ -202,9 +202,13 @@ impl Serving {
         self.tell(CacheReport::Snapshot, (None, Vec::new()), Vec::new())
     }
 
-    fn serve(&mut self, prompt: &Prompt, say: &mut dyn FnMut(&Said) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn serve(
+        &mut self,
+        prompt: &Prompt,
+        say: &mut dyn FnMut(&EngineReport) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let began = Instant::now();
-        say(&Said::Started { id: prompt.id })?;
+        say(&EngineReport::Started { id: prompt.id })?;
         let (from, hashes) = (self.cache.uses, &prompt.hashes);
         let local = hashes.iter().map_while(|hash| self.cache.touch(*hash)).count();
         let (mut places, mut gone) = (Vec::new(), Vec::new());
@@ -227,7 +231,7 @@ impl Serving {
         std::thread::sleep(took.saturating_sub(began.elapsed()));
         let took_ns = u64::try_from(began.elapsed().as_nanos())?;
         let (id, own, brought) = (prompt.id, local as u64, fetched as u64);
-        say(&Said::Done { id, reused_tokens, took_ns, local: own, fetched: brought, wrong })?;
+        say(&EngineReport::Done { id, reused_tokens, took_ns, local: own, fetched: brought, wrong })?;
         self.store(&new[fetched..], &places[fetched..])?;
         let parent = local.checked_sub(1).map(|at| hashes[at]);
         self.tell(CacheReport::Goes, (parent, new.to_vec()), gone)

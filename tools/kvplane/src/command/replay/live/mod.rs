@@ -25,7 +25,7 @@ use serde::Serialize;
 use super::Plan;
 use crate::command::Failure;
 use crate::command::conductor::PolicyChoice;
-use engine::{Prompt, Said, hash_of, model};
+use engine::{EngineReport, Prompt, hash_of, model};
 
 /// How long instances may take to register.
 const REGISTER: Duration = Duration::from_secs(20);
@@ -54,7 +54,7 @@ pub(crate) struct LiveFlags {
 
 /// What came of one policy.
 #[derive(Serialize)]
-struct Run {
+struct PolicyRun {
     policy: String,
     requests: usize,
     refused: usize,
@@ -81,7 +81,7 @@ struct Instance {
     child: Mutex<Child>,
     input: Mutex<Option<ChildStdin>>,
     /// By request: who waits for what is said of it.
-    waiting: Mutex<HashMap<u64, mpsc::Sender<Said>>>,
+    waiting: Mutex<HashMap<u64, mpsc::Sender<EngineReport>>>,
     ended: AtomicBool,
 }
 
@@ -110,7 +110,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
     if wrong > 0 { Err(format!("{wrong} bytes read were wrong").into()) } else { Ok(()) }
 }
 
-fn show(runs: &[Run], trace: &Trace, flags: &LiveFlags, plan: &Plan, json: Option<&str>) -> Result<(), Failure> {
+fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json: Option<&str>) -> Result<(), Failure> {
     let all = serde_json::json!({
         "trace": trace.label,
         "speed": plan.speed.unwrap_or(1.0),
@@ -159,7 +159,7 @@ fn show(runs: &[Run], trace: &Trace, flags: &LiveFlags, plan: &Plan, json: Optio
 }
 
 /// One policy.
-fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> Result<Run, Failure> {
+fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> Result<PolicyRun, Failure> {
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
@@ -201,7 +201,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
         end(&name, &instance)?;
     }
     let blocks: usize = trace.requests.iter().map(|request| request.blocks.len()).sum();
-    Ok(Run::of(policy.label(), &fates, blocks))
+    Ok(PolicyRun::of(policy.label(), &fates, blocks))
 }
 
 /// Starts an instance, and listens to it.
@@ -221,8 +221,10 @@ fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Fa
     let listening = Arc::downgrade(&instance);
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let (Some(instance), Ok(said)) = (listening.upgrade(), serde_json::from_str::<Said>(&line)) else { break };
-            let (Said::Started { id } | Said::Done { id, .. }) = said;
+            let (Some(instance), Ok(said)) = (listening.upgrade(), serde_json::from_str::<EngineReport>(&line)) else {
+                break;
+            };
+            let (EngineReport::Started { id } | EngineReport::Done { id, .. }) = said;
             let waiting = instance.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             // Whoever has given up does not listen.
             let _ = waiting.get(&id).map(|waiter| waiter.send(said));
@@ -238,7 +240,7 @@ fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Fa
 
 impl Instance {
     /// Gives it a prompt; what it says of that is heard from what this returns.
-    fn give(&self, prompt: &Prompt) -> Result<mpsc::Receiver<Said>, Failure> {
+    fn give(&self, prompt: &Prompt) -> Result<mpsc::Receiver<EngineReport>, Failure> {
         let (tell, told) = mpsc::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(prompt.id, tell);
         if self.ended.load(Ordering::Acquire) {
@@ -320,8 +322,8 @@ fn serve(
     let told = instance.give(&Prompt { id, tokens: request.input_tokens, reuse, hashes })?;
     let fate = loop {
         match told.recv_timeout(PATIENCE) {
-            Ok(Said::Started { .. }) => update(RequestStep::PrefillStarted),
-            Ok(Said::Done { reused_tokens, took_ns, local, fetched, wrong, .. }) => {
+            Ok(EngineReport::Started { .. }) => update(RequestStep::PrefillStarted),
+            Ok(EngineReport::Done { reused_tokens, took_ns, local, fetched, wrong, .. }) => {
                 let ttft = arrived.elapsed();
                 update(RequestStep::PrefillDone { reused_tokens, took_ns });
                 break Ok(Fate::Served { ttft, local, fetched, wrong, asked: booked.is_some() });
@@ -335,7 +337,7 @@ fn serve(
     Ok(fate?)
 }
 
-impl Run {
+impl PolicyRun {
     fn of(policy: String, fates: &[Fate], blocks: usize) -> Self {
         let mut ttfts: Vec<f64> = Vec::with_capacity(fates.len());
         let (mut local, mut fetched, mut wrong, mut unasked) = (0, 0, 0, 0);

@@ -6,7 +6,7 @@ use kvplane_proto::message::{Bitmap, Kind, ObjectName, Operation, PutItem, PutOp
 use kvplane_proto::{Digest, Status};
 
 use super::super::super::rig::body_of;
-use super::{Answered, Asked, Path, PayloadTo, PeerKey, World};
+use super::{OpenRequest, Path, PayloadTo, PeerKey, ReceivedAnswer, World};
 
 impl World {
     /// A welcomed peer whose ticket is for this tenant.
@@ -35,7 +35,7 @@ impl World {
             body.extend_from_slice(name.key);
         }
         let (request, sum) = (self.next_request(), payload_checksum(bytes));
-        self.asked.insert(request.index, Asked::Other);
+        self.asked.insert(request.index, OpenRequest::Other);
         let header =
             Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1).with_payload(length, Some(sum));
         let to = self.service.request(peer, &header, &body, self.now_ns);
@@ -60,12 +60,12 @@ impl World {
     pub(in super::super) fn begin_bits(&mut self, peer: PeerKey, operation: Operation, (body, items): (&[u8], usize)) {
         let request = self.next_request();
         let header = Header::request(Kind::Request(operation), request).with_body(body, items);
-        self.asked.insert(request.index, Asked::Other);
+        self.asked.insert(request.index, OpenRequest::Other);
         self.service.request(peer, &header, body, self.now_ns);
     }
 
     /// What was answered last, if anything.
-    pub(in super::super) fn take_answered(&mut self) -> Option<Answered> {
+    pub(in super::super) fn take_answered(&mut self) -> Option<ReceivedAnswer> {
         self.answered.take()
     }
 
@@ -75,7 +75,7 @@ impl World {
         peer: PeerKey,
         operation: Operation,
         (body, items): (&[u8], usize),
-    ) -> (Answered, Vec<bool>) {
+    ) -> (ReceivedAnswer, Vec<bool>) {
         self.begin_bits(peer, operation, (body, items));
         self.settle();
         let answered = self.take_answered().expect("it was answered");
