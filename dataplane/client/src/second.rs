@@ -71,6 +71,11 @@ const fn readable(request: &Request) -> Option<Digest> {
 }
 
 impl Slice {
+    /// True where the replica owner is asked, or has answered.
+    pub(super) const fn is_of_replica(&self) -> bool {
+        matches!(self.second, Second::Chosen | Second::Asked)
+    }
+
     /// True for a get that went to the first owner alone.
     pub(super) const fn is_get_of_first(&self) -> bool {
         matches!(self.second, Second::No) && readable(&self.request).is_some()

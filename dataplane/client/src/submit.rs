@@ -72,7 +72,14 @@ impl Client {
         batch.remaining = requests.len() as u32;
         (batch.deadline_ns, batch.epoch) = (deadline_ns, self.epoch());
         batch.ended = None;
-        let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0), replicas: 0, life: PeerLife(0) };
+        let pending = TaskResult {
+            status: Status::Ok,
+            bytes: 0,
+            version: Version(0),
+            replicas: 0,
+            from_replica: false,
+            life: PeerLife(0),
+        };
         batch.results.resize(requests.len(), pending);
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
@@ -209,6 +216,7 @@ impl Client {
                 result.version = Version(slice.version);
                 let has_replicas = put || slice.request.is_get();
                 result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.is_replicated);
+                result.from_replica = slice.request.is_get() && slice.is_of_replica();
                 if matches!(slice.request, Request::Begin(..)) {
                     result.life = self.peers[slice.peer as usize].life;
                 }

@@ -262,6 +262,8 @@ pub struct TaskResult {
     pub version: Version,
     /// For gets and puts: how many owners are known to have it; see [`super::Config::spread`].
     pub replicas: u8,
+    /// For gets: the replica owner gave it, and the owner has not said whether it has it too.
+    pub from_replica: bool,
     /// For a draft that was begun: with whom.
     pub life: PeerLife,
 }

@@ -1,17 +1,21 @@
 //! How many owners have an object: after a put, and later.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use kvplane_client::Request;
-use kvplane_proto::Status;
+use kvplane_client::{Request, TaskResult};
 use kvplane_proto::map::OwnerTable;
 use kvplane_proto::message::PutOptions;
+use kvplane_proto::{Digest, Status};
 
 use super::puts::put_request;
 use super::questions::address_of;
 use super::stripes::HEAD_BYTES;
 use super::{Client, Put};
 use crate::error::Error;
+
+/// The longest wait for an owner whose replica owner has answered for it.
+const OWNER_WAIT: Duration = Duration::from_secs(1);
 
 impl Client {
     /// Stores a copy of these bytes under a key with as many owners as `options` say, and waits until they have it, or
@@ -36,10 +40,11 @@ impl Client {
         Ok((self.stored(results[0], slice)?, replicas))
     }
 
-    /// The shards that have the objects under these keys, for each the first owner before the second; empty where there
+    /// The shards that have the objects under these keys, for each the owner before the replica owner; empty where there
     /// is no object. A byte of each object is read, which counts as an access and brings what only an SSD has into
-    /// memory. The second is known where the cluster keeps two copies and [`super::ClientConfig::spread`] is on; of an
-    /// object in stripes, what names the stripes decides.
+    /// memory. The replica owner is known where the cluster keeps two replicas and [`super::ClientConfig::spread`] is on;
+    /// of an object in stripes, its stripe head decides. Where an owner is dead or silent and the replica owner answers
+    /// for it, the owner is left out unless it says within a second that it has the object.
     ///
     /// # Errors
     /// When a key is empty or too long, there is no map, or an owner cannot be asked.
@@ -59,15 +64,41 @@ impl Client {
         let heads: Vec<Request> = striped.iter().map(head).collect();
         let heads = if heads.is_empty() { Vec::new() } else { self.run(&heads)? };
         striped.into_iter().zip(heads).for_each(|(at, result)| results[at] = result);
+        let owners = self.owners_of_hedged(&digests, &results)?;
         let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let table = OwnerTable::compute(&map);
-        let places = results.into_iter().zip(&digests).map(|(result, digest)| {
+        let places = results.into_iter().zip(&digests).zip(owners).map(|((result, digest), has_owner)| {
             if !self.present(result, "question for the replicas")? {
                 return Ok(Vec::new());
             }
-            let owners = table.owners(digest.slot()).iter().take(usize::from(result.replicas));
-            Ok(owners.filter_map(|owner| address_of(&map, *owner)).collect())
+            let known = match (result.from_replica, has_owner) {
+                (false, _) => 0..usize::from(result.replicas),
+                (true, false) => 1..2,
+                (true, true) => 0..2,
+            };
+            let owners = table.owners(digest.slot());
+            let owners = owners.get(known.start..known.end.min(owners.len())).unwrap_or_default();
+            Ok(owners.iter().filter_map(|owner| address_of(&map, *owner)).collect())
         });
         places.collect()
+    }
+
+    /// Of each object that its replica owner gave: whether the owner has it too. A get that was hedged says nothing of
+    /// the owner, which may only be slow.
+    fn owners_of_hedged(&mut self, digests: &[Digest], results: &[TaskResult]) -> Result<Vec<bool>, Error> {
+        let mut owners = vec![false; results.len()];
+        let hedged: Vec<usize> = (0..results.len()).filter(|at| results[*at].from_replica).collect();
+        if hedged.is_empty() {
+            return Ok(owners);
+        }
+        let requests: Vec<Request> = hedged.iter().map(|at| Request::Exists(digests[*at])).collect();
+        let soon = self.deadline.min(OWNER_WAIT);
+        let whole = core::mem::replace(&mut self.deadline, soon);
+        let answers = self.run(&requests);
+        self.deadline = whole;
+        for (at, answer) in hedged.into_iter().zip(answers?) {
+            owners[at] = answer.status == Status::Ok;
+        }
+        Ok(owners)
     }
 }

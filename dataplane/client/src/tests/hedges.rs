@@ -56,6 +56,26 @@ fn took(rig: &mut Rig, gets: u64, each_ns: u64) {
     }
 }
 
+/// A get that was hedged says that the replica owner has the object, and nothing of the owner.
+#[test]
+fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
+    let mut rig = rig(100 * MS);
+    for hedged in [false, true] {
+        let batch = submit(&mut rig);
+        let silent = rig.frames();
+        if hedged {
+            rig.now_ns += 100 * MS;
+            rig.client.handle_timeout(rig.now_ns);
+        }
+        let frames = if hedged { rig.frames() } else { silent };
+        frames.iter().for_each(|sent| rig.answers(sent).iter().for_each(|reply| rig.deliver(reply)));
+        rig.run();
+        let result = rig.client.results(batch)[0];
+        assert_eq!((result.from_replica, result.replicas), (hedged, if hedged { 1 } else { 2 }));
+        rig.finish(batch);
+    }
+}
+
 #[test]
 fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
     let mut rig = rig(100 * MS);
