@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_proto::SegmentId;
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, Poller, Region, RegionOptions, cpu};
-use kvplane_transport::{ConnectionId, Ended, Event, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
+use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Event, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use crate::Failure;
 
@@ -80,7 +80,7 @@ pub(super) struct Stream {
     connection: ConnectionId,
     memory: Arc<Region>,
     slice_bytes: usize,
-    copied: Ended,
+    copied: CopyCompletions,
     // Its device has the receives of the other end.
     _asked: End,
 }
@@ -94,7 +94,7 @@ impl Stream {
         let (ours, theirs) = (region(BATCH * slice_bytes)?, region(BATCH * slice_bytes)?);
         asked.rdma.publish(SEGMENT, &theirs, (BATCH * slice_bytes) as u64, true);
         let mut stream =
-            Self { asking, connection, memory: ours, slice_bytes, copied: Ended::default(), _asked: asked };
+            Self { asking, connection, memory: ours, slice_bytes, copied: CopyCompletions::default(), _asked: asked };
         stream.learn_key()?;
         Ok(stream)
     }
@@ -165,7 +165,7 @@ pub(super) fn part(ends: [(&mut End, ConnectionId); 2]) -> Result<(), Failure> {
     let [(asking, ask), (asked, serve)] = ends;
     for (end, id) in [(&mut *asking, ask), (&mut *asked, serve)] {
         gone.push(end.gone);
-        end.rdma.close(id, Gone::Closed);
+        end.rdma.close(id, CloseCause::Closed);
     }
     while asking.gone == gone[0] || asked.gone == gone[1] {
         asking.round();

@@ -364,8 +364,8 @@ impl PrefixIndex {
         let (table, arena, runs) = (self.table.bytes(), self.arena.bytes(), self.runs.bytes());
         let share = |bytes: usize, of: usize, all: usize| (bytes as u128 * of as u128 / all.max(1) as u128) as usize;
         let all = self.config.max_blocks;
-        let headers = self.runs.used() * size_of::<run::Run>();
-        let holders = runs.saturating_sub(self.runs.places() * size_of::<run::Run>());
+        let headers = self.runs.used() * size_of::<run::RunHeader>();
+        let holders = runs.saturating_sub(self.runs.places() * size_of::<run::RunHeader>());
         IndexStats {
             blocks: self.blocks,
             runs: self.runs.used(),

@@ -150,7 +150,7 @@ impl Descriptor {
     /// When it is longer, or says something that [`Self::decode`] would refuse.
     pub fn encode(&self, max_bytes: usize) -> Result<String, DescriptorError> {
         self.check()?;
-        let text = serde_json::to_string(&wire::Borrowed::new(self))?;
+        let text = serde_json::to_string(&wire::DescriptorFields::new(self))?;
         if text.len() > max_bytes {
             return Err(DescriptorError::TooLong { bytes: text.len(), limit: max_bytes });
         }

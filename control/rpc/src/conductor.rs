@@ -272,7 +272,7 @@ pub struct Schedule {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ScheduleReply {
     /// It goes there.
-    PlacementNotice(Assignment),
+    Assigned(Assignment),
     /// It waits; what becomes of it is told to who watches assignments, or asks again.
     Queued {
         /// Its reservation.

@@ -220,7 +220,7 @@ impl std::error::Error for CallError {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CloseCode {
     /// Nothing more to say.
-    EmptyReply = 0,
+    Done = 0,
     /// A frame that is not of this protocol.
     BadFrame = 1,
     /// The certificate is good but names no role in this cluster.

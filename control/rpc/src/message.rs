@@ -1,8 +1,8 @@
 //! The calls of the control protocol and their replies.
 //!
 //! One struct per message, each with its kind; a request's kind has the top bit clear, its reply's has it set. A
-//! request without a reply of its own gets [`EmptyReply`]. Kinds and fields are append-only within a protocol version, and
-//! golden bytes hold them fast.
+//! request without a reply of its own gets [`EmptyReply`]. Kinds and fields are append-only within a protocol version,
+//! and golden bytes hold them fast.
 //!
 //! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed
 //! that encoding's checks of counts, lengths and ranges.

@@ -84,7 +84,7 @@ pub enum Event {
     /// A peer sent something that is not a message; its connection was closed.
     BadFrame,
     /// A call was answered, or refused by role or by the service.
-    CallMessage {
+    Called {
         /// The method's name.
         method: &'static str,
         /// Whether it succeeded.

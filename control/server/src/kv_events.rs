@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::control::Control;
 use crate::msgpack::Writer;
-use crate::zmtp::{Said, Subscriber, hello, message};
+use crate::zmtp::{Subscriber, SubscriberInput, hello, message};
 
 /// Events in a message at most.
 const BATCH: usize = 64;
@@ -330,8 +330,8 @@ async fn take(
     for said in peer.take(bytes).map_err(io::Error::other)? {
         match said {
             // One that is asked for already will do.
-            Said::Subscribed => drop(fresh.try_send(())),
-            Said::Answer(answer) => send(write, &answer).await?,
+            SubscriberInput::Subscribed => drop(fresh.try_send(())),
+            SubscriberInput::Answer(answer) => send(write, &answer).await?,
         }
     }
     Ok(())

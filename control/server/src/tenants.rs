@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvplane_cluster::{Cluster, Input, Quotas, Reply, ShardLife, ShardUse, Tenant};
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::message::{
-    Done, LeaseOfTenant, RemoveTenant, SetTenant, SyncTenants, TenantLeases, TenantList, TenantStatus,
+    EmptyReply, LeaseOfTenant, RemoveTenant, SetTenant, SyncTenants, TenantLeases, TenantList, TenantStatus,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 
@@ -15,15 +15,15 @@ use crate::control::Control;
 const USES_MOST: usize = 4096;
 
 impl Control {
-    pub(crate) fn set_tenant_now(&self, call: SetTenant) -> Result<Done, Refusal> {
+    pub(crate) fn set_tenant_now(&self, call: SetTenant) -> Result<EmptyReply, Refusal> {
         let SetTenant { name, dram_bytes, weight } = call;
         match self.handle(Input::SetTenant { tenant: Tenant { name, dram_bytes, weight } })? {
-            Reply::TenantSet => Ok(Done),
+            Reply::TenantSet => Ok(EmptyReply),
             reply => Err(Refusal::new(RefusalCode::ShuttingDown, format!("a bug: the cluster answered {reply:?}"))),
         }
     }
 
-    pub(crate) fn remove_tenant_now(&self, call: RemoveTenant) -> Result<Done, Refusal> {
+    pub(crate) fn remove_tenant_now(&self, call: RemoveTenant) -> Result<EmptyReply, Refusal> {
         if call.only_empty {
             let status = self.tenant_list()?.tenants.into_iter().find(|tenant| tenant.name == call.name);
             if let Some(status) = status.filter(|status| status.used_bytes > 0) {
@@ -32,7 +32,7 @@ impl Control {
                 return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
             }
         }
-        self.handle(Input::RemoveTenant { name: call.name }).map(|_| Done)
+        self.handle(Input::RemoveTenant { name: call.name }).map(|_| EmptyReply)
     }
 
     pub(crate) fn tenant_list(&self) -> Result<TenantList, Refusal> {

@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::files::{read_private, write_private};
-use kvplane_rpc::message::{Done, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
+use kvplane_rpc::message::{EmptyReply, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
 use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
@@ -302,9 +302,9 @@ impl Control {
     }
 
     /// Makes a new key at once.
-    pub(crate) fn rotate_tickets_now(&self) -> Result<Done, Refusal> {
+    pub(crate) fn rotate_tickets_now(&self) -> Result<EmptyReply, Refusal> {
         self.with_mint(|tickets, now| match tickets {
-            Some(tickets) => tickets.rotate(now, true).map(|()| Done),
+            Some(tickets) => tickets.rotate(now, true).map(|()| EmptyReply),
             None => Err(Refusal::new(RefusalCode::NotFound, "this control plane makes no tickets".to_owned())),
         })
     }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It was served.
-    RequestOutcome,
+    Served,
     /// It was refused at arrival.
     Refused,
     /// It was refused after its prefill, which was wasted.

@@ -60,7 +60,7 @@ pub(crate) enum Event {
     /// It is looked whether something is worth a copy.
     Copies,
     /// A copy is there.
-    CopyTraffic {
+    Copied {
         instance: usize,
         key: u64,
         chain: Arc<[u64]>,

@@ -356,8 +356,9 @@ impl Client {
         }
     }
 
-    /// The encoded [`SegmentDescriptor`](kvplane_proto::message::SegmentDescriptor) that answered a [`Request::OpenSegment`]
-    /// of this batch; the last one's, where there were several. To be taken before the batch is released.
+    /// The encoded [`SegmentDescriptor`](kvplane_proto::message::SegmentDescriptor) that answered a
+    /// [`Request::OpenSegment`] of this batch; the last one's, where there were several. To be taken before the batch
+    /// is released.
     pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
         self.descriptions.remove(&batch)
     }

@@ -62,9 +62,9 @@ impl Client {
     }
 
     /// Leaves a peer that the caller opened. What is still asked of its segments ends with
-    /// [`Status::Stale`](kvplane_proto::status::Status::Stale), as soon as nothing touches its memory any more. The id means
-    /// nothing from now on, and another peer may get it; a peer that the map in use names as well stays for that. False
-    /// for an id that the caller has not open.
+    /// [`Status::Stale`](kvplane_proto::status::Status::Stale), as soon as nothing touches its memory any more. The id
+    /// means nothing from now on, and another peer may get it; a peer that the map in use names as well stays for that.
+    /// False for an id that the caller has not open.
     pub fn close_peer(&mut self, peer: PeerId, now_ns: u64) -> bool {
         self.now_ns = now_ns;
         let index = peer.0 as usize;

@@ -34,7 +34,8 @@ pub struct Config {
     /// Bytes per second of each RDMA device of this host, by the host's numbers; 0 where that is not known. None: RDMA
     /// is not used.
     pub rdma: Vec<u64>,
-    /// Ranges of segments are cut into slices of this many bytes, at least [`kvplane_proto::Limits::SLICE_BYTES_LEAST`].
+    /// Ranges of segments are cut into slices of this many bytes, at least
+    /// [`kvplane_proto::Limits::SLICE_BYTES_LEAST`].
     pub slice_bytes: u64,
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
     /// that is larger goes alone.

@@ -27,8 +27,8 @@ impl FrameFlags {
     pub const READ_REPLICA: Self = Self(1 << 6);
     /// `Put`, `Reserve`, `Remove`: the owner of the slot replicates a commit, or a removal, to its replica owner.
     pub const REPLICATE: Self = Self(1 << 7);
-    /// `Get`, `GetRange`, `Lookup`: the client wants a lease on the replica. If the reply says [`Self::REPLICATED`], the
-    /// client may read the replica for 250 ms from when it sent the request.
+    /// `Get`, `GetRange`, `Lookup`: the client wants a lease on the replica. If the reply says [`Self::REPLICATED`],
+    /// the client may read the replica for 250 ms from when it sent the request.
     pub const REPLICA_LEASE: Self = Self(1 << 8);
     /// Replies to `Put`, `Get` and `GetRange`: the replica owner has the object too.
     pub const REPLICATED: Self = Self(1 << 9);

@@ -114,7 +114,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn histograms_add_up_and_take_apart_again(first in vec(0u64..1 << 40, 0..50), second in vec(0u64..1 << 40, 0..50)) {
+        fn histograms_add_up_and_take_apart_again(
+            first in vec(0u64..1 << 40, 0..50),
+            second in vec(0u64..1 << 40, 0..50),
+        ) {
             let of = |times: &[u64]| {
                 let mut histogram = Histogram::new();
                 times.iter().for_each(|&ns| histogram.add(ns));

@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::clients::Call;
-use crate::control::Wanted;
+use crate::control::ControlArguments;
 use crate::cpython::{number_of, numbers};
 use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
@@ -129,7 +129,7 @@ impl Objects {
             text.parse::<SocketAddr>().map_err(|_| PyValueError::new_err(format!("{text:?} is no address: ip:port")))
         };
         let listen = listen.map(address).transpose()?;
-        let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
+        let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
         let start = move || {
             let mut config = P2pConfig::new(wanted.found()?);
             config.tenant = tenant;

@@ -16,11 +16,11 @@ use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
 use crate::clients::Call;
-use crate::control::{Wanted, seconds};
+use crate::control::{ControlArguments, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::scheduling::{
-    Change, Context, Decision, ExplanationTuple, Holders, Table, nanoseconds, part_of, step_of, tier_of,
+    Change, Context, DecisionDict, ExplanationDict, Holders, Table, nanoseconds, part_of, step_of, tier_of,
 };
 use crate::waiting::waiting;
 
@@ -91,7 +91,7 @@ impl Scheduler {
         budget: f64,
     ) -> PyResult<Self> {
         let budget = seconds("budget", budget, 60)?;
-        let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
+        let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || wanted.connect(move |control| kvplane::Scheduler::connect(&control, budget)))?;
         let line = connected.map_err(PyConnectionError::new_err)?;
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
@@ -108,7 +108,7 @@ impl Scheduler {
         mode: &str,
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
-    ) -> PyResult<(i64, Option<Decision>)> {
+    ) -> PyResult<(i64, Option<DecisionDict>)> {
         let (request, context, tokens, barred) = asked;
         let hashes = numbers(hashes)?;
         let mode = match mode {
@@ -124,7 +124,7 @@ impl Scheduler {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
             None => line.schedule(request, patience),
         })?;
-        Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(Decision::of(decision)))))
+        Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(DecisionDict::of(decision)))))
     }
 
     /// How a booked request fares: 0, or an error's number.
@@ -163,9 +163,9 @@ impl Scheduler {
     }
 
     /// Why a request went where it went.
-    fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationTuple>)> {
+    fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationDict>)> {
         let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
-        Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationTuple::of(found)))))
+        Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationDict::of(found)))))
     }
 
     /// The first table of instances after the `seen` that came, and its number; none when that takes longer.

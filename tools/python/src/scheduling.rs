@@ -140,13 +140,13 @@ impl BookedPlacement {
 
 /// Where a request goes: one of the three.
 #[derive(Default, IntoPyObject)]
-pub(crate) struct Decision {
+pub(crate) struct DecisionDict {
     booked: Option<BookedPlacement>,
     local: Option<(String, Option<String>)>,
     refused: Option<(&'static str, f64)>,
 }
 
-impl Decision {
+impl DecisionDict {
     pub(crate) fn of(decision: Decision) -> Self {
         match decision {
             Decision::Booked(assignment) => Self { booked: Some(BookedPlacement::of(assignment)), ..Self::default() },
@@ -198,14 +198,14 @@ pub(crate) struct Candidate {
 
 /// Why a request went where it went.
 #[derive(IntoPyObject)]
-pub(crate) struct ExplanationTuple {
-    answer: Decision,
+pub(crate) struct ExplanationDict {
+    answer: DecisionDict,
     now: Option<BookedPlacement>,
     candidates: Vec<Candidate>,
     pooled_tokens: u32,
 }
 
-impl ExplanationTuple {
+impl ExplanationDict {
     pub(crate) fn of(found: RequestExplained) -> Self {
         let candidate = |one: CandidateStatus| Candidate {
             instance: one.instance,
@@ -216,7 +216,7 @@ impl ExplanationTuple {
             factor: f64::from(one.factor_permille) / 1000.0,
         };
         Self {
-            answer: Decision::answered(found.answer),
+            answer: DecisionDict::answered(found.answer),
             now: found.now.map(BookedPlacement::of),
             candidates: found.candidates.into_iter().map(candidate).collect(),
             pooled_tokens: found.pooled_tokens,

@@ -11,7 +11,7 @@ use pyo3::types::PyList;
 use crate::arguments::{KeepArguments, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::{Call, Clients};
-use crate::control::{Wanted, seconds, seconds_or_none, tls_of};
+use crate::control::{ControlArguments, seconds, seconds_or_none, tls_of};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
@@ -63,7 +63,7 @@ impl Store {
     ) -> PyResult<Self> {
         let data_tls = tls_of(data_tls)?;
         let (deadline, hedge) = (seconds("deadline", deadline, 3_600)?, seconds_or_none("hedge", hedge, 3_600)?);
-        let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
+        let wanted = ControlArguments { master, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || {
             wanted.connect(move |control| {
                 let config = ClientConfig {
@@ -429,7 +429,11 @@ impl Store {
     }
 
     /// How a task is, or an error's number.
-    fn task(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] id: u64) -> PyResult<(Option<tasks::Seen>, i64)> {
+    fn task(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number_of)] id: u64,
+    ) -> PyResult<(Option<tasks::TaskTuple>, i64)> {
         let seen = waiting(py, || match self.clients.with(|member| member.client.task(id)) {
             Ok(task) => task.map_err(|error| store_code(&error)).and_then(tasks::seen),
             Err(code) => Err(code),

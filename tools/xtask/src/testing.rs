@@ -15,7 +15,7 @@ use crate::process::{self, Failure};
 use crate::rig::suite;
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
-use load::{Load, Turning};
+use load::{BusyThreads, Load};
 use skips::{Filter, Runner};
 
 /// Runs the tests; `arguments` go to the runner, and narrow the run, so doc tests are left out with them.
@@ -43,7 +43,7 @@ pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &s
         let scope = packages(&arguments);
         process::run(workspace.cargo(&["test", "--no-run", "--lib", "--bins", "--tests"]).args(scope))?;
     }
-    let _turning = Turning::start(load.loops_per_core);
+    let _turning = BusyThreads::start(load.loops_per_core);
     let mut filter = Filter::new(runner);
     let again = if load.times > 1 { vec!["--stress-count".to_owned(), load.times.to_string()] } else { Vec::new() };
     let mut command = tests(workspace, runner, &[again, arguments.clone()].concat());

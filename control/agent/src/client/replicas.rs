@@ -40,11 +40,11 @@ impl Client {
         Ok((self.stored(results[0], slice)?, replicas))
     }
 
-    /// The shards that have the objects under these keys, for each the owner before the replica owner; empty where there
-    /// is no object. A byte of each object is read, which counts as an access and brings what only an SSD has into
-    /// memory. The replica owner is known where the cluster keeps two replicas and [`super::ClientConfig::spread`] is on;
-    /// of an object in stripes, its stripe head decides. Where an owner is dead or silent and the replica owner answers
-    /// for it, the owner is left out unless it says within a second that it has the object.
+    /// The shards that have the objects under these keys, for each the owner before the replica owner; empty where
+    /// there is no object. A byte of each object is read, which counts as an access and brings what only an SSD has
+    /// into memory. The replica owner is known where the cluster keeps two replicas and [`super::ClientConfig::spread`]
+    /// is on; of an object in stripes, its stripe head decides. Where an owner is dead or silent and the replica owner
+    /// answers for it, the owner is left out unless it says within a second that it has the object.
     ///
     /// # Errors
     /// When a key is empty or too long, there is no map, or an owner cannot be asked.

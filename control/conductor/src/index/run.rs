@@ -55,7 +55,8 @@ pub(super) struct RunHeader {
 
 const _: () = assert!(size_of::<RunHeader>() == 64);
 
-/// Of [`RunHeader`]'s packed word: the bit that says it was touched, where the count of records is, where the units begin.
+/// Of [`RunHeader`]'s packed word: the bit that says it was touched, where the count of records is, where the units
+/// begin.
 const TOUCHED: u16 = 1;
 const COUNT_AT: u16 = 1;
 const COUNT_MASK: u16 = 7;

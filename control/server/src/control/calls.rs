@@ -12,9 +12,9 @@ use kvplane_rpc::message::{
     GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply, LastLife, Leave,
     ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers, Owner, RegisterSegment,
     RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
-    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants,
-    TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered,
-    Undrain, UnregisterSegment, WatchOrders, Welcome,
+    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply,
+    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -105,7 +105,7 @@ impl Service for Control {
         }
     }
 
-    fn settled(&self, _: Caller, call: Settled) -> Result<EmptyReply, Refusal> {
+    fn settled(&self, _: Caller, call: SettleReport) -> Result<EmptyReply, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
         self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| EmptyReply)
     }

@@ -18,7 +18,7 @@ use crate::conductor::{DecodedRecords, Host, copies, store_blocks};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
-use crate::etcd::{Etcd, Led, Place};
+use crate::etcd::{Etcd, Place, Takeover};
 use crate::metadata::MetadataLimits;
 use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
@@ -244,7 +244,7 @@ impl ControlProcess {
     }
 
     /// Stands by until it is to lead; an error when it never will.
-    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Led>, String> {
+    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Takeover>, String> {
         let mut tasks = JoinSet::new();
         if let Some((listener, _)) = &self.http {
             tasks.spawn(http::stand_by(listener.clone(), self.role.subscribe()));

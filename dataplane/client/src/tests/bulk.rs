@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use kvplane_proto::ids::{BatchId, SegmentId};
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, Sent, local, stream_config};
+use super::rig::{Rig, SECOND_NS, SentFrame, local, stream_config};
 use crate::{
     Config, DeviceCopy, LaneId, Near, Nearness, Output, PeerAddress, PeerId, Place, RailCounts, Request, RowCopy,
     SegmentTarget, SliceId,
@@ -134,7 +134,7 @@ impl Bed {
     }
 
     /// Frames that were sent, and lanes that are to be reset, which is no frame.
-    fn take_round(&mut self) -> Vec<(LaneId, Option<Sent>)> {
+    fn take_round(&mut self) -> Vec<(LaneId, Option<SentFrame>)> {
         let mut answered = Vec::new();
         while let Some(output) = self.rig.client.poll_output() {
             let client = &mut self.rig.client;
@@ -159,7 +159,7 @@ impl Bed {
                 }
                 Output::Send { lane, header, body, payload } => {
                     let (body, payload) = (client.body(body).to_vec(), client.payload(payload).to_vec());
-                    answered.push((lane, Some(Sent { lane, header, body, payload })));
+                    answered.push((lane, Some(SentFrame { lane, header, body, payload })));
                 }
                 Output::Reset { lane } => answered.push((lane, None)),
                 Output::Done { .. } => {}

@@ -218,7 +218,8 @@ fn large_ranges_are_sliced_and_spread_over_the_lanes() {
     assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0));
     let on_first = reads.iter().filter(|(lane, _)| *lane == reads[0].0).count();
     assert_eq!(on_first, 4, "half on each lane");
-    assert!(frames.iter().all(|sent| sent.header.flags == FrameFlags::SUM_REPLIES));
+    let sums = |operation| if operation == Operation::Read { FrameFlags::SUM_REPLIES } else { FrameFlags::CHECKSUM };
+    assert!(frames.iter().all(|sent| sent.header.flags == sums(sent.operation())));
     frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, bytes, 0), (Status::Ok, bytes, 0)]);

@@ -21,7 +21,7 @@ const LASTING: u64 = 12;
 /// What the network has under way.
 #[derive(Clone, Debug)]
 enum NetworkItem {
-    ClientOutput(ClientOutput),
+    Seen(ClientOutput),
     Reply(Reply),
     Payload { lane: LaneId, slice: SliceId, locals: Vec<Local>, sum: u64 },
 }

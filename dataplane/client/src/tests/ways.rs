@@ -339,9 +339,14 @@ impl World {
         self.paths.remove(&gone);
         self.depth.remove(&gone);
         self.pending.retain(|seen| {
-            !matches!(seen,
-            ClientOutput::Connect { lane, .. } | ClientOutput::Copy { lane, .. } | ClientOutput::Frame(SentFrame { lane, .. }) | ClientOutput::Reset(lane)
-            if *lane == gone)
+            let lane = match seen {
+                ClientOutput::Connect { lane, .. } | ClientOutput::Copy { lane, .. } | ClientOutput::Reset(lane) => {
+                    Some(*lane)
+                }
+                ClientOutput::Frame(SentFrame { lane, .. }) => Some(*lane),
+                _ => None,
+            };
+            lane != Some(gone)
         });
     }
 

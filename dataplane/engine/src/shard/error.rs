@@ -14,7 +14,7 @@ pub enum ShardError {
     /// It did not answer in time.
     Timeout,
     /// Its thread has ended: says why.
-    CopyCompletions(String),
+    Ended(String),
     /// It refused: says why.
     Refused(String),
     /// Memory that was taken from peers is still used by some.

@@ -107,8 +107,8 @@ kinds! {
     /// Shared memory: where are these ranges of objects, also of those that are being written? Pins them.
     /// [`RangeItem`]s / [`LookupReply`]s of whole objects.
     Peek = 26;
-    /// That the asker holds a ticket: a proof (crate `kvplane-ticket`), for the challenge that a greeting was answered with
-    /// ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
+    /// That the asker holds a ticket: a proof (crate `kvplane-ticket`), for the challenge that a greeting was answered
+    /// with ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
     /// [`Welcome`], and the shard's own proof.
     Prove = 27;
     /// Have second owners give their copies of these objects up, which are to have none any more. [`DigestItem`]s /

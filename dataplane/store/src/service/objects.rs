@@ -280,12 +280,15 @@ impl Service {
         header: &Header,
         body: &[u8],
     ) -> Result<PayloadTo, CloseReason> {
-        let all = header.flags.has(FrameFlags::UNCOMMITTED);
+        let uncommitted = header.flags.has(FrameFlags::UNCOMMITTED);
         for item in items_of::<RangeItem>(header, body)? {
             let RangeItem { digest, request, offset, bytes } = item;
-            let read = StreamRead { peer: context.peer, request, wanted: ReadSpan::Range { offset, bytes }, all };
+            let read =
+                StreamRead { peer: context.peer, request, wanted: ReadSpan::Range { offset, bytes }, all: false };
             let got = match self.get_one(context, digest, read) {
-                Err((Status::NotFound, _)) if all && context.tenant.is_none() => self.get_of_draft(context.peer, &item),
+                Err((Status::NotFound, _)) if uncommitted && context.tenant.is_none() => {
+                    self.get_of_draft(context.peer, &item)
+                }
                 got => got,
             };
             if let Err((status, argument)) = got {

@@ -146,7 +146,7 @@ pub use error::{PostError, Refusal, VerbsError};
 pub use events::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use memory::{Access, MemoryRegion, Piece, ProtectionDomain, memlock_limit_bytes};
-pub use one_sided::{OneSided, Run};
+pub use one_sided::{OneSided, OneSidedRun};
 pub use port::{LinkLayer, Mtu, PortAttributes, PortState};
 pub use queue_pair::QueuePair;
 pub use receive_queue::SharedReceiveQueue;

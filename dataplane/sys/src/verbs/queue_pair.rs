@@ -11,7 +11,7 @@ use super::context::Context;
 use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
 use super::memory::{Domain, Piece, ProtectionDomain};
-use super::one_sided::{OneSided, Run};
+use super::one_sided::{OneSided, OneSidedRun};
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
 use super::send_queue::{Remote, Request, SendQueue};
 use super::slots::RetiredRequest;
@@ -265,7 +265,7 @@ impl QueuePair {
     #[inline]
     pub fn push_run<'a>(
         &mut self,
-        run: &Run<'a>,
+        run: &OneSidedRun<'a>,
         first: OneSided<'a>,
         next: impl FnMut() -> Option<OneSided<'a>>,
     ) -> Result<usize, Refusal> {

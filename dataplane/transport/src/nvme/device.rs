@@ -22,7 +22,7 @@ pub enum IoChoice {
     /// io_uring with completions by interrupt.
     Uring,
     /// io_uring with completions that are polled for.
-    PollResult,
+    Polled,
     /// Commands by passthrough.
     Passthrough,
 }

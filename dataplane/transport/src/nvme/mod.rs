@@ -62,7 +62,7 @@ struct RunningCall {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     Commands,
-    PollResult,
+    Polled,
     Plain,
 }
 

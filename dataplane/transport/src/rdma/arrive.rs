@@ -1,7 +1,7 @@
 //! What a device tells: requests that are over, messages that came, ports that went down.
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{AsyncEvent, Completion, Mtu, Retired, Status};
+use kvplane_sys::verbs::{AsyncEvent, Completion, Mtu, RetiredRequest, Status};
 
 use super::Rdma;
 use super::ended::CopyCompletions;
@@ -84,7 +84,7 @@ impl Rdma {
     }
 
     /// A request is over: whatever waited for it goes on.
-    fn work_over(&mut self, index: u32, Retired { token, status, .. }: Retired) {
+    fn work_over(&mut self, index: u32, RetiredRequest { token, status, .. }: RetiredRequest) {
         let Some(link) = self.links[index as usize].as_deref_mut() else { return };
         let id = ConnectionId { index, generation: self.generations[index as usize] };
         let nic = &mut self.nics[link.nic as usize];
@@ -239,7 +239,7 @@ impl Link {
         id: ConnectionId,
         completion: &Completion<'_>,
         copied: &mut CopyCompletions,
-        others: &mut Vec<(u32, Retired)>,
+        others: &mut Vec<(u32, RetiredRequest)>,
     ) {
         self.queue_pair.retire_runs(completion, |tokens, status| {
             if status == Status::Success && copied.push_all(id, tokens) {
@@ -250,7 +250,7 @@ impl Link {
                     // The parts before it have succeeded too.
                     Work::Copy(token) if status == Status::Success => copied.push(id, token, Ok(())),
                     Work::CopyPart if status == Status::Success => {}
-                    _ => others.push((id.index, Retired { token, status, receive: false })),
+                    _ => others.push((id.index, RetiredRequest { token, status, receive: false })),
                 }
             }
         });

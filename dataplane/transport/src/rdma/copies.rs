@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{MemoryRegion, Piece, QueuePair, Refusal, Remote, Run, Status};
+use kvplane_sys::verbs::{MemoryRegion, OneSidedRun, Piece, QueuePair, Refusal, Remote, Status};
 use kvplane_sys::{IoBuf, Region};
 
 use super::ended::CopyCompletions;
@@ -205,7 +205,7 @@ impl Link {
         let most = self.queue_pair.room().saturating_sub(ROOM_FOR_MESSAGES);
         let (segment, address, key_bytes) = (*segment, key.address, key.bytes);
         let RdmaCopy { write, region, .. } = first;
-        let run = Run::new(memory, key.key, write, most);
+        let run = OneSidedRun::new(memory, key.key, write, most);
         // What it needs by value: it is done for each copy.
         let one = move |copy: &RdmaCopy<'_>| {
             let (bytes, end) = (copy.bytes as u64, copy.offset.checked_add(copy.bytes as u64)?);

@@ -202,7 +202,7 @@ pub struct Rdma {
     closing: Vec<u32>,
     segments: HashMap<SegmentId, Segment>,
     books: Books,
-    retired: Vec<(u32, kvplane_sys::verbs::Retired)>,
+    retired: Vec<(u32, kvplane_sys::verbs::RetiredRequest)>,
     received: Vec<(Option<u32>, u32, u32, kvplane_sys::verbs::Status)>,
     /// The poller said that a device has something to tell.
     told: bool,

@@ -34,7 +34,8 @@ impl Shm {
     /// Connects to a shard's Unix socket; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// [`CloseCause::Unavailable`] when nobody listens there or somebody else does, [`CloseCause::Setup`] when it cannot be now.
+    /// [`CloseCause::Unavailable`] when nobody listens there or somebody else does, [`CloseCause::Setup`] when it
+    /// cannot be now.
     pub fn connect(&mut self, poller: &Poller, path: &str, now_ns: u64) -> Result<ConnectionId, CloseCause> {
         let socket = setup::call(path)?;
         let refused = |error: io::Error| CloseCause::Setup(format!("shared memory at {path}: {error}"));

@@ -192,8 +192,8 @@ pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result
     unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])
 }
 
-/// An answer that has arrived: of which segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` when there is
-/// none yet. Answers name their segments, so one that comes late is nobody else's.
+/// An answer that has arrived: of which segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` when
+/// there is none yet. Answers name their segments, so one that comes late is nobody else's.
 pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, SharedSegment)>> {
     let Some(([shared, bytes, writable, named, _], fds)) = receive(socket, 1)? else { return Ok(None) };
     let memory = fds.into_iter().next().filter(|_| shared == 1);

@@ -8,7 +8,7 @@ use kvplane::rpc::message::{
     SetTenant, Status, WatchEvents,
 };
 use kvplane::rpc::placement::ShowPlacement;
-use kvplane::rpc::rights::Called;
+use kvplane::rpc::rights::CallMessage;
 
 /// In which order operators' commands look for certificates. A control plane's is not for commands.
 const OPERATORS_FIRST: [Role; 4] = [Role::Admin, Role::Scheduler, Role::Client, Role::Node];

@@ -12,7 +12,7 @@ use kvplane_tools::trace::{self, Shape, Trace};
 
 use self::cluster::{Figures, Policies};
 use super::Failure;
-use super::replay::Generated;
+use super::replay::GeneratedTrace;
 
 /// Simulate.
 #[derive(Args)]
@@ -38,7 +38,7 @@ struct Cache {
     trace: Vec<PathBuf>,
     /// Generate a trace of this shape instead.
     #[arg(long, value_enum)]
-    generate: Option<Generated>,
+    generate: Option<GeneratedTrace>,
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,

@@ -18,7 +18,7 @@ use kvplane::{
 use kvplane_tools::pattern;
 
 use super::tebench::engine::{Backend, allocate};
-use super::tebench::values::{self, Reached, Transport};
+use super::tebench::values::{self, ListenAddress, Transport};
 use super::tebench::{PacingChoice, TARGET_SEED};
 use super::{Failure, size, stop};
 
@@ -166,7 +166,7 @@ impl TransferEngineBench {
             Err(_) => return Err(format!("--local_server_name {text:?} is no address IP[:PORT]").into()),
         };
         let target = self.mode == Mode::Target;
-        let Reached { listen, announce } =
+        let ListenAddress { listen, announce } =
             values::reached("--local_server_name", address, target, self.open_to_network)?;
         let stock = self.backend == Backend::Mooncake;
         if stock && !matches!(way, Transport::Any | Transport::Tcp) {

@@ -8,7 +8,7 @@ use super::{Operation, ReplayReport, TimelinePoint};
 use crate::histogram::HistogramPoint;
 use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
-use crate::html::scale::{Axis, Spacing, Unit, show};
+use crate::html::scale::{Axis, AxisSpacing, Unit, show};
 
 /// Points of the timeline that are drawn at most; a longer one is thinned.
 const TIMELINE_POINTS: usize = 600;
@@ -138,8 +138,8 @@ fn hit_rate(series: &[Series]) -> Chart<'_> {
         id: "hit-rate",
         title: "Hit rate, blocks, from the start",
         description: "Share of blocks found since the start of the replay against requests replayed, with the model's.",
-        x: Axis { label: "requests replayed", spacing: Spacing::Linear, unit: Unit::Plain },
-        y: Axis { label: "blocks found", spacing: Spacing::Linear, unit: Unit::Share },
+        x: Axis { label: "requests replayed", spacing: AxisSpacing::Linear, unit: Unit::Plain },
+        y: Axis { label: "blocks found", spacing: AxisSpacing::Linear, unit: Unit::Share },
         series,
     }
 }
@@ -159,8 +159,8 @@ fn throughput(series: &[Series]) -> Chart<'_> {
         id: "throughput",
         title: "Throughput",
         description: "Payload got and put per second against the time since the start.",
-        x: Axis { label: "time, s", spacing: Spacing::Linear, unit: Unit::Plain },
-        y: Axis { label: "GB/s", spacing: Spacing::Linear, unit: Unit::Plain },
+        x: Axis { label: "time, s", spacing: AxisSpacing::Linear, unit: Unit::Plain },
+        y: Axis { label: "GB/s", spacing: AxisSpacing::Linear, unit: Unit::Plain },
         series,
     }
 }
@@ -202,8 +202,8 @@ fn latency(operation: Operation, series: &[Series]) -> Chart<'_> {
         id,
         title,
         description,
-        x: Axis { label: "time of a call", spacing: Spacing::Logarithmic, unit: Unit::Nanoseconds },
-        y: Axis { label: "calls slower than this", spacing: Spacing::Logarithmic, unit: Unit::Share },
+        x: Axis { label: "time of a call", spacing: AxisSpacing::Logarithmic, unit: Unit::Nanoseconds },
+        y: Axis { label: "calls slower than this", spacing: AxisSpacing::Logarithmic, unit: Unit::Share },
         series,
     }
 }

@@ -10,7 +10,7 @@ use super::published::figure_9;
 use super::{Keeper, Row};
 use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
-use crate::html::scale::{Axis, Spacing, Unit};
+use crate::html::scale::{Axis, AxisSpacing, Unit};
 use crate::trace::HitCounts;
 
 /// What was found of one trace.
@@ -150,8 +150,8 @@ fn page(reports: &[CacheReport]) -> Page {
                 id: &id,
                 title: "Share of tokens found",
                 description: "Share of the prompts' tokens found in the cache, against its size in tokens.",
-                x: Axis { label: "tokens", spacing: Spacing::Logarithmic, unit: Unit::Plain },
-                y: Axis { label: "tokens found", spacing: Spacing::Linear, unit: Unit::Share },
+                x: Axis { label: "tokens", spacing: AxisSpacing::Logarithmic, unit: Unit::Plain },
+                y: Axis { label: "tokens found", spacing: AxisSpacing::Linear, unit: Unit::Share },
                 series: &series,
             }],
             "Dashed: Belady's bound, which knows the future, and what was published.",

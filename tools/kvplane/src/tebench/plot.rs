@@ -7,7 +7,7 @@ use std::path::Path;
 use super::stats::CaseStats;
 use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
-use crate::html::scale::{Axis, Spacing, Unit, show};
+use crate::html::scale::{Axis, AxisSpacing, Unit, show};
 
 /// Writes the page of `cases` to `path`. `label` says what was run. Blocks on the file.
 ///
@@ -27,14 +27,14 @@ fn page(label: &str, cases: &[CaseStats]) -> Page {
         cases,
         &[("p50", false, |case| case.p50_transfer_us * 1e3), ("p99", true, |case| case.p99_transfer_us * 1e3)],
     );
-    let block = Axis { label: "block size", spacing: Spacing::Logarithmic, unit: Unit::Bytes };
+    let block = Axis { label: "block size", spacing: AxisSpacing::Logarithmic, unit: Unit::Bytes };
     page.charts(&[
         Chart {
             id: "bandwidth",
             title: "Bandwidth",
             description: "Bandwidth of all threads together against the block size, both logarithmic.",
             x: block,
-            y: Axis { label: "GB/s", spacing: Spacing::Logarithmic, unit: Unit::Plain },
+            y: Axis { label: "GB/s", spacing: AxisSpacing::Logarithmic, unit: Unit::Plain },
             series: &bandwidth,
         },
         Chart {
@@ -42,7 +42,7 @@ fn page(label: &str, cases: &[CaseStats]) -> Page {
             title: "Time of a batch, p50 and p99",
             description: "Median and 99th percentile of the time of a batch against the block size, both logarithmic.",
             x: block,
-            y: Axis { label: "time of a batch", spacing: Spacing::Logarithmic, unit: Unit::Nanoseconds },
+            y: Axis { label: "time of a batch", spacing: AxisSpacing::Logarithmic, unit: Unit::Nanoseconds },
             series: &times,
         },
     ], "");

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use kvplane::{Client, Error, PutOptions, Status};
 
-use crate::disks::{Disk, EIO, ENOSPC, EROFS, Faults, Loop, Mapped, SmallFileSystem, run, skipped, wipe};
+use crate::disks::{Disk, EIO, ENOSPC, EROFS, Faults, Loop, MappedDevice, SmallFileSystem, run, skipped, wipe};
 use crate::ssd::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace, text, wait_until};
 
@@ -190,7 +190,7 @@ fn a_mapped_device_that_fails_and_forgets() {
     let sectors = BYTES / 512;
     let linear = |from: u64, to: u64| format!("{from} {} linear {below} {from}", to - from);
     let whole = linear(0, sectors);
-    let Some(mapped) = Mapped::new(&whole) else { return };
+    let Some(mapped) = MappedDevice::new(&whole) else { return };
     let bed = Bed::over(place, &mapped.device, &["--ssd-ack", "durable", "--ssd-scrub", "0"]);
     let mut dev = bed.start();
     put(&mut bed.client(Way::Tcp), 0..32);

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use kvplane_client::Transport;
 use kvplane_engine::ShardSnapshot;
 
-use super::exposition::Shown;
+use super::exposition::SeriesView;
 use super::{Metrics, RailCounts};
 use crate::prometheus::Text;
 use crate::transfer::TransferEngine;
@@ -45,11 +45,11 @@ impl TransferEngine {
     }
 }
 
-fn labels(one: &Shown) -> [(&str, &str); 3] {
+fn labels(one: &SeriesView) -> [(&str, &str); 3] {
     [("peer", &one.peer), ("transport", one.transport.name()), ("rail", &one.rail)]
 }
 
-fn series(text: &mut Text, shown: &[Shown]) {
+fn series(text: &mut Text, shown: &[SeriesView]) {
     for (name, help, value) in COUNTERS {
         text.counter(name, help);
         shown.iter().for_each(|one| text.number(&labels(one), value(&one.counts)));
@@ -69,7 +69,7 @@ fn series(text: &mut Text, shown: &[Shown]) {
 }
 
 /// Whether memory and devices kept together.
-fn nodes(text: &mut Text, shown: &[Shown]) {
+fn nodes(text: &mut Text, shown: &[SeriesView]) {
     text.counter(
         "kvplane_transfer_slices_by_node_total",
         "Slices done over RDMA, by whether memory and device are on one NUMA node, at our end and at the peer's.",

@@ -1,7 +1,7 @@
 //! The client's scheduling against a network in virtual time: the figures of docs/performance.md for rails.
 //!
-//! `cargo test -p kvplane-client --test suite -- scheduling --nocapture` prints them. They depend on nothing of the machine
-//! that runs it, so they are asserted too.
+//! `cargo test -p kvplane-client --test suite -- scheduling --nocapture` prints them. They depend on nothing of the
+//! machine that runs it, so they are asserted too.
 
 mod network;
 

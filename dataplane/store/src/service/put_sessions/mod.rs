@@ -1,9 +1,9 @@
 //! Put sessions: objects that are written in ranges, and who writes and reads them at the moment.
 //!
-//! [`PutSessions`] joins the states of drafts ([`crate::drafts`]) to the store's reservations, which are their room, and
-//! to tickets. A *ticket* is a hold on a range of a draft: of a writer that fills it, or of a reader of what is there.
-//! Over shared memory tickets are lent as reservations and pins are, under ids that are told apart by their highest bit.
-//! A ticket of a peer comes back with its connection.
+//! [`PutSessions`] joins the states of drafts ([`crate::drafts`]) to the store's reservations, which are their room,
+//! and to tickets. A *ticket* is a hold on a range of a draft: of a writer that fills it, or of a reader of what is
+//! there. Over shared memory tickets are lent as reservations and pins are, under ids that are told apart by their
+//! highest bit. A ticket of a peer comes back with its connection.
 //!
 //! Not here: whose connections those are ([`super::Sessions`]), and how a draft becomes an object.
 
@@ -196,8 +196,8 @@ impl PutSessions {
         self.drafts.seal(draft, version);
     }
 
-    /// Ends a draft. While somebody writes or reads there its room stays, and false is returned: who sends a range of it
-    /// ([`Self::fills`]) is to be cut off.
+    /// Ends a draft. While somebody writes or reads there its room stays, and false is returned: connections that send
+    /// a range of it ([`Self::fills`]) are to be closed.
     fn end(&mut self, store: &mut Store, draft: DraftId, reservation: ReservationId) -> bool {
         let freed = self.drafts.end(draft);
         match freed {

@@ -377,7 +377,7 @@ fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_
                     let reply = decode_items::<SizeReply>(&body, 1).and_then(|mut items| items.next());
                     reply.is_some_and(|reply| reply.status == Status::Ok)
                 }
-                _ => Bitmap::decode(&body, 1).is_some_and(|bits| bits.get(0)),
+                _ => Bitmap::decode_two(&body, 1).is_some_and(|(bits, _)| bits.get(0)),
             };
             assert_eq!(there, is_own, "{operation:?} of tenant {tenant}");
         }

@@ -104,7 +104,8 @@ impl Answer {
     }
 
     pub(super) fn bits(&self) -> Vec<bool> {
-        let bitmap = Bitmap::decode(&self.body, self.header.items).expect("the answer's body is a bitmap");
+        let bitmaps = Bitmap::decode_two(&self.body, self.header.items);
+        let (bitmap, _) = bitmaps.expect("the answer's body is a bitmap, or two");
         (0..bitmap.len()).map(|index| bitmap.get(index)).collect()
     }
 }

@@ -5,8 +5,8 @@
 //! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
 //! At a start the note is believed if the control plane says that no slot has changed hands since its map. If some
 //! have, what the device has is in doubt until it is compared (`doubt.rs`). Where the note says nothing about this
-//! cluster's maps, or the node lived without the device, all is void, and [`VoidCause`] says why. If the device takes no
-//! writes, nothing is waited for: it gets nothing new either.
+//! cluster's maps, or the node lived without the device, all is void, and [`VoidCause`] says why. If the device takes
+//! no writes, nothing is waited for: it gets nothing new either.
 
 use std::fmt;
 

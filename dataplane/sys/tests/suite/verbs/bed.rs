@@ -134,7 +134,7 @@ impl End {
         let mut out = Vec::new();
         for completion in queue.poll(entries).expect("polled") {
             *completions += 1;
-            let mut over = |retired: kvplane_sys::verbs::Retired| {
+            let mut over = |retired: kvplane_sys::verbs::RetiredRequest| {
                 out.push(Over {
                     token: retired.token,
                     status: retired.status,

@@ -11,7 +11,8 @@ use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, cpu};
 use kvplane_transport::{
-    CloseCause, ConnectionId, Ended, Event, Input, OutgoingPayload, Rdma, RdmaCopy, RdmaOptions, Target, Token,
+    CloseCause, ConnectionId, CopyCompletions, Event, Input, OutgoingPayload, Rdma, RdmaCopy, RdmaOptions, Target,
+    Token,
 };
 
 /// How long anything may take, on the slowest machine.
@@ -148,7 +149,7 @@ impl End {
     }
 
     fn take_copied(&mut self) {
-        let mut copied = Ended::default();
+        let mut copied = CopyCompletions::default();
         self.rdma.take_copied(&mut copied);
         self.copied.extend(copied.iter().map(|copied| (copied.token, copied.outcome)));
     }

@@ -9,7 +9,7 @@ use kvplane_tools::histogram::Histogram;
 use kvplane_tools::pattern;
 use kvplane_tools::trace::{HitCounts, Request};
 
-use super::run::Shared;
+use super::run::ClientsState;
 use crate::command::Failure;
 
 /// What a client counted.
@@ -85,7 +85,7 @@ impl Worker {
         Ok(Self { client, buffer, block_bytes, keys: Vec::new(), tally: Tally::default() })
     }
 
-    pub(super) fn run(mut self, shared: &Shared<'_>) -> Result<Tally, String> {
+    pub(super) fn run(mut self, shared: &ClientsState<'_>) -> Result<Tally, String> {
         loop {
             let index = shared.next.fetch_add(1, Ordering::Relaxed) as usize;
             let Some(request) = shared.trace.requests.get(index) else { return Ok(self.counted()) };
@@ -114,7 +114,7 @@ impl Worker {
     }
 
     /// One request. The length of the prefix that was there and whole, and the bytes moved.
-    fn serve(&mut self, request: &Request, shared: &Shared<'_>) -> Result<(usize, u64), Failure> {
+    fn serve(&mut self, request: &Request, shared: &ClientsState<'_>) -> Result<(usize, u64), Failure> {
         self.keys.clear();
         // Runs with blocks of different sizes share a store without meeting.
         let bytes = self.block_bytes;
@@ -208,7 +208,7 @@ impl Worker {
 }
 
 /// Waits until a request's time has come, at the speed that was asked for.
-fn wait_for_arrival(shared: &Shared<'_>, request: &Request) {
+fn wait_for_arrival(shared: &ClientsState<'_>, request: &Request) {
     let Some(speed) = shared.speed else { return };
     let first_ms = shared.trace.requests.first().map_or(0, |first| first.timestamp_ms);
     let at_s = request.timestamp_ms.saturating_sub(first_ms) as f64 / 1000.0 / speed;

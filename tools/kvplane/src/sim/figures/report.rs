@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Figure;
 use crate::html::chart::{Chart, Series};
 use crate::html::page::{Page, Table};
-use crate::html::scale::{Axis, Spacing, Unit};
+use crate::html::scale::{Axis, AxisSpacing, Unit};
 
 const HEAD: [&str; 4] = ["", "paper", "ours", "difference"];
 
@@ -80,14 +80,14 @@ pub(super) fn page(figures: &[Figure]) -> Page {
             let id = format!("figure-{number}");
             let series: Vec<Series> =
                 figure.curves.iter().enumerate().map(|(at, curve)| series(figure, at, curve)).collect();
-            let spacing = if figure.axes.1 { Spacing::Logarithmic } else { Spacing::Linear };
+            let spacing = if figure.axes.1 { AxisSpacing::Logarithmic } else { AxisSpacing::Linear };
             page.charts(
                 &[Chart {
                     id: &id,
                     title: figure.title,
                     description: figure.why,
                     x: Axis { label: figure.axes.0, spacing, unit: Unit::Plain },
-                    y: Axis { label: figure.axes.2, spacing: Spacing::Linear, unit: Unit::Plain },
+                    y: Axis { label: figure.axes.2, spacing: AxisSpacing::Linear, unit: Unit::Plain },
                     series: &series,
                 }],
                 "Dashed: as published.",

@@ -424,7 +424,7 @@ impl World {
                 _ => self.now_may(key, None),
             },
             OpenRequest::Remove { key } => {
-                assert!(header.status != Status::Ok || Bitmap::decode(body, header.items).is_some());
+                assert!(header.status != Status::Ok || Bitmap::decode_two(body, header.items).is_some());
                 if header.status == Status::Ok && self.faults == 0 {
                     self.only(key, &[None]);
                 }

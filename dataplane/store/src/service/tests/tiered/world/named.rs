@@ -79,8 +79,8 @@ impl World {
         self.begin_bits(peer, operation, (body, items));
         self.settle();
         let answered = self.take_answered().expect("it was answered");
-        let bits = Bitmap::decode(&answered.body, items as u32)
-            .map_or(Vec::new(), |bits| (0..items).map(|at| bits.get(at)).collect());
+        let bits = Bitmap::decode_two(&answered.body, items as u32)
+            .map_or(Vec::new(), |(bits, _)| (0..items).map(|at| bits.get(at)).collect());
         (answered, bits)
     }
 }
