@@ -6,6 +6,9 @@ mod files;
 mod gather;
 mod mooncake;
 mod mooncake_stock;
+#[path = "../../../transport/tests/suite/mooncake/raw.rs"]
+#[allow(dead_code, reason = "shared with the tests of the driver, which use all of it")]
+mod raw;
 mod rdma;
 mod roundtrip;
 mod same_host;

@@ -5,11 +5,7 @@
 //! once, a peer that is back is found again, and shutdown ends everything. The protocol's details are tested with its
 //! driver, `transport/tests/mooncake`.
 
-use crate::support;
-
-#[path = "../../../transport/tests/suite/mooncake/raw.rs"]
-#[allow(dead_code, reason = "shared with the tests of the driver, which use all of it")]
-mod raw;
+use crate::{raw, support};
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};

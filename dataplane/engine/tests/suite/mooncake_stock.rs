@@ -3,11 +3,7 @@
 //! It runs where `KVPLANE_MOONCAKE_PYTHON` names a Python that can import `mooncake.engine`, and is skipped elsewhere.
 //! Stock engines listen on all addresses, so run it where only loopback exists.
 
-use crate::support;
-
-#[path = "../../../transport/tests/suite/mooncake/raw.rs"]
-#[allow(dead_code, reason = "shared with the tests of the driver, which use all of it")]
-mod raw;
+use crate::{raw, support};
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

@@ -59,8 +59,8 @@ impl PageQuery {
     #[must_use]
     pub const fn item(self, digest: Digest) -> ListItem {
         let Self { walk, from, names, one, changes, removes } = self;
-        let what = names as u64 * ListItem::NAMES | one as u64 * ListItem::ONE;
-        let flags = what | changes as u64 * ListItem::CHANGES | removes as u64 * ListItem::REMOVES;
+        let what = (names as u64 * ListItem::NAMES) | (one as u64 * ListItem::ONE);
+        let flags = what | (changes as u64 * ListItem::CHANGES) | (removes as u64 * ListItem::REMOVES);
         ListItem { digest, walk, from, flags }
     }
 }

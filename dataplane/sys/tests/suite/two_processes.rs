@@ -6,6 +6,7 @@ use kvplane_sys::unix::{peer_credentials, recv_with_fds, send_with_fds};
 use kvplane_sys::{
     HugePages, Interest, Poller, Region, RegionOptions, SharedDoorbell, ShmConsumer, ShmProducer, shm_ring,
 };
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
@@ -83,7 +84,17 @@ fn records_cross_processes() {
         .env(SOCKET, &path)
         .spawn()
         .expect("child");
-    let (stream, _) = listener.accept().expect("the child connects");
+    listener.set_nonblocking(true).expect("a socket");
+    let stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => panic!("the child does not connect: {error}"),
+        }
+        assert_eq!(child.try_wait().expect("child"), None, "the child ended early");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    stream.set_nonblocking(false).expect("a socket");
     std::fs::remove_file(&path).expect("unlink");
     let peer = peer_credentials(&stream).expect("credentials");
     assert_eq!(peer.pid, child.id().cast_signed());

@@ -162,7 +162,7 @@ impl Service {
             doubts.believe(note.epoch);
             // A comparison that was cut short is not begun anew: whoever was asked then tells this life nothing.
             doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
-            self.ownership.restore(&owned);
+            self.ownership.restore(owned);
             tiered.counters.slots_kept = owned.count();
         } else {
             doubts.begin(owned.with(doubted, |owned, doubted| owned & !doubted).iter(), note.epoch);

@@ -407,7 +407,7 @@ impl World {
         }
         match asked {
             OpenRequest::Other => {
-                self.answered = Some(ReceivedAnswer { status: header.status, body: body.to_vec(), bytes })
+                self.answered = Some(ReceivedAnswer { status: header.status, body: body.to_vec(), bytes });
             }
             OpenRequest::Put { key, put, promised } => match header.status {
                 Status::Ok if !self.lost_slots.contains(&key) => {
