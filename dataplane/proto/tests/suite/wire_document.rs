@@ -5,7 +5,7 @@ use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply,
     Operation, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem,
 };
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::{FrameFlags, Limits, Status};
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/wire.md"));
 
@@ -22,6 +22,29 @@ fn every_operation_is_described_under_its_number() {
         let (number, name) = ((operation as u8).to_string(), format!("`{operation:?}`"));
         assert!(has_row(&[&number, &name]), "docs/wire.md has no row for {number} {name}");
     }
+}
+
+#[test]
+fn every_flag_is_described_under_its_bit() {
+    let flags = [
+        ("CHECKSUM", FrameFlags::CHECKSUM),
+        ("SUM_REPLIES", FrameFlags::SUM_REPLIES),
+        ("PREFETCH", FrameFlags::PREFETCH),
+        ("HEADS", FrameFlags::HEADS),
+        ("UNCOMMITTED", FrameFlags::UNCOMMITTED),
+        ("OF_VERSION", FrameFlags::OF_VERSION),
+        ("READ_REPLICA", FrameFlags::READ_REPLICA),
+        ("REPLICATE", FrameFlags::REPLICATE),
+        ("REPLICA_LEASE", FrameFlags::REPLICA_LEASE),
+        ("REPLICATED", FrameFlags::REPLICATED),
+        ("OFFERS_TLS", FrameFlags::OFFERS_TLS),
+    ];
+    for (bit, (name, flag)) in (0..).zip(flags) {
+        assert_eq!(flag.bits(), 1 << bit, "{name} has a bit of its own");
+        let (bit, name) = (i32::to_string(&bit), format!("`{name}`"));
+        assert!(has_row(&[&bit, &name]), "docs/wire.md has no row for {bit} {name}");
+    }
+    assert!(FrameFlags::from_bits(1 << flags.len()).is_none(), "a flag without a row");
 }
 
 #[test]
