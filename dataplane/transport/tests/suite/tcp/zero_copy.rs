@@ -209,7 +209,7 @@ fn in_own_network(test: &str, script: &str) -> bool {
     let script = format!("set -e; (ip link set lo up; {script}) || exit 77; exec \"$0\" --exact \"$1\"");
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new("unshare");
-    command.args(["-n", "sh", "-c", &script]).arg(program).arg(format!("zero_copy::{test}")).env(CHILD, "1");
+    command.args(["-n", "sh", "-c", &script]).arg(program).arg(format!("tcp::zero_copy::{test}")).env(CHILD, "1");
     match command.output() {
         Ok(output) if output.status.success() => {
             assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the test did not run: {output:?}");
