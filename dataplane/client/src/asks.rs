@@ -147,9 +147,9 @@ impl Client {
         header.deadline_us = self.deadline_us(slice);
         let batch = self.slices.at(slice).batch;
         let list = &self.batches.at(batch.index).asked.list[from as usize..(from + count) as usize];
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(list.as_flattened());
-        let body = start..self.bytes.len();
+        let start = self.outbox.mark();
+        self.outbox.writer().extend_from_slice(list.as_flattened());
+        let body = self.outbox.since(start);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
         self.send(id, header, body, count as usize, &[]);

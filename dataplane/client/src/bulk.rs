@@ -274,7 +274,7 @@ impl Client {
         ids: &mut impl Iterator<Item = SliceId>,
         tally: &mut Tally,
     ) -> Option<SliceId> {
-        let Self { config, places, lanes, slices, batches, outputs, finished, .. } = self;
+        let Self { config, places, lanes, slices, batches, outbox, .. } = self;
         let lane_entry = &mut lanes[lane as usize];
         let report = config.report_tasks;
         // The first is looked at like any other; nobody's run is this one.
@@ -321,10 +321,10 @@ impl Client {
             // Where tasks are not told of, only the end of the batch is.
             if entry.end_slice(task, slice_bytes) && (report || entry.remaining == 0) {
                 if report {
-                    finished.push_back((batch, task));
+                    outbox.report(batch, task);
                 }
                 if entry.remaining == 0 {
-                    outputs.push_back(Output::Done { batch });
+                    outbox.push(Output::Done { batch });
                 }
             }
             next = ids.next();

@@ -40,11 +40,11 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let Kind::Request(operation) = header.kind else { return };
         header.request = self.open_wire(id, operation);
-        let (start, mut count) = (self.bytes.len(), 0);
+        let (start, mut count) = (self.outbox.mark(), 0);
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
-            if !record(&request, &mut self.bytes) {
+            if !record(&request, self.outbox.writer()) {
                 break;
             }
             if count == 0 {
@@ -54,7 +54,7 @@ impl Client {
             self.join_wire(header.request, next.index);
             count += 1;
         }
-        let body = start..self.bytes.len();
+        let body = self.outbox.since(start);
         self.send(id, header, body, count, &[]);
     }
 
@@ -93,11 +93,10 @@ impl Client {
 
     /// Sends a range of a draft over a stream.
     pub(super) fn send_fill(&mut self, lane: u32, slice: u32, draft: u64, offset: u64, local: Local) {
-        let mut body = core::mem::take(&mut self.names);
-        body.clear();
+        let mut body = self.outbox.take_names();
         FillItem { draft, offset, bytes: local.bytes }.encode(&mut body);
         self.send_payload(lane, slice, Operation::Fill, local, true, &body);
-        self.names = body;
+        self.outbox.give_names(body);
     }
 
     /// Begins drafts: those at the head of the queue that may pause equally long.
@@ -105,9 +104,8 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request = self.open_wire(id, Operation::Begin);
         let mut header = Header::request(Kind::Request(Operation::Begin), request);
-        let (start, mut count, mut idle_ms) = (self.bytes.len(), 0, 0);
-        let mut names = core::mem::take(&mut self.names);
-        names.clear();
+        let (start, mut count, mut idle_ms) = (self.outbox.mark(), 0, 0);
+        let mut names = self.outbox.take_names();
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let slice = self.slices.peek(next.index);
@@ -121,15 +119,15 @@ impl Client {
             }
             idle_ms = wanted_ms;
             names.extend_from_slice(name);
-            PutItem { digest, bytes, ..item }.encode(&mut self.bytes);
+            PutItem { digest, bytes, ..item }.encode(self.outbox.writer());
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
             count += 1;
         }
         header.deadline_us = idle_ms.min(Limits::DRAFT_IDLE_MOST_MS).saturating_mul(1000);
-        self.bytes.extend_from_slice(&names);
-        self.names = names;
-        let body = start..self.bytes.len();
+        self.outbox.writer().extend_from_slice(&names);
+        self.outbox.give_names(names);
+        let body = self.outbox.since(start);
         self.send(id, header, body, count, &[]);
     }
 }

@@ -110,10 +110,10 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         entry.fenced = until;
         let id = entry.id(lane);
-        let (start, items) = (self.bytes.len(), which.len());
+        let (start, items) = (self.outbox.mark(), which.len());
         let open = &self.peers[entry.peer.0 as usize].fences.open;
-        encode_items(open.range(which).map(|&id| IdItem { id }), &mut self.bytes);
-        let body = start..self.bytes.len();
+        encode_items(open.range(which).map(|&id| IdItem { id }), self.outbox.writer());
+        let body = self.outbox.since(start);
         self.counters.fences += 1;
         let header = Header::request(Kind::Request(Operation::Fence), RequestId::from_bits(until));
         self.send(id, header, body, items, &[]);

@@ -28,7 +28,7 @@ impl Client {
             return;
         }
         let hello = self.hello_of(lane.index);
-        let body = self.append(|out| out.extend_from_slice(&hello));
+        let body = self.outbox.append(|out| out.extend_from_slice(&hello));
         let header = Header::request(Kind::Request(Operation::Hello), RequestId::default());
         self.send(lane, header, body, 1, &[]);
     }
@@ -87,7 +87,7 @@ impl Client {
         let others = group.rails.iter().any(|&rail| self.is_up(rail));
         let hello_ns = if others { entry.rail_hello_ns() } else { Limits::HELLO_NS };
         self.set_alarm(lane, Some(self.now_ns.saturating_add(hello_ns)));
-        self.outputs.push_back(Output::Connect { lane: id, address, path });
+        self.outbox.push(Output::Connect { lane: id, address, path });
         true
     }
 
@@ -107,14 +107,14 @@ impl Client {
                 break;
             };
             let count = ids.len();
-            let body = self.append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
+            let body = self.outbox.append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
             self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, &[]);
         }
         while !self.lanes[lane as usize].commits.is_empty() {
             let entry = &mut self.lanes[lane as usize];
             let from = entry.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
             let commits: Vec<(u32, CommitItem)> = entry.commits.drain(from..).collect();
-            let body = self.append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
+            let body = self.outbox.append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
             let request = self.open_wire(id, Operation::Commit);
             for &(slice, _) in &commits {
                 self.join_wire(request, slice);
@@ -134,15 +134,7 @@ impl Client {
         let copy = if path == Path::Rdma { self.copies_of(lane).next() } else { None };
         if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lanes[lane as usize].id(lane);
-            self.outputs.push_back(Output::CopySegment {
-                lane: id,
-                slice,
-                via: Via::Rdma,
-                segment,
-                offset,
-                local,
-                write,
-            });
+            self.outbox.push(Output::CopySegment { lane: id, slice, via: Via::Rdma, segment, offset, local, write });
             // The host may take those behind it by itself; what it leaves is the next output.
             self.mark_dirty(lane);
             return false;
@@ -196,11 +188,10 @@ impl Client {
     fn send_write(&mut self, lane: u32, index: u32, target: super::SegmentTarget, local: Local) {
         let item = WriteItem { segment: target.segment, offset: target.offset };
         let checksum = self.sums_segments(lane);
-        let mut body = core::mem::take(&mut self.names);
-        body.clear();
+        let mut body = self.outbox.take_names();
         item.encode(&mut body);
         self.send_payload(lane, index, Operation::Write, local, checksum, &body);
-        self.names = body;
+        self.outbox.give_names(body);
     }
 
     /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for
@@ -229,7 +220,7 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request_id = self.open_wire(id, operation);
         let mut header = Header::request(Kind::Request(operation), request_id);
-        let (start, mut count, leases) = (self.bytes.len(), 0, self.lease_flags(operation));
+        let (start, mut count, leases) = (self.outbox.mark(), 0, self.lease_flags(operation));
         let mut most = header.most_items();
         while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
@@ -244,9 +235,9 @@ impl Client {
             match request {
                 Request::RemoveHeadOf(_, version) => {
                     most = most.min(Limits::BODY_BYTES / VersionItem::BYTES);
-                    VersionItem { digest, version }.encode(&mut self.bytes);
+                    VersionItem { digest, version }.encode(self.outbox.writer());
                 }
-                _ => DigestItem { digest }.encode(&mut self.bytes),
+                _ => DigestItem { digest }.encode(self.outbox.writer()),
             }
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
@@ -255,14 +246,14 @@ impl Client {
             self.join_wire(request_id, next.index);
             count += 1;
         }
-        let body = start..self.bytes.len();
+        let body = self.outbox.since(start);
         self.send(id, header, body, count, &[]);
     }
 
     /// One frame, one answer for each slice, under its own id, with its payload.
     fn send_each(&mut self, lane: u32, operation: Operation) {
         let id = self.lanes[lane as usize].id(lane);
-        let start = self.bytes.len();
+        let start = self.outbox.mark();
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
         let (mut count, leases) = (0, self.lease_flags(operation));
         // A foreign protocol knows one range for each request.
@@ -289,14 +280,14 @@ impl Client {
             self.join_wire(request, next.index);
             match asked {
                 Request::Get(digest, local) | Request::GetHead(digest, local) => {
-                    GetItem { digest, request, capacity_bytes: local.bytes }.encode(&mut self.bytes);
+                    GetItem { digest, request, capacity_bytes: local.bytes }.encode(self.outbox.writer());
                 }
                 Request::Read(target, local) => {
                     ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
-                        .encode(&mut self.bytes);
+                        .encode(self.outbox.writer());
                 }
                 Request::GetRange(digest, offset, local) | Request::PeekRange(digest, offset, local) => {
-                    RangeItem { digest, request, offset, bytes: local.bytes }.encode(&mut self.bytes);
+                    RangeItem { digest, request, offset, bytes: local.bytes }.encode(self.outbox.writer());
                 }
                 _ => unreachable!("only gets and reads are answered one by one"),
             }
@@ -308,7 +299,7 @@ impl Client {
         if operation == Operation::Read && self.sums_segments(lane) {
             header.flags |= FrameFlags::SUM_REPLIES;
         }
-        let body = start..self.bytes.len();
+        let body = self.outbox.since(start);
         self.send(id, header, body, count, &[]);
     }
 
@@ -317,7 +308,7 @@ impl Client {
         let request = self.open_wire(id, Operation::List);
         let mut header = Header::request(Kind::Request(Operation::List), request);
         header.deadline_us = self.deadline_us(slice);
-        let body = self.append(|out| from.item(digest).encode(out));
+        let body = self.outbox.append(|out| from.item(digest).encode(out));
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
         self.send(id, header, body, 1, &[]);
@@ -330,7 +321,7 @@ impl Client {
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
-        let none = self.bytes.len()..self.bytes.len();
+        let none = self.outbox.since(self.outbox.mark());
         self.send(id, header, none, 0, &[]);
     }
 
@@ -344,7 +335,7 @@ impl Client {
         body: &[u8],
     ) {
         let id = self.lanes[lane as usize].id(lane);
-        let body = self.append(|out| out.extend_from_slice(body));
+        let body = self.outbox.append(|out| out.extend_from_slice(body));
         let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
@@ -377,7 +368,7 @@ impl Client {
         let path = self.lanes[lane as usize].path;
         let lane = self.lanes[lane as usize].id(lane);
         let (segment, offset) = (target.segment, target.offset);
-        self.outputs.push_back(match path {
+        self.outbox.push(match path {
             Path::File => Output::FileTransfer { lane, slice: id, file: segment, offset, local, write },
             _ => Output::CopySegment { lane, slice: id, via, segment, offset, local, write },
         });
@@ -417,12 +408,6 @@ impl Client {
         u32::try_from(left_ns / 1000).unwrap_or(u32::MAX).max(1)
     }
 
-    pub(super) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> core::ops::Range<usize> {
-        let start = self.bytes.len();
-        write(&mut self.bytes);
-        start..self.bytes.len()
-    }
-
     pub(super) fn send(
         &mut self,
         lane: LaneId,
@@ -431,12 +416,8 @@ impl Client {
         items: usize,
         payload: &[Local],
     ) {
-        let start = self.locals.len();
-        self.locals.extend_from_slice(payload);
-        let payload = start..self.locals.len();
         let epoch = if header.argument == 0 { self.epoch().0 } else { header.argument };
-        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(epoch);
-        self.outputs.push_back(Output::Send { lane, header, body, payload });
+        self.outbox.send(lane, header.with_argument(epoch), body, items, payload);
     }
 }
 

@@ -43,8 +43,8 @@ impl Client {
             if write { (Operation::Write, Operation::WriteMany) } else { (Operation::Read, Operation::ReadMany) };
         let limit_bytes = self.config.slice_bytes.max(self.config.gather_range_bytes).min(Limits::GATHER_BYTES);
         let request = self.open_wire(id, many);
-        let (start, mut runs, mut bytes, mut deadline_us) = (self.bytes.len(), RunPacker::new(), 0, 0);
-        let mut pieces = core::mem::take(&mut self.pieces);
+        let (start, mut runs, mut bytes, mut deadline_us) = (self.outbox.mark(), RunPacker::new(), 0, 0);
+        let mut pieces = self.outbox.take_pieces();
         pieces.clear();
         while runs.ranges() < Limits::RANGES_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane).filter(|next| self.may_gather(next.index)) else { break };
@@ -56,12 +56,13 @@ impl Client {
                 deadline_us = self.deadline_us(next.index);
             }
             bytes += local.bytes;
-            runs.push(target.segment, target.offset, local.bytes as u32, &mut self.bytes);
+            runs.push(target.segment, target.offset, local.bytes as u32, self.outbox.writer());
             push_merged(&mut pieces, local);
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
         }
-        let (operation, mut items) = if runs.ranges() == 1 { (alone, 1) } else { (many, runs.finish(&mut self.bytes)) };
+        let (operation, mut items) =
+            if runs.ranges() == 1 { (alone, 1) } else { (many, runs.finish(self.outbox.writer())) };
         if operation == alone {
             items = self.unpack(request, operation);
         }
@@ -74,9 +75,9 @@ impl Client {
             pieces.clear();
             header.flags = header.flags.with(FrameFlags::SUM_REPLIES, self.config.checksum_segments);
         }
-        let body = start..self.bytes.len();
+        let body = self.outbox.since(start);
         self.send(id, header, body, items, &pieces);
-        self.pieces = pieces;
+        self.outbox.give_pieces(pieces);
     }
 
     /// There is only one range: it goes as such. Nothing of a run has been written yet.
@@ -86,10 +87,10 @@ impl Client {
         match self.slices.peek(wire.slices[0]).request {
             Request::Read(target, local) => {
                 ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
-                    .encode(&mut self.bytes);
+                    .encode(self.outbox.writer());
             }
             Request::Write(target, _) => {
-                WriteItem { segment: target.segment, offset: target.offset }.encode(&mut self.bytes);
+                WriteItem { segment: target.segment, offset: target.offset }.encode(self.outbox.writer());
             }
             _ => unreachable!("only reads and writes are gathered"),
         }
@@ -99,16 +100,16 @@ impl Client {
     /// Where the payload of gathered reads goes, in order: ranges of the caller's memory, neighbours as one. To be
     /// asked for at once after the [`PayloadTo::Scatter`] that named the slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
-        self.pieces.clear();
+        let mut pieces = self.outbox.take_pieces();
         let wire = self.slices.get(slice.index, slice.generation).map(|slice| slice.wire);
         if let Some(wire) = wire.and_then(|wire| self.wires.get(wire.index, wire.generation)) {
             for &index in &wire.slices {
                 if let Request::Read(_, local) = self.slices.peek(index).request {
-                    push_merged(&mut self.pieces, local);
+                    push_merged(&mut pieces, local);
                 }
             }
         }
-        &self.pieces
+        self.outbox.give_pieces(pieces)
     }
 
     /// The payload of gathered reads follows. `None` when no honest peer sends that.

@@ -31,6 +31,7 @@ mod make;
 mod metrics;
 mod near;
 mod options;
+mod outbox;
 mod path;
 mod peers;
 mod proof;
@@ -43,13 +44,14 @@ mod second;
 mod sources;
 mod submit;
 mod table;
+mod timers;
 mod types;
 mod waiting;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use bulk::{Copies, RowCopy};
@@ -61,12 +63,14 @@ pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Counters, Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
+use outbox::Outbox;
 pub use path::{Path, PeerKind, Transport, Via};
 pub use proof::Carrier;
 pub use puts::PutBook;
 pub use sources::Sources;
 use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
+use timers::Timers;
 pub use types::{
     Config, DeviceCopy, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
     SubmitError, TaskResult,
@@ -100,8 +104,7 @@ pub struct Client {
     /// How near our devices are to our memory, and where each buffer of the host's is.
     near: Near,
     places: Vec<Place>,
-    /// When lanes may connect again or must have been welcomed: at most one entry for each.
-    alarms: BTreeSet<(u64, u32)>,
+    timers: Timers,
     /// Lanes that are on their way to be used.
     coming: u32,
     batches: Table<Batch>,
@@ -113,26 +116,11 @@ pub struct Client {
     runs: u64,
     slices: Table<Slice>,
     wires: Table<Wire>,
-    /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
-    deadlines: BinaryHeap<core::cmp::Reverse<(u64, BatchId)>>,
-    outputs: VecDeque<Output>,
-    /// Tasks that ended and were not asked for yet, where they are reported.
-    finished: VecDeque<(BatchId, u32)>,
-    bytes: Vec<u8>,
-    /// Payloads of the frames in `outputs`.
-    locals: Vec<Local>,
-    /// The ranges of one gathered payload, for the moment.
-    pieces: Vec<Local>,
-    /// Names on their way into a body.
-    names: Vec<u8>,
+    outbox: Outbox,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
     /// Groups with something that waits and may have room now: peer, and number.
     dirty_groups: VecDeque<(u32, u8)>,
-    /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
-    parked: BTreeSet<(u64, SliceId)>,
-    /// Gets that ask the second owner when the time comes.
-    hedges: BTreeSet<(u64, SliceId)>,
     early: second::Earliness,
     /// Objects that both owners have, and turns taken between two that are as good.
     leases: leases::Leases,
@@ -191,7 +179,7 @@ impl Client {
             free_rails: Vec::new(),
             near: Near::default(),
             places: Vec::new(),
-            alarms: BTreeSet::new(),
+            timers: Timers::default(),
             coming: 0,
             batches: Table::new(),
             stretches: Vec::new(),
@@ -199,17 +187,9 @@ impl Client {
             runs: 0,
             slices: Table::new(),
             wires: Table::new(),
-            deadlines: BinaryHeap::new(),
-            outputs: VecDeque::new(),
-            finished: VecDeque::new(),
-            bytes: Vec::new(),
-            locals: Vec::new(),
-            pieces: Vec::new(),
-            names: Vec::new(),
+            outbox: Outbox::default(),
             dirty: VecDeque::new(),
             dirty_groups: VecDeque::new(),
-            parked: BTreeSet::new(),
-            hedges: BTreeSet::new(),
             early: second::Earliness::new(),
             leases: leases::Leases::default(),
             turns: 0,
@@ -266,33 +246,30 @@ impl Client {
     /// The next thing for the host to do. Ask for a frame's [`Self::body`] and [`Self::payload`] before
     /// draining further.
     pub fn poll_output(&mut self) -> Option<Output> {
-        if self.outputs.is_empty() {
-            self.bytes.clear();
-            self.locals.clear();
-        }
+        self.outbox.recycle();
         // A flush may send a slice to another lane, which is then flushed in its turn.
-        while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
+        while self.outbox.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
             self.flush_dirty();
         }
-        self.outputs.pop_front()
+        self.outbox.pop()
     }
 
     /// Whether there is something for the host to do that was decided already.
     #[must_use]
     pub fn has_output(&self) -> bool {
-        !self.outputs.is_empty()
+        !self.outbox.is_empty()
     }
 
     /// The body of an [`Output::Send`]; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
-        &self.bytes[range]
+        self.outbox.body(range)
     }
 
     /// The memory of an [`Output::Send`]'s payload, in order; valid as long as its body.
     #[must_use]
     pub fn payload(&self, range: core::ops::Range<usize>) -> &[Local] {
-        &self.locals[range]
+        self.outbox.payload(range)
     }
 
     /// Where the payload of the answer to this request goes, if it is one range: a host may have it put there.
@@ -311,17 +288,13 @@ impl Client {
     /// returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let deadline = self.deadlines.peek().map(|entry| entry.0.0);
-        let alarm = self.alarms.first().map(|entry| entry.0);
-        let parked = self.parked.first().map(|entry| entry.0);
-        let hedge = self.hedges.first().map(|entry| entry.0);
-        [deadline, alarm, parked, hedge].into_iter().flatten().min()
+        self.timers.next_ns()
     }
 
     /// Whether `batch` has completed. A batch that was released counts as complete.
     #[must_use]
     pub fn is_complete(&self, batch: BatchId) -> bool {
-        self.batches.get(batch.index, batch.generation).is_none_or(|batch| batch.remaining == 0)
+        is_complete(&self.batches, batch)
     }
 
     /// The results of a complete batch, in the order of its requests; empty for a stale id.
@@ -333,7 +306,7 @@ impl Client {
     /// A task that has ended since the last call, by its batch and position, where [`Config::report_tasks`] asks for
     /// it. Nothing touches its memory any more. To be drained before its batch is released.
     pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
-        while let Some((batch, task)) = self.finished.pop_front() {
+        while let Some((batch, task)) = self.outbox.take_report() {
             if let Some(entry) = self.batches.get(batch.index, batch.generation) {
                 return Some((batch, task, entry.results[task as usize]));
             }
@@ -381,4 +354,9 @@ impl Client {
     pub fn open_batches(&self) -> usize {
         self.batches.len()
     }
+}
+
+/// True for a batch of which nothing is left to do, and for one that was released.
+fn is_complete(batches: &Table<Batch>, batch: BatchId) -> bool {
+    batches.get(batch.index, batch.generation).is_none_or(|batch| batch.remaining == 0)
 }

@@ -74,13 +74,9 @@ impl Client {
         if self.map.as_ref().is_some_and(|(map, _)| self.names(map, entry)) {
             return true;
         }
-        let (slices, mut parked) = (&self.slices, Vec::new());
-        self.parked.retain(|&(_, id)| {
-            let asks = slices.get(id.index, id.generation).is_some_and(|slice| slice.request.peer() == Some(peer));
-            if asks {
-                parked.push(id);
-            }
-            !asks
+        let slices = &self.slices;
+        let parked = self.timers.take_parked(|id| {
+            slices.get(id.index, id.generation).is_some_and(|slice| slice.request.peer() == Some(peer))
         });
         self.depart(index);
         for id in parked {

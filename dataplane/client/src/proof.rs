@@ -48,7 +48,7 @@ impl Client {
             if let (Endpoint::Ready, Some(challenged)) = (entry.state, &entry.challenged) {
                 let (id, challenge) = (entry.id(lane), challenged.challenge);
                 if let Some((header, body)) = self.proof(lane, challenge) {
-                    let body = self.append(|out| out.extend_from_slice(&body));
+                    let body = self.outbox.append(|out| out.extend_from_slice(&body));
                     self.send(id, header, body, 1, &[]);
                 }
             }

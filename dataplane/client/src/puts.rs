@@ -96,13 +96,12 @@ impl Client {
 
     /// Sends a put with its payload.
     pub(super) fn send_put(&mut self, lane: u32, slice: u32) {
-        let mut body = core::mem::take(&mut self.names);
-        body.clear();
+        let mut body = self.outbox.take_names();
         let Some((item, local, name)) = self.put_of(slice) else { return };
         item.encode(&mut body);
         body.extend_from_slice(name);
         self.send_payload(lane, slice, Operation::Put, local, true, &body);
-        self.names = body;
+        self.outbox.give_names(body);
     }
 
     /// Asks for room for the puts at the head of a shared lane's queue: one frame, one answer, many slices.
@@ -110,9 +109,8 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request = self.open_wire(id, Operation::Reserve);
         let mut header = Header::request(Kind::Request(Operation::Reserve), request);
-        let (start, mut count) = (self.bytes.len(), 0);
-        let mut names = core::mem::take(&mut self.names);
-        names.clear();
+        let (start, mut count) = (self.outbox.mark(), 0);
+        let mut names = self.outbox.take_names();
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let (epoch, routing) = self.routing_of(next.index);
@@ -125,7 +123,7 @@ impl Client {
                 break;
             }
             names.extend_from_slice(name);
-            item.encode(&mut self.bytes);
+            item.encode(self.outbox.writer());
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
             }
@@ -133,9 +131,9 @@ impl Client {
             self.join_wire(request, next.index);
             count += 1;
         }
-        self.bytes.extend_from_slice(&names);
-        self.names = names;
-        let body = start..self.bytes.len();
+        self.outbox.writer().extend_from_slice(&names);
+        self.outbox.give_names(names);
+        let body = self.outbox.since(start);
         self.send(id, header, body, count, &[]);
     }
 }

@@ -7,10 +7,10 @@ use kvplane_proto::ids::RequestId;
 use kvplane_proto::limits::Limits;
 use kvplane_proto::status::Status;
 
-use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
 use super::table::{HeldHandle, SliceEvent, Wire, slice_id};
 use super::types::{LaneId, Output, Request};
+use super::{Client, is_complete};
 
 const PARK_FIRST_NS: u64 = 10_000_000;
 const PARK_LAST_NS: u64 = 500_000_000;
@@ -106,7 +106,7 @@ impl Client {
             let slice = self.slices.at(index);
             let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(most_ns);
             slice.parkings = slice.parkings.saturating_add(1);
-            self.parked.insert((self.now_ns.saturating_add(wait_ns), id));
+            self.timers.park(id, self.now_ns.saturating_add(wait_ns));
         } else {
             self.route(id);
         }
@@ -121,18 +121,14 @@ impl Client {
         let now_ns = self.now_ns;
         if self.map_wanted_ns.is_none_or(|at_ns| now_ns >= at_ns.saturating_add(MAP_AGAIN_NS)) {
             self.map_wanted_ns = Some(now_ns);
-            self.outputs.push_back(Output::WantMap);
+            self.outbox.push(Output::WantMap);
         }
     }
 
     /// Routes the parked slices whose time has come.
     pub(super) fn unpark(&mut self, now_ns: u64) {
         // Taken out first: a slice that is parked again waits for its next time.
-        let later = match now_ns.checked_add(1) {
-            Some(after) => self.parked.split_off(&(after, slice_id(0, 0))),
-            None => std::collections::BTreeSet::new(),
-        };
-        for (_, id) in core::mem::replace(&mut self.parked, later) {
+        for id in self.timers.due_parked(now_ns) {
             self.route(id);
         }
     }
@@ -140,19 +136,16 @@ impl Client {
     /// Deadlines, reconnects and parked slices. Call it when `poll_timeout` says.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        while let Some(&core::cmp::Reverse((deadline_ns, batch))) = self.deadlines.peek() {
-            if deadline_ns > now_ns && !self.is_complete(batch) {
-                break;
-            }
-            self.deadlines.pop();
+        let batches = |client: &mut Self| {
+            let Self { timers, batches, .. } = client;
+            timers.due_deadline(now_ns, |batch| is_complete(batches, batch))
+        };
+        while let Some(batch) = batches(self) {
             self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);
         }
         self.unpark(now_ns);
         self.hedge();
-        while let Some(&(at_ns, lane)) = self.alarms.first() {
-            if at_ns > now_ns {
-                break;
-            }
+        while let Some(lane) = self.timers.due_alarm(now_ns) {
             self.set_alarm(lane, None);
             match self.lanes[lane as usize].state {
                 Endpoint::Connecting | Endpoint::Greeting => self.reset_lane(lane, Cause::Peer),
@@ -166,12 +159,8 @@ impl Client {
     /// Sets or clears the one alarm of a lane.
     pub(super) fn set_alarm(&mut self, lane: u32, at_ns: Option<u64>) {
         let entry = &mut self.lanes[lane as usize];
-        if let Some(old_ns) = core::mem::replace(&mut entry.alarm_ns, at_ns) {
-            self.alarms.remove(&(old_ns, lane));
-        }
-        if let Some(at_ns) = at_ns {
-            self.alarms.insert((at_ns, lane));
-        }
+        let old_ns = core::mem::replace(&mut entry.alarm_ns, at_ns);
+        self.timers.move_alarm(lane, old_ns, at_ns);
     }
 
     /// The host has not looked at anything since then, so that nothing could move: that is not held against the peers.
@@ -179,8 +168,7 @@ impl Client {
     pub fn was_away(&mut self, since_ns: u64, now_ns: u64) {
         self.now_ns = now_ns;
         let gap_ns = now_ns.saturating_sub(since_ns);
-        let watched: Vec<(u64, u32)> = self.alarms.iter().copied().collect();
-        for (at_ns, lane) in watched {
+        for (at_ns, lane) in self.timers.alarms() {
             let entry = &mut self.lanes[lane as usize];
             let later_ns = |at_ns: u64, latest_ns: u64| at_ns.max(at_ns.saturating_add(gap_ns).min(latest_ns));
             if entry.is_coming() {
@@ -214,7 +202,7 @@ impl Client {
         let id = entry.id(lane);
         self.counters.resets += 1;
         self.note_fence(lane);
-        self.outputs.push_back(Output::Reset { lane: id });
+        self.outbox.push(Output::Reset { lane: id });
         self.set_alarm(lane, None);
     }
 

@@ -105,7 +105,7 @@ impl Client {
                     Ok(proof) => proof,
                     Err((status, why)) => return self.not_the_peer(lane.index, status, &why),
                 };
-                let body = self.append(|out| out.extend_from_slice(&body));
+                let body = self.outbox.append(|out| out.extend_from_slice(&body));
                 self.send(lane, header, body, 1, &[]);
                 return Ok(());
             }
@@ -389,7 +389,7 @@ impl Client {
         slice.held = HeldHandle::Pin(item.pin);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[lane as usize].id(lane);
-        self.outputs.push_back(Output::CopyOut { lane, slice: id, offset, local, checksum });
+        self.outbox.push(Output::CopyOut { lane, slice: id, offset, local, checksum });
         Ok(())
     }
 
@@ -404,7 +404,7 @@ impl Client {
         slice.held = HeldHandle::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[slice.lane as usize].id(slice.lane);
-        self.outputs.push_back(Output::CopyIn { lane, slice: id, offset: item.offset, local });
+        self.outbox.push(Output::CopyIn { lane, slice: id, offset: item.offset, local });
     }
 
     /// The host finished a copy or a transfer of a file: `Ok` and the checksum of the bytes where the slice was a put,

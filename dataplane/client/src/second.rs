@@ -209,14 +209,14 @@ impl Client {
 
     fn watch_until(&mut self, id: SliceId, at_ns: u64) {
         self.slices.at(id.index).hedge_ns = at_ns;
-        self.hedges.insert((at_ns, id));
+        self.timers.watch(id, at_ns);
     }
 
     /// Nobody looks after a get any more. What is answered must not wake its host later for nothing.
     pub(super) fn unwatch(&mut self, id: SliceId) {
         let at_ns = core::mem::take(&mut self.slices.at(id.index).hedge_ns);
         if at_ns > 0 {
-            self.hedges.remove(&(at_ns, id));
+            self.timers.unwatch(id, at_ns);
         }
     }
 
@@ -274,11 +274,7 @@ impl Client {
 
     /// Asks second owners for what first owners have not answered.
     pub(super) fn hedge(&mut self) {
-        while let Some(&(at_ns, id)) = self.hedges.first() {
-            if at_ns > self.now_ns {
-                return;
-            }
-            self.hedges.pop_first();
+        while let Some(id) = self.timers.due_watched(self.now_ns) {
             let Some(slice) = self.slices.get_mut(id.index, id.generation) else { continue };
             slice.hedge_ns = 0;
             let next = match slice.second {
@@ -303,7 +299,7 @@ impl Client {
             match state {
                 SliceState::Queued => {
                     self.slices.at(id.index).second = next;
-                    self.parked.retain(|(_, parked)| *parked != id);
+                    self.timers.take_parked(|parked| parked == id);
                     self.leave_lane(id.index);
                     self.route(id);
                 }

@@ -10,7 +10,7 @@ use super::puts::PutBook;
 use super::second::Second;
 use super::table::{Batch, HeldHandle, NOWHERE, Slice, SliceState, Times, slice_id};
 use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
-use super::{Client, Output};
+use super::{Client, Output, is_complete};
 use crate::sched::Ticket;
 
 impl Client {
@@ -108,17 +108,9 @@ impl Client {
         self.end_batch(batch, Status::Cancelled, Cause::Withdrawn);
     }
 
-    /// Entries of completed batches are dropped when they are the greater part, so that the memory is bounded by the
-    /// batches that are open, at a constant cost for each.
     fn remember_deadline(&mut self, deadline_ns: u64, batch: BatchId) {
-        if self.deadlines.len() >= 64 + 2 * self.batches.len() {
-            let batches = &self.batches;
-            self.deadlines.retain(|entry| {
-                let batch = entry.0.1;
-                batches.get(batch.index, batch.generation).is_some_and(|batch| batch.remaining > 0)
-            });
-        }
-        self.deadlines.push(core::cmp::Reverse((deadline_ns, batch)));
+        let batches = &self.batches;
+        self.timers.add_deadline(deadline_ns, batch, batches.len(), |batch| !is_complete(batches, batch));
     }
 
     /// A slice that nothing has happened to yet.
@@ -226,10 +218,10 @@ impl Client {
             if *open == 0 {
                 batch.remaining -= 1;
                 if self.config.report_tasks {
-                    self.finished.push_back((slice.batch, task));
+                    self.outbox.report(slice.batch, task);
                 }
                 if batch.remaining == 0 {
-                    self.outputs.push_back(Output::Done { batch: slice.batch });
+                    self.outbox.push(Output::Done { batch: slice.batch });
                 }
             }
         }

@@ -501,7 +501,7 @@ impl Rig {
         assert!(self.drain().is_empty());
         assert_eq!(self.client.batches.len(), 0, "batches");
         assert_eq!(self.client.slices.len(), 0, "slices");
-        assert_eq!((self.client.wires.len(), self.client.hedges.len()), (0, 0), "wires and hedges");
+        assert_eq!((self.client.wires.len(), self.client.timers.counts()[3]), (0, 0), "wires and hedges");
         for lane in &self.client.lanes {
             assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);

@@ -1,0 +1,152 @@
+//! What a client hands to its host: outputs in their order, and what the frames among them carry.
+//!
+//! Bodies and lists of payload ranges lie one behind the other in buffers that are emptied when all outputs were taken,
+//! so that no frame allocates.
+
+use core::ops::Range;
+use std::collections::VecDeque;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::BatchId;
+
+use super::types::{LaneId, Local, Output};
+
+/// Outputs that the host has not taken yet.
+#[derive(Default)]
+pub(super) struct Outbox {
+    outputs: VecDeque<Output>,
+    /// Tasks that have ended and were not reported yet, where they are reported.
+    finished: VecDeque<(BatchId, u32)>,
+    bytes: Vec<u8>,
+    locals: Vec<Local>,
+    /// Names on their way into a body: kept for the next one.
+    names: Vec<u8>,
+    /// The ranges of one gathered payload: kept for the next one.
+    pieces: Vec<Local>,
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, output: Output) {
+        self.outputs.push_back(output);
+    }
+
+    /// The next output.
+    pub(super) fn pop(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+
+    /// Empties the buffers, if the host has taken all outputs.
+    pub(super) fn recycle(&mut self) {
+        if self.outputs.is_empty() {
+            self.bytes.clear();
+            self.locals.clear();
+        }
+    }
+
+    /// Where the next body begins.
+    pub(super) const fn mark(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The body that was written since a mark.
+    pub(super) const fn since(&self, mark: usize) -> Range<usize> {
+        mark..self.bytes.len()
+    }
+
+    /// Where the body of the next frame is written, at its end.
+    pub(super) const fn writer(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// The body that `write` appends.
+    pub(super) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
+        let mark = self.mark();
+        write(&mut self.bytes);
+        self.since(mark)
+    }
+
+    /// Sends a frame with this body of so many items, and a payload from these ranges.
+    pub(super) fn send(&mut self, lane: LaneId, header: Header, body: Range<usize>, items: usize, payload: &[Local]) {
+        let start = self.locals.len();
+        self.locals.extend_from_slice(payload);
+        let payload = start..self.locals.len();
+        let header = header.with_body(&self.bytes[body.clone()], items);
+        self.outputs.push_back(Output::Send { lane, header, body, payload });
+    }
+
+    pub(super) fn body(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[range]
+    }
+
+    pub(super) fn payload(&self, range: Range<usize>) -> &[Local] {
+        &self.locals[range]
+    }
+
+    /// An empty buffer for names, to be given back.
+    pub(super) fn take_names(&mut self) -> Vec<u8> {
+        let mut names = core::mem::take(&mut self.names);
+        names.clear();
+        names
+    }
+
+    pub(super) fn give_names(&mut self, names: Vec<u8>) {
+        self.names = names;
+    }
+
+    /// An empty list of ranges, to be given back.
+    pub(super) fn take_pieces(&mut self) -> Vec<Local> {
+        let mut pieces = core::mem::take(&mut self.pieces);
+        pieces.clear();
+        pieces
+    }
+
+    /// Takes a list of ranges back, and shows it.
+    pub(super) fn give_pieces(&mut self, pieces: Vec<Local>) -> &[Local] {
+        self.pieces = pieces;
+        &self.pieces
+    }
+
+    /// A task has ended.
+    pub(super) fn report(&mut self, batch: BatchId, task: u32) {
+        self.finished.push_back((batch, task));
+    }
+
+    /// A task that has ended.
+    pub(super) fn take_report(&mut self) -> Option<(BatchId, u32)> {
+        self.finished.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::RequestId;
+    use kvplane_proto::message::{Kind, Operation};
+
+    use super::*;
+
+    const LANE: LaneId = LaneId { index: 1, generation: 2 };
+
+    #[test]
+    fn frames_keep_their_bodies_and_payloads_until_all_were_taken() {
+        let mut outbox = Outbox::default();
+        let header = |operation| Header::request(Kind::Request(operation), RequestId::default());
+        let local = Local { buffer: 3, offset: 4, bytes: 5 };
+        let first = outbox.append(|body| body.extend_from_slice(&[7; 8]));
+        outbox.send(LANE, header(Operation::Release), first, 1, &[]);
+        let mark = outbox.mark();
+        outbox.writer().extend_from_slice(&[9; 16]);
+        let second = outbox.since(mark);
+        outbox.send(LANE, header(Operation::Write), second, 1, &[local]);
+        for (bytes, locals) in [(&[7; 8][..], &[][..]), (&[9; 16], &[local])] {
+            let Some(Output::Send { header, body, payload, .. }) = outbox.pop() else { panic!("a frame") };
+            assert_eq!((outbox.body(body), outbox.payload(payload)), (bytes, locals));
+            assert_eq!(header.check_body(bytes), Ok(()));
+            outbox.recycle();
+        }
+        assert!(outbox.is_empty() && outbox.mark() == 0, "the buffers are empty again");
+    }
+}
