@@ -13,6 +13,7 @@ mod append;
 mod blank;
 mod check;
 mod commit;
+mod generations;
 mod groups;
 mod headers;
 mod moves;
@@ -40,7 +41,7 @@ use kvplane_proto::digest::Digest;
 
 use crate::config::{Layout, TierConfig};
 use crate::errors::{OpenError, Reason};
-use crate::format::{FIRST_SEGMENT_OFFSET, FilledNote, FooterEntry, Shape, SuperblockFound};
+use crate::format::{FIRST_SEGMENT_OFFSET, FooterEntry, Shape, SuperblockFound};
 use crate::index::{Entry, Index};
 use crate::memory::Memory;
 use crate::ops::{Fault, Jobs, OpId, Owner};
@@ -50,6 +51,7 @@ use crate::segments::Segments;
 use crate::slots::{SlotId, Slots};
 use crate::types::{Event, OpenOptions, Output, RecordView, Token};
 use commit::Flushes;
+use generations::Generations;
 use groups::Log;
 use ownership::Notes;
 use read::ReadJob;
@@ -101,19 +103,7 @@ pub struct Tier {
     /// Acknowledgements that are outstanding or not taken.
     waiters: u32,
     strikes: Strikes,
-    /// Segments of lesser generations hold nothing that counts,
-    oldest_live: u64,
-    /// and so much of that is durable,
-    durable_oldest_live: u64,
-    /// or will be with the header of the segment being prepared.
-    prepared_oldest_live: u64,
-    preparing: Option<u32>,
-    /// The generation of the segment that was opened last in this life.
-    last_opened: u64,
-    /// What the segment has that was filled last in this life.
-    filled: Option<FilledNote>,
-    /// The last tombstone that was appended.
-    last_tombstone: u64,
+    generations: Generations,
     /// Records that the device may have and the index does not know.
     untracked: UntrackedObjects,
     spare_entries: Vec<Vec<FooterEntry>>,
@@ -164,13 +154,7 @@ impl Tier {
             events: VecDeque::with_capacity(events),
             waiters: 0,
             strikes: Strikes::default(),
-            oldest_live: 0,
-            durable_oldest_live: 0,
-            prepared_oldest_live: 0,
-            preparing: None,
-            last_opened: 0,
-            filled: None,
-            last_tombstone: 0,
+            generations: Generations::default(),
             untracked: UntrackedObjects::default(),
             spare_entries: (0..ENTRY_LISTS).map(|_| Vec::with_capacity(entries)).collect(),
             scratch: vec![0; scratch],

@@ -206,7 +206,7 @@ impl Service {
 
     /// Keeps a request until it is known whose these are; false where too much waits.
     fn wait_for(&mut self, mut claim: Claim, unread: &[(Digest, Option<RequestId>)]) -> bool {
-        let claims = &mut self.claims;
+        let claims = &mut self.tenancy.claims;
         if claims.open.len() >= CLAIMS_MOST || claims.waiting.len() + unread.len() > WANTED_MOST {
             return false;
         }
@@ -218,15 +218,15 @@ impl Service {
         claim.left = wanted.len();
         claims.open.insert(id, claim);
         for digest in wanted {
-            let waiting = self.claims.waiting.entry(digest).or_default();
+            let waiting = self.tenancy.claims.waiting.entry(digest).or_default();
             waiting.push(id);
             if waiting.len() > 1 {
                 continue;
             }
             if self.on_ssd(digest).is_some() {
-                self.claims.wanted.push_back(digest);
+                self.tenancy.claims.wanted.push_back(digest);
             } else if self.fetch_for(digest, Waiter::Claims).is_err() {
-                self.claims.settle(digest);
+                self.tenancy.claims.settle(digest);
             }
         }
         true
@@ -244,8 +244,8 @@ impl Service {
 
     /// Carries out the requests of which everything is known now.
     pub(super) fn carry_out_claimed(&mut self) {
-        while let Some(id) = self.claims.ready.pop_front() {
-            let Some(claim) = self.claims.open.remove(&id) else { continue };
+        while let Some(id) = self.tenancy.claims.ready.pop_front() {
+            let Some(claim) = self.tenancy.claims.open.remove(&id) else { continue };
             let Claim { peer, header, body, round, arrived_ns, .. } = claim;
             let Kind::Request(operation) = header.kind else { continue };
             let Some(session) = self.sessions.get_mut(peer) else { continue };
@@ -267,7 +267,9 @@ impl Service {
 
     /// Requests that have waited long enough are answered that they are to come again.
     pub(super) fn expire_claims(&mut self) {
-        while let Some(entry) = self.claims.open.first_entry().filter(|entry| entry.get().until_ns <= self.now_ns) {
+        while let Some(entry) =
+            self.tenancy.claims.open.first_entry().filter(|entry| entry.get().until_ns <= self.now_ns)
+        {
             let Claim { peer, header, body, .. } = entry.remove();
             if self.sessions.get_mut(peer).is_none() {
                 continue;
@@ -284,9 +286,9 @@ impl Service {
     /// An object was looked at: whose this version is, if that is known; nothing where there is none.
     pub(super) fn claim_read(&mut self, digest: Digest, read: Option<(Version, Option<u32>)>) {
         if let Some((version, tenant)) = read {
-            self.claims.note(digest, version, tenant);
+            self.tenancy.claims.note(digest, version, tenant);
         }
-        self.claims.settle(digest);
+        self.tenancy.claims.settle(digest);
     }
 
     /// Whose an object is, where that is known.
@@ -309,7 +311,7 @@ impl Service {
         if object.is_some_and(|object| object.version != record.version) {
             return Tenant::Known(None);
         }
-        match self.claims.known.get(&digest) {
+        match self.tenancy.claims.known.get(&digest) {
             // Only what the default tenant puts without a name has no tail.
             _ if record.key_bytes == 0 => Tenant::Known(Some(0)),
             Some((version, tenant)) if *version == record.version => Tenant::Known(*tenant),

@@ -59,6 +59,7 @@ pub use put_sessions::TicketId;
 pub use segments::Segments;
 use sessions::{PendingPayload, SessionCounters, Sessions};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
+use tenants::Tenancy;
 pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, VoidCause, WritePolicy};
 pub use timing::{
     HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
@@ -76,8 +77,6 @@ pub struct Service {
     ownership: Ownership,
     acks: acks::Acks,
     store: Option<Store>,
-    /// Whether only tenants that are known may put.
-    strict_tenants: bool,
     /// The SSD under the store.
     tiered: Option<Box<tiered::Tiering>>,
     /// Slots on their way to other owners, or from them.
@@ -86,8 +85,7 @@ pub struct Service {
     copies: copies::Copies,
     /// Answers that wait.
     deferrals: Deferrals,
-    /// Requests that wait until it is known whose the objects are.
-    claims: claims::Claims,
+    tenancy: Tenancy,
     segments: Segments,
     /// Lists under way.
     lists: keys::Lists,
@@ -120,12 +118,11 @@ impl Service {
             ownership: Ownership::new(identity),
             acks: acks::Acks::default(),
             store,
-            strict_tenants: false,
             tiered: None,
             moves: moves::Moves::new(),
             copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
-            claims: claims::Claims::default(),
+            tenancy: Tenancy::default(),
             segments: Segments::new(name, (life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
             sessions: Sessions::new(pool_bytes, pins, reservations),
@@ -234,7 +231,7 @@ impl Service {
     pub fn poll_timeout(&self) -> Option<u64> {
         let own = [self.sessions.poll_timeout(), self.put_sessions.poll_timeout()];
         let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout()];
-        own.into_iter().chain(work).chain([self.claims.poll_timeout()]).flatten().min()
+        own.into_iter().chain(work).chain([self.tenancy.claims.poll_timeout()]).flatten().min()
     }
 
     /// What happened so far.

@@ -8,12 +8,22 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 
+use super::claims::Claims;
 use super::context::RequestContext;
 use super::tail::TailHead;
 use super::{Service, Whose};
 use crate::{Keep, ObjectView, Store, TenantLease, TenantUse};
 
 const NS_PER_MS: u64 = 1_000_000;
+
+/// What a shard knows of tenants beside what the store counts for each.
+#[derive(Debug, Default)]
+pub(super) struct Tenancy {
+    /// Tenants that were never set may not put.
+    is_strict: bool,
+    /// Requests that wait until the tenants of their objects are known.
+    pub(super) claims: Claims,
+}
 
 /// The number of the tenant that an object with this tail is charged to.
 pub(super) fn tenant_of(head: &TailHead, name: &ObjectName<'_>) -> u32 {
@@ -24,7 +34,7 @@ impl Service {
     /// These tenants there are from now on, beside the default one. `strict`: nobody else may put; else others have no
     /// quota.
     pub fn set_tenants(&mut self, leases: &[TenantLease], strict: bool) {
-        self.strict_tenants = strict;
+        self.tenancy.is_strict = strict;
         if let Some(store) = &mut self.store {
             store.set_tenants(leases);
         }
@@ -101,7 +111,7 @@ impl Service {
         }
         let account = match store.account_of(tenant) {
             Some(account) => account,
-            None if self.strict_tenants => return Err(Status::NoTenant),
+            None if self.tenancy.is_strict => return Err(Status::NoTenant),
             None => store.account_of_stranger(tenant),
         };
         let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_most_ms);

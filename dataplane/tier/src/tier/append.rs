@@ -238,7 +238,7 @@ impl Tier {
             group.tombstones.push(tombstone);
         }
         self.stats.tombstones += 1;
-        self.last_tombstone = tombstone.sequence;
+        self.generations.tombstone(tombstone.sequence);
         self.untracked.removed(tombstone.sequence, digest);
         tombstone.sequence
     }
@@ -277,7 +277,7 @@ impl Tier {
             payload_checksum: 0,
             durable_sequence,
             durable_tombstones,
-            oldest_live: self.durable_oldest_live,
+            oldest_live: self.generations.durable_oldest_live(),
             away: 0,
             chunk_bytes: self.config.chunk_bytes,
             body_checksum: frame_checksum(&[]),

@@ -197,7 +197,7 @@ impl Tier {
         let Some(entries) = self.spare_entries.pop() else { return Err(NoRoom::Busy) };
         self.segments.step(segment, SegmentEvent::Open);
         self.segments[segment].visible = true;
-        self.last_opened = self.segments[segment].generation;
+        self.generations.opened(self.segments[segment].generation);
         self.segments.filled.push_back(segment);
         let end = self.block();
         self.log.open = Some(OpenSegment { segment, end, entries, tombstones: 0, durable_sequence: 0 });

@@ -2,6 +2,7 @@
 
 use super::Tier;
 use super::commit::Barrier;
+use super::generations::Heritage;
 use super::start::Phase;
 use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 use crate::memory::{Memory, Span, zero};
@@ -14,18 +15,16 @@ pub(super) const PLACES: u32 = 16;
 impl Tier {
     /// Prepares the segment that fell free first, when none is ready or being prepared.
     pub(super) fn prepare_work(&mut self, memory: &mut dyn Memory) {
-        let busy = self.segments.ready.is_some() || self.preparing.is_some();
+        let busy = self.segments.ready.is_some() || self.generations.is_preparing();
         if busy || !self.is_open() || !self.writable() {
             return;
         }
         let Some(segment) = self.segments.free.pop_front() else { return };
         self.segments.step(segment, SegmentEvent::Prepare);
-        self.preparing = Some(segment);
         let generation = self.take_sequence();
-        let previous = self.last_opened;
+        let Heritage { oldest_live, previous, filled } = self.generations.prepare(segment);
         let at = &mut self.segments[segment];
         (at.generation, at.previous, at.bad, at.visible) = (generation, previous, false, true);
-        let (oldest_live, filled) = (self.oldest_live, self.filled);
         let header = SegmentHeader { segment, generation, oldest_live, previous, filled };
         let bytes = header.encode(self.uuid);
         let block = self.config.block_bytes;
@@ -37,7 +36,6 @@ impl Tier {
         let (owner, action) = (Owner::Prepare(segment), Action::Write { durable: false });
         let offset = self.segment_at(segment);
         self.jobs.submit(Job { owner, action, offset, pieces, priority: Priority::Commit });
-        self.prepared_oldest_live = self.oldest_live;
     }
 
     pub(super) fn header_written(&mut self, segment: u32, result: Result<(), Fault>, memory: &mut dyn Memory) {
@@ -52,7 +50,7 @@ impl Tier {
     }
 
     pub(super) fn header_durable(&mut self, segment: u32, result: Result<(), Fault>) {
-        self.preparing = None;
+        self.generations.prepared(result.is_ok());
         if result.is_err() {
             // What the segment held before counts no more, and what its header says now is unknown.
             self.untracked.note_fault();
@@ -60,8 +58,7 @@ impl Tier {
             self.segments.step(segment, SegmentEvent::Discard);
             return;
         }
-        self.durable_oldest_live = self.prepared_oldest_live;
-        self.untracked.reclaim_durable(self.durable_oldest_live);
+        self.untracked.reclaim_durable(self.generations.durable_oldest_live());
         self.untracked.settled(segment);
         self.segments.step(segment, SegmentEvent::Prepared);
         self.segments.ready = Some(segment);
@@ -97,7 +94,7 @@ impl Tier {
         if let Some(header) = header {
             let at = &mut self.segments[segment];
             (at.generation, at.previous) = (header.generation, header.previous);
-            self.oldest_live = self.oldest_live.max(header.oldest_live);
+            self.generations.raise(header.oldest_live);
             self.recovery.filled.extend(header.filled.map(|filled| (filled.generation, filled)));
         }
         self.recovery.header(segment, header.is_none() && !is_blank);
@@ -117,7 +114,7 @@ impl Tier {
         let newest = self.segments.iter().map(|(_, segment)| segment.generation).max().unwrap_or(0);
         self.life = self.life.max((newest >> super::SEQUENCE_BITS) + 1);
         self.next_sequence = (self.life << super::SEQUENCE_BITS) + 1;
-        self.durable_oldest_live = self.oldest_live;
+        self.generations.headers_read();
         self.recovery.report.missing_segments = self.missing_segments();
         let mut dead: Vec<(u64, u32)> = Vec::new();
         let mut live: Vec<(u64, u32)> = Vec::new();
@@ -126,7 +123,7 @@ impl Tier {
             if self.recovery.is_damaged(number) {
                 continue;
             }
-            let is_dead = generation == 0 || generation < self.oldest_live;
+            let is_dead = generation == 0 || generation < self.generations.oldest_live();
             if is_dead { dead.push((generation, number)) } else { live.push((generation, number)) }
         }
         dead.sort_unstable();
@@ -150,7 +147,8 @@ impl Tier {
         }
         let lately = |generation: u64| (generation >> super::SEQUENCE_BITS) + 1 == self.life;
         let named = all().filter(|(_, segment)| lately(segment.generation) && segment.previous != 0);
-        let named = named.map(|(_, segment)| segment.previous).filter(|previous| *previous >= self.oldest_live);
+        let named =
+            named.map(|(_, segment)| segment.previous).filter(|previous| *previous >= self.generations.oldest_live());
         named.filter(|previous| !all().any(|(_, other)| other.generation == *previous)).count() as u32
     }
 }

@@ -138,7 +138,7 @@ impl Tier {
             self.reclaim.wanted_free = 0;
         }
         let few = free < self.config.free_segments_low.max(self.reclaim.wanted_free);
-        let preparing = self.preparing.is_some() && !crowded;
+        let preparing = self.generations.is_preparing() && !crowded;
         if preparing || !(crowded || few) {
             return;
         }
@@ -317,7 +317,7 @@ impl Tier {
         }
         let Some(victim) = self.reclaim.victim.take() else { return };
         let at = &self.segments[victim.segment];
-        self.oldest_live = self.oldest_live.max(at.generation + 1);
+        self.generations.raise(at.generation + 1);
         if at.bad {
             self.segments.step(victim.segment, SegmentEvent::Discard);
         } else {

@@ -170,7 +170,7 @@ impl Tier {
         }
         while self.recovery.readers[reader as usize].footer.is_none() {
             let Some(segment) = self.recovery.queue.pop_front() else { return };
-            if self.segments[segment].generation < self.oldest_live {
+            if self.segments[segment].generation < self.generations.oldest_live() {
                 // What was learnt from the records of a segment without a header.
                 self.segments.step(segment, SegmentEvent::FoundFree);
                 self.segments.free.push_back(segment);
@@ -358,7 +358,8 @@ impl Tier {
     /// All of a segment is known. `durable_sequence`: what its records say was durable.
     pub(super) fn segment_known(&mut self, segment: u32, durable_sequence: u64) {
         let at = self.segments[segment].clone();
-        let linked = at.previous >= self.oldest_live && at.previous != 0 && durable_sequence > at.previous;
+        let linked =
+            at.previous >= self.generations.oldest_live() && at.previous != 0 && durable_sequence > at.previous;
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
             self.removal_lost(self.ceiling(at.previous));
         }

@@ -242,7 +242,7 @@ impl Tier {
         }
         let counts = match scan.generation {
             Some(generation) => header.generation == generation,
-            None => header.generation >= scan.newest && header.generation >= self.oldest_live,
+            None => header.generation >= scan.newest && header.generation >= self.generations.oldest_live(),
         };
         if !counts {
             self.recovery.report.stale_records += 1;
@@ -327,7 +327,7 @@ impl Tier {
         }
         let misses_removals = misses_between || misses_last;
         self.segments[segment].generation = generation;
-        self.oldest_live = self.oldest_live.max(scan.oldest_live);
+        self.generations.raise(scan.oldest_live);
         let headed = scan.generation.is_some();
         if !headed {
             // The next start may see another header, and what this one takes for stale.

@@ -59,7 +59,7 @@ impl Tier {
         let generation = self.segments[open.segment].generation;
         let last = open.entries.iter().rev().find(|entry| entry.kind == Kind::Tombstone);
         let last_tombstone = last.map_or(0, |entry| entry.sequence);
-        self.filled = Some(FilledNote { generation, last_tombstone, tombstones: open.tombstones });
+        self.generations.filled(FilledNote { generation, last_tombstone, tombstones: open.tombstones });
         if self.segments[open.segment].state == SegmentState::Open {
             self.segments.step(open.segment, SegmentEvent::Fill);
         }

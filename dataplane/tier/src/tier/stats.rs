@@ -144,7 +144,7 @@ impl Tier {
     /// Whether nothing is under way: no operation, no unwritten record, nothing unsynced that somebody waits for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let segments = self.seals.is_empty() && self.preparing.is_none();
+        let segments = self.seals.is_empty() && !self.generations.is_preparing();
         let calls = self.log.groups.is_empty() && self.reads.is_empty() && self.events.is_empty();
         self.jobs.is_idle() && self.flushes.is_idle() && segments && calls && !self.reclaim.is_active()
     }

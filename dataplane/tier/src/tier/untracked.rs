@@ -156,8 +156,7 @@ impl Tier {
             || !self.untracked.unclear.is_empty()
             || !self.is_running()
             || self.reclaim.is_active()
-            || self.last_tombstone > self.flushes.durable_sequence()
-            || self.durable_oldest_live < self.oldest_live
+            || self.generations.is_ahead(self.flushes.durable_sequence())
     }
 
     /// True where an object that the index does not know may come to light: in what recovery has not looked at, at the

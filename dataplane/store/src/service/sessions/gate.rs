@@ -60,13 +60,13 @@ struct ShownTicket {
 }
 
 impl Pass {
-    /// Of who needs none.
+    /// For connections that need no ticket.
     pub(super) const ALL: Self =
         Self { rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH), tenant: None, ticket: None };
 }
 
 impl Sessions {
-    /// Wants tickets from now on, and challenges with these.
+    /// Requires tickets from now on, and challenges clients with these.
     pub(in crate::service) fn want_tickets(&mut self, challenges: Challenges) {
         self.gate = Some(Box::new(Gate {
             keys: Keys::default(),
@@ -83,7 +83,7 @@ impl Sessions {
         gate.keys.learn(keys, line, gate.time.now(now_ns));
     }
 
-    /// Whether a connection was welcomed: until then it is a stranger's, and nothing is kept for it.
+    /// True for a connection that was welcomed: until then nothing is kept for it.
     pub(in crate::service) fn is_welcome(&self, peer: PeerKey) -> bool {
         self.get(peer).is_some_and(|session| session.greeted)
     }
@@ -93,7 +93,7 @@ impl Sessions {
         self.gate.is_some()
     }
 
-    /// Whether an RDMA connection may be talked about on this connection.
+    /// True where an RDMA connection may be agreed upon on this connection.
     pub(in crate::service) fn may_carry(&self, peer: PeerKey) -> bool {
         self.gate.is_none() || self.is_welcome(peer)
     }
@@ -102,7 +102,7 @@ impl Sessions {
         Some(self.gate.as_ref()?.ends.first()?.0)
     }
 
-    /// Challenges who greets, if tickets are wanted; false if not.
+    /// Challenges a client that greets, if tickets are required; false if not.
     pub(super) fn challenge(
         &mut self,
         answers: &mut Answers,

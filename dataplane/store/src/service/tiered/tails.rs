@@ -115,14 +115,14 @@ impl Service {
     /// Has tails read of which somebody waits to know whose the object is, as far as the tier takes it.
     pub(super) fn read_claimed(&mut self) -> bool {
         let mut progress = false;
-        while let (Some(tiered), Some(&digest)) = (&mut self.tiered, self.claims.wanted.front()) {
+        while let (Some(tiered), Some(&digest)) = (&mut self.tiered, self.tenancy.claims.wanted.front()) {
             let token = Token(tiered.next_call + 1);
             match tiered.tier.get_key(digest, Priority::Get, token) {
                 Ok(()) => drop(tiered.call(Call::Claim { digest })),
                 Err(GetError::Busy) => return progress,
                 Err(_) => self.claim_read(digest, None),
             }
-            self.claims.wanted.pop_front();
+            self.tenancy.claims.wanted.pop_front();
             progress = true;
         }
         progress
