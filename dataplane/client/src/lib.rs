@@ -23,6 +23,7 @@ mod dispatch;
 mod drafts;
 mod fences;
 mod flush;
+mod free_list;
 mod gather;
 mod intake;
 mod lane;
@@ -58,6 +59,7 @@ pub use bulk::{Copies, RowCopy};
 use dispatch::{Group, RailEntry};
 pub use drafts::PeerLife;
 use fences::Fences;
+use free_list::FreeList;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Counters, Failovers, RailCounts, RailMetrics, SlowOperation};
@@ -90,17 +92,14 @@ pub struct Client {
     credential: Option<Arc<Credential>>,
     proofs: u64,
     map: Option<(ClusterMap, OwnerTable)>,
-    peers: Vec<Peer>,
+    peers: FreeList<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
-    free_peers: Vec<PeerId>,
     /// Lives of peers so far.
     lives: u32,
     /// What peers were to be told when they were left, oldest first.
     left_fences: VecDeque<(PeerAddress, Fences)>,
-    lanes: Vec<Lane>,
-    free_lanes: Vec<u32>,
-    rails: Vec<RailEntry>,
-    free_rails: Vec<u32>,
+    lanes: FreeList<Lane>,
+    rails: FreeList<RailEntry>,
     /// How near our devices are to our memory, and where each buffer of the host's is.
     near: Near,
     places: Vec<Place>,
@@ -168,15 +167,12 @@ impl Client {
             credential: None,
             proofs: 0,
             map: None,
-            peers: Vec::new(),
+            peers: FreeList::new(),
             peer_index: BTreeMap::new(),
-            free_peers: Vec::new(),
             lives: 0,
             left_fences: VecDeque::new(),
-            lanes: Vec::new(),
-            free_lanes: Vec::new(),
-            rails: Vec::new(),
-            free_rails: Vec::new(),
+            lanes: FreeList::new(),
+            rails: FreeList::new(),
             near: Near::default(),
             places: Vec::new(),
             timers: Timers::default(),

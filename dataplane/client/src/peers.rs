@@ -89,14 +89,8 @@ impl Client {
         if let Some(&peer) = self.peer_index.get(&address) {
             return peer;
         }
-        let peer = self.free_peers.pop().unwrap_or_else(|| {
-            let next = PeerId(u32::try_from(self.peers.len()).expect("2^32 peers"));
-            self.peers.push(Peer::new(address.clone()));
-            next
-        });
         self.lives = self.lives.checked_add(1).expect("2^32 peers");
-        self.peers[peer.0 as usize] = Peer { life: PeerLife(self.lives), ..Peer::new(address.clone()) };
-        self.peers[peer.0 as usize].near = near;
+        let peer = PeerId(self.peers.add(Peer { life: PeerLife(self.lives), near, ..Peer::new(address.clone()) }));
         self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
         match address.kind {
@@ -176,16 +170,7 @@ impl Client {
                 path,
                 books: RailBooks::default(),
             };
-            let rail = match self.free_rails.pop() {
-                Some(rail) => {
-                    self.rails[rail as usize] = entry;
-                    rail
-                }
-                None => {
-                    self.rails.push(entry);
-                    self.rails.len() as u32 - 1
-                }
-            };
+            let rail = self.rails.add(entry);
             let first = position as u16 * lanes;
             let lanes = (0..lanes).map(|lane| self.add_lane(peer, rail, path, first + lane)).collect();
             self.rails[rail as usize].lanes = lanes;
@@ -195,12 +180,7 @@ impl Client {
     }
 
     fn add_lane(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) -> u32 {
-        if let Some(lane) = self.free_lanes.pop() {
-            self.lanes[lane as usize].renew(peer, rail, path, number);
-            return lane;
-        }
-        self.lanes.push(Lane::new(peer, rail, path, number));
-        self.lanes.len() as u32 - 1
+        self.lanes.take(|| Lane::new(peer, rail, path, number), |lane| lane.renew(peer, rail, path, number))
     }
 
     /// Every lane of a peer.
@@ -292,14 +272,14 @@ impl Client {
         }
         for group in core::mem::take(&mut entry.groups) {
             group.rails.iter().for_each(|&rail| self.keep_books(rail));
-            self.free_rails.extend(group.rails);
+            self.rails.give_back(group.rails);
         }
         for &lane in &lanes {
             self.set_alarm(lane, None);
         }
-        self.free_lanes.extend(lanes);
+        self.lanes.give_back(lanes);
         self.forget_slow(peer);
-        self.free_peers.push(peer);
+        self.peers.give_back([peer.0]);
     }
 }
 

@@ -217,7 +217,7 @@ impl Bed {
         for rail in self.rig.client.rail_metrics() {
             self.seen.counts.push((rail.counts.clone(), rail.inflight_bytes));
         }
-        for entry in &self.rig.client.rails {
+        for entry in self.rig.client.rails.iter() {
             let rate = entry.rail.rate();
             let figures = [rate.bytes_per_ns(), rate.latency_ns(), rate.base_ns()].map(f64::to_bits);
             self.seen.learned.push((figures, entry.rail.silence_ns(), entry.rail.window_bytes(2_000_000, 0)));

@@ -502,7 +502,7 @@ impl Rig {
         assert_eq!(self.client.batches.len(), 0, "batches");
         assert_eq!(self.client.slices.len(), 0, "slices");
         assert_eq!((self.client.wires.len(), self.client.timers.counts()[3]), (0, 0), "wires and hedges");
-        for lane in &self.client.lanes {
+        for lane in self.client.lanes.iter() {
             assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);
             assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
