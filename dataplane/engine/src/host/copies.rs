@@ -19,7 +19,7 @@ impl Host {
     /// # Panics
     /// When the buffer was removed while a batch used it, or the range is not inside.
     pub(super) fn local(&self, local: Local) -> IoBuf {
-        self.buffers.one(local)
+        self.regions.buffers.one(local)
     }
 
     pub(super) fn copy_out(
@@ -35,7 +35,7 @@ impl Host {
             self.copied(lane, slice, Err(Status::Unsupported), now_ns);
             return;
         };
-        let (to, verify) = (self.buffers.pieces(local), self.verify_shared);
+        let (to, verify) = (self.regions.buffers.pieces(local), self.verify_shared);
         let result = match range(&pool, offset, local.bytes) {
             // The peer named bytes outside its own pool.
             None => Err(Status::OutOfRange),
@@ -59,7 +59,7 @@ impl Host {
             self.copied(lane, slice, Err(Status::Unsupported), now_ns);
             return;
         };
-        let from = self.buffers.pieces(local);
+        let from = self.regions.buffers.pieces(local);
         let result = range(&pool, offset, local.bytes);
         let result = result.map(|to| copy_summed(&[to], from.as_slice())).ok_or(Status::OutOfRange);
         let now_ns = self.copied_at(local.bytes, now_ns);

@@ -90,7 +90,9 @@ impl FetchWork {
 impl Host {
     /// Lets the service ask former owners, if that is wanted.
     pub(super) fn begin_fetches(&mut self, config: Option<&FetchConfig>) {
-        let (Some(config), Some(pool), Some(service)) = (config, self.pool.clone(), &mut self.service) else { return };
+        let (Some(config), Some(pool), Some(service)) = (config, self.regions.pool.clone(), &mut self.service) else {
+            return;
+        };
         service.set_fetch_limits(config.limits);
         self.fetch_work = Some(FetchWork::new(self.add_buffer(pool), config.host.clone()));
     }
@@ -134,7 +136,7 @@ impl Host {
         };
         let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
-        let Some(pool) = &self.pool else { return };
+        let Some(pool) = &self.regions.pool else { return };
         let mut book = PutBook::new();
         let requests = work.requests(&want, pool, &mut book);
         // A source that the map does not name is not asked: it could be another of that address.
@@ -170,7 +172,7 @@ impl Host {
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
             (Want::Object(_, place), None) if first == Status::Ok => {
                 let bytes = results[0].bytes;
-                let checksum = self.pool.as_ref().map_or(0, |pool| checksum_of(pool, place.offset, bytes));
+                let checksum = self.regions.pool.as_ref().map_or(0, |pool| checksum_of(pool, place.offset, bytes));
                 FetchDone::Object(bytes, checksum)
             }
             (Want::Object(..), None) => FetchDone::Failed(first),

@@ -91,7 +91,7 @@ impl Host {
             self.carried_gone(id);
         }
         if let Link::Shm(id) = link {
-            self.mapped.retain(|&(of, _), _| of != id);
+            self.regions.mapped.retain(|&(of, _), _| of != id);
             self.same_host.forget(id);
         }
         match role {
@@ -299,7 +299,7 @@ impl Host {
                     }
                     ClientPayload::Local { local, slice } => {
                         self.roles.set(link, Role::Lane(lane, Some(slice)));
-                        match self.buffers.pieces(local) {
+                        match self.regions.buffers.pieces(local) {
                             Pieces::One(buffer) => Target::Memory { buffer, checksum },
                             Pieces::Many(buffers) => Target::Scatter { buffers, checksum },
                         }
@@ -307,7 +307,7 @@ impl Host {
                     ClientPayload::Scatter { slice } => {
                         self.roles.set(link, Role::Lane(lane, Some(slice)));
                         let locals = client.scatter(slice);
-                        Target::Scatter { buffers: self.buffers.all(locals), checksum }
+                        Target::Scatter { buffers: self.regions.buffers.all(locals), checksum }
                     }
                 }
             }
@@ -338,7 +338,7 @@ impl Host {
     /// When the service names memory that it was not given.
     pub(super) fn memory(&self, place: Place) -> IoBuf {
         let region = match place.memory {
-            Memory::Pool => self.pool.as_ref(),
+            Memory::Pool => self.regions.pool.as_ref(),
             Memory::Segment(segment) => self.segment(segment),
         };
         let region = region.expect("the service names only memory that the host gave it");

@@ -28,7 +28,7 @@ mod stock;
 mod tier;
 mod view;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -46,8 +46,8 @@ use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{Lanes, Server};
 use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
+use memory::Regions;
 pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
-use parts::Buffers;
 pub use rdma::RdmaDevices;
 use roles::{LentPayload, Link, Roles, Uploads};
 use rounds::Rounds;
@@ -79,11 +79,7 @@ pub struct Host {
     service: Option<Service>,
     client: Option<Client>,
     verify_shared: bool,
-    pool: Option<Arc<Region>>,
-    /// Memory of registered segments by position, each with its id's generation.
-    segments: Vec<Option<(u32, Arc<Region>)>>,
-    buffers: Buffers,
-    mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
+    regions: Regions,
     same_host: SameHost,
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
@@ -160,10 +156,7 @@ impl Host {
             service,
             client,
             verify_shared: config.verify_shared,
-            pool,
-            segments: Vec::new(),
-            buffers: Buffers::default(),
-            mapped: BTreeMap::new(),
+            regions: Regions::new(pool),
             same_host: SameHost::default(),
             roles: Roles::default(),
             lanes: Vec::new(),
@@ -274,7 +267,7 @@ impl Host {
     fn serve_store(&mut self) -> io::Result<bool> {
         let mut progress = self.drain_service();
         progress |= self.drive_tier(self.rounds.now_ns())?;
-        if let (Some(service), Some(pool)) = (&mut self.service, &self.pool) {
+        if let (Some(service), Some(pool)) = (&mut self.service, &self.regions.pool) {
             progress |= service.drive_lists(&PoolView(pool));
         }
         Ok(progress)

@@ -30,7 +30,7 @@ impl Host {
     /// Writes the tails of objects for which the service has just made room.
     #[inline]
     pub(super) fn write_tails(&mut self) {
-        let (Some(service), Some(pool)) = (&mut self.service, &self.pool) else { return };
+        let (Some(service), Some(pool)) = (&mut self.service, &self.regions.pool) else { return };
         while let Some(tail) = service.poll_tail() {
             pool.copy_in(tail.offset as usize, service.body(tail.bytes));
         }
@@ -118,8 +118,8 @@ impl Host {
                 let Some(client) = &self.client else { return };
                 let buffers: Option<Pieces> = match client.payload(payload) {
                     [] => None,
-                    &[local] => Some(self.buffers.pieces(local)),
-                    locals => Some(self.buffers.all(locals).into()),
+                    &[local] => Some(self.regions.buffers.pieces(local)),
+                    locals => Some(self.regions.buffers.all(locals).into()),
                 };
                 if let Link::Shm(id) = link {
                     let payload = buffers.as_ref().map_or(&[][..], Pieces::as_slice);
@@ -142,7 +142,7 @@ impl Host {
                             &mut self.rdma_work.driver,
                             id,
                             client,
-                            &self.buffers,
+                            &self.regions.buffers,
                             &header,
                             body,
                         );

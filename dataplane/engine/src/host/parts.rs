@@ -144,20 +144,20 @@ impl Host {
     /// Gives many pieces of caller's memory one name, under which they lie in a row. For objects: ranges of segments
     /// are asked for by the names of regions. The name is of use until [`Self::remove_parts`].
     pub fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
-        self.buffers.add_parts(pieces)
+        self.regions.buffers.add_parts(pieces)
     }
 
     /// The memory of a range of a region; `None` when its name is nobody's, or it is not inside.
     #[must_use]
     pub fn buffer(&self, local: Local) -> Option<IoBuf> {
-        let region = self.buffers.region(local.buffer)?;
+        let region = self.regions.buffers.region(local.buffer)?;
         let inside = local.offset.checked_add(local.bytes).is_some_and(|end| end <= region.bytes() as u64);
-        inside.then(|| self.buffers.one(local))
+        inside.then(|| self.regions.buffers.one(local))
     }
 
     /// Forgets memory in parts. No open batch may use it.
     pub fn remove_parts(&mut self, buffer: u32) {
-        self.buffers.remove_parts(buffer);
+        self.regions.buffers.remove_parts(buffer);
     }
 }
 

@@ -321,7 +321,7 @@ impl Host {
         let RdmaWork { driver, row, .. } = &mut self.rdma_work;
         let mut next = Some(first);
         while let Some(first) = next {
-            let head = on_device(&self.buffers, &first);
+            let head = on_device(&self.regions.buffers, &first);
             let Some(mut copies) = client.copies(lane) else {
                 driver.copy_many(id, [head]);
                 return;
@@ -382,7 +382,7 @@ impl Host {
 
     /// Unpins memory that has no name any more.
     pub(super) fn forget_rdma(&mut self, region: &Arc<Region>) {
-        let mut held = self.buffers.regions().chain(self.segments.iter().flatten().map(|(_, region)| region));
+        let mut held = self.regions.buffers.regions().chain(self.regions.segments.regions());
         if !held.any(|held| Arc::ptr_eq(held, region)) {
             self.rdma_work.driver.forget(region);
         }

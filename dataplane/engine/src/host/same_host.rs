@@ -100,7 +100,7 @@ impl Host {
             // It ended in this round, which the client is told in the next: then it takes another way.
             (_, Some(Link::Shm(id))) if !self.shm.is_up(id) => return,
             (Via::Map, Some(Link::Shm(id))) => {
-                if !self.mapped.contains_key(&(id, copy.segment)) {
+                if !self.regions.mapped.contains_key(&(id, copy.segment)) {
                     self.map(id, lane, copy, now_ns);
                     return;
                 }
@@ -139,7 +139,7 @@ impl Host {
     fn copy_mapped(&mut self, id: ConnectionId, copied: &SegmentCopy) -> Result<u64, Status> {
         let segment = copied.segment;
         let Some(extent) = self.shm.claim(id, 0, segment) else {
-            self.mapped.remove(&(id, segment));
+            self.regions.mapped.remove(&(id, segment));
             return Err(Status::Stale);
         };
         let result = self.copy_claimed(id, copied, &extent);
@@ -149,7 +149,7 @@ impl Host {
 
     fn copy_claimed(&self, id: ConnectionId, copied: &SegmentCopy, extent: &Extent) -> Result<u64, Status> {
         copied.check(extent)?;
-        let region = self.mapped.get(&(id, copied.segment)).ok_or(Status::Stale)?;
+        let region = self.regions.mapped.get(&(id, copied.segment)).ok_or(Status::Stale)?;
         if copied.write && !region.writable() {
             return Err(Status::Unauthorized);
         }
@@ -192,7 +192,7 @@ impl Host {
         while let Some((id, segment, answer)) = self.shm.poll_mapped() {
             progress = true;
             let waiting = self.same_host.waiting.remove(&(id, segment)).unwrap_or_default();
-            let mapped = answer.map(|region| self.mapped.insert((id, segment), region));
+            let mapped = answer.map(|region| self.regions.mapped.insert((id, segment), region));
             for (lane, copy) in waiting {
                 // Of another life of the lane, whoever waited for it knows that it has ended.
                 if self.link_of(lane) != Some(Link::Shm(id)) {
@@ -345,10 +345,7 @@ impl Host {
         self.shm.retract(segment);
         // From here on the devices let nobody in.
         self.rdma_work.driver.retract(segment);
-        let held = self.segments.get_mut(segment.index as usize);
-        // The position may be a successor's by now.
-        let region = held.and_then(|entry| entry.take_if(|(generation, _)| *generation == segment.generation));
-        let region = region.map(|(_, region)| region);
+        let region = self.regions.segments.take(segment);
         if let Some(region) = &region {
             self.forget_rdma(region);
         }
@@ -390,11 +387,11 @@ impl Host {
 
     /// Lets go of mappings whose segments are gone, now and then: they hold memory that its owner has given back.
     pub(super) fn sweep_mapped(&mut self, now_ns: u64) {
-        if self.mapped.is_empty() || now_ns < self.same_host.sweep_at_ns {
+        if self.regions.mapped.is_empty() || now_ns < self.same_host.sweep_at_ns {
             return;
         }
         self.same_host.sweep_at_ns = now_ns.saturating_add(SWEEP_NS);
-        self.mapped.retain(|&(id, segment), _| self.shm.is_live(id, segment));
+        self.regions.mapped.retain(|&(id, segment), _| self.shm.is_live(id, segment));
     }
 }
 

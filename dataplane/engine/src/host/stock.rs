@@ -7,18 +7,19 @@ use std::sync::Arc;
 
 use kvplane_proto::SegmentId;
 use kvplane_store::service::Service;
-use kvplane_sys::{IoBuf, Region};
+use kvplane_sys::IoBuf;
 use kvplane_transport::mooncake::Ranges;
 use kvplane_transport::mooncake::wire::Request;
 use kvplane_transport::{Event, Input};
 
+use super::memory::SegmentRegions;
 use super::roles::Link;
 use super::{FRAMES_PER_ROUND, Host};
 
 /// What the server of stock engines may reach.
 struct RegisteredRanges<'a> {
     service: Option<&'a mut Service>,
-    segments: &'a [Option<(u32, Arc<Region>)>],
+    segments: &'a SegmentRegions,
 }
 
 impl Ranges for RegisteredRanges<'_> {
@@ -26,10 +27,7 @@ impl Ranges for RegisteredRanges<'_> {
         let service = self.service.as_mut()?;
         let acquired = service.segments_mut().acquire_by_address(request.address, request.bytes, request.write);
         let (segment, place) = acquired.ok()?;
-        let region = match self.segments.get(segment.index as usize) {
-            Some(Some((generation, region))) if *generation == segment.generation => Some(region),
-            _ => None,
-        };
+        let region = self.segments.get(segment);
         // Memory that is mapped read-only cannot be received into, whatever was said when it was registered.
         let Some(region) = region.filter(|region| !request.write || region.writable()) else {
             service.release_by_address(segment);
@@ -53,7 +51,7 @@ impl Ranges for RegisteredRanges<'_> {
 
 impl Host {
     pub(super) fn serve_stock(&mut self, now_ns: u64) -> bool {
-        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.segments };
+        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.regions.segments };
         self.stock_server.drive(&self.poller, &mut ranges, now_ns)
     }
 
@@ -62,7 +60,7 @@ impl Host {
         if let Some(service) = &mut self.service {
             service.evict_users(segment);
         }
-        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.segments };
+        let mut ranges = RegisteredRanges { service: self.service.as_mut(), segments: &self.regions.segments };
         self.stock_server.close_users(&self.poller, &mut ranges, segment.to_bits());
     }
 

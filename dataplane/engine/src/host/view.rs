@@ -19,7 +19,7 @@ impl Host {
     /// The names of these objects: see [`Service::names_of`].
     #[must_use]
     pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
-        match (&self.service, &self.pool) {
+        match (&self.service, &self.regions.pool) {
             (Some(service), Some(pool)) => service.names_of(digests, &PoolView(pool)),
             _ => Vec::new(),
         }
