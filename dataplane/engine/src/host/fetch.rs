@@ -114,7 +114,7 @@ impl Host {
             return false;
         }
         let mut progress = false;
-        while let Some(batch) = self.done.pop_front() {
+        while let Some(batch) = self.notices.take_done() {
             progress = true;
             self.fetched(batch, now_ns);
             self.write_tails();

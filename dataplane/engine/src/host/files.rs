@@ -145,7 +145,7 @@ impl Host {
             }
         }
         if let Some(problem) = self.file_work.files.take_problem() {
-            self.last_problem = Some(problem);
+            self.notices.problem(problem);
         }
         let FileWork { waiting, leaving, .. } = &mut self.file_work;
         let gone: Vec<LaneId> =

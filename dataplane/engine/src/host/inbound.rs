@@ -13,9 +13,6 @@ use kvplane_transport::{CloseCause, ConnectionId, Input, Pieces, Target};
 use super::roles::{LentPayload, Link, Role};
 use super::{FRAMES_PER_ROUND, Host, HostConfig};
 
-/// How long nothing is said of connections that could not be sealed after one was.
-const TLS_SAID_NS: u64 = 1_000_000_000;
-
 /// How a host takes input from one of its drivers.
 pub(super) struct Inputs {
     pub(super) link: fn(ConnectionId) -> Link,
@@ -80,10 +77,10 @@ impl Host {
             CloseCause::Closed | CloseCause::Peer => {}
             CloseCause::Frame(_) | CloseCause::Ring(_) => {
                 self.counters.broken += 1;
-                self.last_problem = Some(why.to_string());
+                self.notices.problem(why.to_string());
             }
             CloseCause::Kernel(_) | CloseCause::Setup(_) | CloseCause::Rdma(_) | CloseCause::Unavailable(_) => {
-                self.last_problem = Some(why.to_string());
+                self.notices.problem(why.to_string());
             }
             CloseCause::Tls(text) => self.tls_failed(text),
         }
@@ -130,11 +127,10 @@ impl Host {
     /// A connection could not be sealed. Said now and then: whoever connects may have that as often as it likes.
     fn tls_failed(&mut self, text: &str) {
         self.counters.tls_failed += 1;
-        if self.rounds.now_ns() >= self.tls_said_ns {
-            self.tls_said_ns = self.rounds.now_ns().saturating_add(TLS_SAID_NS);
+        if self.notices.may_log_tls(self.rounds.now_ns()) {
             tracing::warn!("a data connection ended: {text}");
         }
-        self.last_problem = Some(text.to_owned());
+        self.notices.problem(text);
     }
 
     pub(super) fn close(&mut self, link: Link, why: CloseCause) {
@@ -287,7 +283,7 @@ impl Host {
                 if takes_payload && self.uploads.is_unfinished(header.request) {
                     // Taken as the answer, it would end a request whose memory is still being sent.
                     self.counters.broken += 1;
-                    self.last_problem = Some("the peer answered before it was sent the payload".to_owned());
+                    self.notices.problem("the peer answered before it was sent the payload");
                     self.close(link, CloseCause::Closed);
                     return Target::Discard;
                 }

@@ -18,6 +18,7 @@ mod foreign;
 mod inbound;
 mod memory;
 mod near;
+mod notices;
 mod outbound;
 mod parts;
 mod rdma;
@@ -28,7 +29,6 @@ mod stock;
 mod tier;
 mod view;
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -41,13 +41,13 @@ pub use fetch::FetchConfig;
 use fetch::FetchWork;
 pub use foreign::{Handshake, StockAnswer, StockEngines};
 use kvplane_client::{Client, LaneId};
-use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{Lanes, Server};
 use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
 use memory::Regions;
 pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
+use notices::Notices;
 pub use rdma::RdmaDevices;
 use roles::{LentPayload, Link, Roles, Uploads};
 use rounds::Rounds;
@@ -95,12 +95,7 @@ pub struct Host {
     mailbox: Option<Doorbell>,
     /// Who follows the objects' events, and the number of the next when it was last told.
     follower: Option<(SyncSender<()>, u64)>,
-    done: VecDeque<BatchId>,
-    unregistered: Vec<SegmentId>,
-    map_wanted: bool,
-    last_problem: Option<String>,
-    /// When it may be said again that a connection could not be sealed.
-    tls_said_ns: u64,
+    notices: Notices,
     counters: HostCounters,
     rounds: Rounds,
 }
@@ -171,11 +166,7 @@ impl Host {
             scratch: Vec::new(),
             mailbox: None,
             follower: None,
-            done: VecDeque::new(),
-            unregistered: Vec::new(),
-            map_wanted: false,
-            last_problem: None,
-            tls_said_ns: 0,
+            notices: Notices::default(),
             counters: HostCounters::default(),
             rounds: Rounds::new(cpu::monotonic_ns()),
         };

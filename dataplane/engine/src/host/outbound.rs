@@ -83,7 +83,7 @@ impl Host {
             ServiceOutput::Close { peer, reason } => {
                 if reason != CloseReason::Fenced {
                     self.counters.broken += 1;
-                    self.last_problem = Some(reason.to_string());
+                    self.notices.problem(reason.to_string());
                 }
                 self.close_served(peer, reason);
             }
@@ -174,8 +174,8 @@ impl Host {
                     }
                 }
             },
-            ClientOutput::Done { batch } => self.done.push_back(batch),
-            ClientOutput::WantMap => self.map_wanted = true,
+            ClientOutput::Done { batch } => self.notices.batch_done(batch),
+            ClientOutput::WantMap => self.notices.want_map(),
         }
     }
 
@@ -218,7 +218,7 @@ impl Host {
                 self.roles.set(link, role);
             }
             Err(why) => {
-                self.last_problem = Some(why.to_string());
+                self.notices.problem(why.to_string());
                 self.lane_ended(lane, &why, now_ns);
             }
         }

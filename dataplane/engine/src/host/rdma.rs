@@ -342,7 +342,7 @@ impl Host {
             self.event(event, Link::Rdma, self.rounds.now_ns());
         }
         if let Some(problem) = self.rdma_work.driver.take_problem() {
-            self.last_problem = Some(problem);
+            self.notices.problem(problem);
         }
         progress
     }

@@ -178,7 +178,7 @@ impl Host {
         if !self.same_host.waiting.contains_key(&key)
             && let Err(error) = self.shm.ask_segment(id, segment, now_ns)
         {
-            self.last_problem = Some(error.to_string());
+            self.notices.problem(error.to_string());
             self.copied(lane, copy.slice, Err(Status::Unsupported), now_ns);
             return;
         }
@@ -205,7 +205,7 @@ impl Host {
                 self.segment_copied(lane, &copy, result, now_ns);
             }
             if let Err(why) = mapped {
-                self.last_problem = Some(why);
+                self.notices.problem(why);
             }
         }
         progress
@@ -243,7 +243,7 @@ impl Host {
                 }
                 Err(CrossError::Gone) => self.close(Link::Shm(id), CloseCause::Peer),
                 Err(error) => {
-                    self.last_problem = Some(error.to_string());
+                    self.notices.problem(error.to_string());
                     if let Some(client) = &mut self.client {
                         client.cma_allowed(lane, false);
                     }
@@ -378,7 +378,7 @@ impl Host {
         leaving.retain(|&(segment, _)| {
             let used = self.shm.is_named(segment);
             if !used {
-                self.unregistered.push(segment);
+                self.notices.segment_free(segment);
             }
             used
         });

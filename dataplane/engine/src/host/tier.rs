@@ -211,7 +211,7 @@ impl Host {
         let nvme = &mut work.nvme;
         if progress {
             if let Some(problem) = nvme.take_problem() {
-                self.last_problem = Some(problem);
+                self.notices.problem(problem);
             }
             self.take_tier_notices();
             self.tell_admission();
@@ -259,8 +259,8 @@ impl Host {
                     text,
                 }
             }
-            Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, self.last_problem.as_ref())),
-            Event::Refused(error) => TierNotice::trouble(alone(&path, error, self.last_problem.as_ref())),
+            Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, self.notices.last_problem())),
+            Event::Refused(error) => TierNotice::trouble(alone(&path, error, self.notices.last_problem())),
             other => TierNotice::report(format!("{path}: {other:?}")),
         });
     }
@@ -314,7 +314,7 @@ impl Host {
     }
 }
 
-fn alone(path: &std::path::Display<'_>, why: &dyn std::fmt::Display, problem: Option<&String>) -> String {
+fn alone(path: &std::path::Display<'_>, why: &dyn std::fmt::Display, problem: Option<&str>) -> String {
     let problem = problem.map_or_else(String::new, |problem| format!(" ({problem})"));
     format!("{path}: {why}; memory alone is used for what is new{problem}")
 }

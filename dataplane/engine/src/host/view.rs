@@ -32,23 +32,23 @@ impl Host {
 
     /// A batch that has completed since the last call.
     pub fn poll_done(&mut self) -> Option<BatchId> {
-        self.done.pop_front()
+        self.notices.take_done()
     }
 
     /// A segment that nothing uses any more.
     pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
-        self.unregistered.pop()
+        self.notices.take_free()
     }
 
     /// Whether a newer cluster map is wanted; asked once.
     pub const fn take_map_wanted(&mut self) -> bool {
-        core::mem::replace(&mut self.map_wanted, false)
+        self.notices.take_map_wanted()
     }
 
     /// The last connection's end that was not of our asking, in words.
     #[must_use]
     pub fn last_problem(&self) -> Option<&str> {
-        self.last_problem.as_deref()
+        self.notices.last_problem()
     }
 
     /// What happened so far.
