@@ -100,7 +100,8 @@ impl Cluster {
         let who = ["node", "--cluster", &place.cluster, "--node-id", &name, "--identity", text(&identity)];
         let (control, domain) = (format!("{PLANE}:7400"), format!("rack-{name}"));
         let how = ["--control", &control, "--listen", &at, "--pool", "96M", "--shards", "1"];
-        let more = ["--failure-domain", &domain, "--runtime-directory", text(&run)];
+        // On a busy machine the first attempt may take longer than it may.
+        let more = ["--failure-domain", &domain, "--runtime-directory", text(&run), "--wait-control", "60"];
         let command = place.bare(&[&who[..], &how, &more].concat());
         let node = Process::start(self.leaves[number as usize - 1].inside(&command));
         node.wait_for(&format!("node {name} with"));

@@ -74,7 +74,8 @@ impl Cluster {
         let who = ["node", "--cluster", &place.cluster, "--node-id", number, "--identity", text(&identity)];
         let how = ["--control", control, "--listen", address, "--pool", "16M", "--shards", "1"];
         let ssd = format!("{}:64M", text(&place.path(&format!("ssd-{number}"))));
-        let more = ["--metrics-port", "0", "--runtime-directory", text(&run), "--ssd", &ssd];
+        // On a busy machine the first attempt may take longer than it may.
+        let more = ["--metrics-port", "0", "--runtime-directory", text(&run), "--ssd", &ssd, "--wait-control", "60"];
         Process::start(self.network.inside(&place.bare(&[&who[..], &how, &more].concat())))
     }
 
