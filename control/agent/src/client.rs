@@ -27,18 +27,17 @@ mod stripes;
 mod tasks;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_client::{Config, Local, PutBook, Request, TaskResult};
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
-use kvplane_sys::interrupt;
 use kvplane_tls::DataTls;
 
 use crate::error::Error;
-use crate::link::{CONNECT_AGAIN, ControlLink, seed};
+use crate::link::{ControlLink, seed, until_there};
 use crate::transfer::{RdmaConfig, RdmaUse};
 use crate::which::Control;
 pub use ahead::PrefetchTo;
@@ -214,19 +213,11 @@ impl Client {
     /// # Errors
     /// When there is no control plane, or it refuses us, or a signal interrupts the wait.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
-        let until = Instant::now() + config.connect;
-        loop {
-            let role = config.control.role_among(&OBJECT_ROLES)?;
-            match ControlLink::to(&config.control, role) {
-                Ok(link) => return Self::connect_with(config, link),
-                Err(error) if error.is_control_away() && Instant::now() + CONNECT_AGAIN < until => {
-                    if !interrupt::sleep(CONNECT_AGAIN) {
-                        return Err(Error::interrupted());
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        let link = until_there(config.connect, Error::is_control_away, || {
+            // The roles that a control plane offers here may be others at the next attempt.
+            ControlLink::to(&config.control, config.control.role_among(&OBJECT_ROLES)?)
+        })?;
+        Self::connect_with(config, link)
     }
 
     /// A client over a line to the control plane that is there already.

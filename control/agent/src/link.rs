@@ -90,7 +90,29 @@ impl Drop for Thread {
 }
 
 /// Between two attempts to reach a control plane that is away.
-pub(crate) const CONNECT_AGAIN: Duration = Duration::from_millis(50);
+const CONNECT_AGAIN: Duration = Duration::from_millis(50);
+
+/// Attempts this until it succeeds, fails for good, or `within` has passed since the call.
+///
+/// # Errors
+/// The attempt's; also when the process is interrupted meanwhile.
+pub(crate) fn until_there<T>(
+    within: Duration,
+    is_passing: impl Fn(&Error) -> bool,
+    mut attempt: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let until = Instant::now() + within;
+    loop {
+        match attempt() {
+            Err(error) if is_passing(&error) && Instant::now() + CONNECT_AGAIN < until => {
+                if !interrupt::sleep(CONNECT_AGAIN) {
+                    return Err(Error::interrupted());
+                }
+            }
+            outcome => return outcome,
+        }
+    }
+}
 
 impl ControlLink {
     /// How long a restart of the control plane is waited for where nothing else is said.
@@ -109,17 +131,7 @@ impl ControlLink {
     /// # Errors
     /// As [`Self::to`]; also when the process is interrupted meanwhile.
     pub fn to_within(control: &Control, role: Role, within: Duration) -> Result<Self, Error> {
-        let until = Instant::now() + within;
-        loop {
-            match Self::to(control, role) {
-                Err(error) if error.may_restart() && Instant::now() + CONNECT_AGAIN < until => {
-                    if !interrupt::sleep(CONNECT_AGAIN) {
-                        return Err(Error::interrupted());
-                    }
-                }
-                outcome => return outcome,
-            }
-        }
+        until_there(within, Error::may_restart, || Self::to(control, role))
     }
 
     /// Connects, says hello, and waits for the first map.
