@@ -4,6 +4,8 @@
 //! of the rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is
 //! compared with spinning, parked with parked.
 
+#![forbid(unsafe_code)]
+
 mod ahead;
 mod asked;
 mod bed;

@@ -11,6 +11,8 @@
 //!
 //! This crate pins no thread, binds no memory and opens no device; it depends on no other crate of ours.
 
+#![forbid(unsafe_code)]
+
 pub mod cpulist;
 pub mod draw;
 pub mod hwloc;

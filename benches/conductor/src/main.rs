@@ -5,6 +5,8 @@
 //! every worker that holds anything, because that is what they offer. Rounds take turns, the median of the rounds'
 //! ratios counts. What all answer for the deepest holder is compared, so that nobody is fast by being wrong.
 
+#![forbid(unsafe_code)]
+
 mod events;
 mod rivals;
 mod subjects;

@@ -11,6 +11,8 @@
 //! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is
 //! alive but ill should do.
 
+#![forbid(unsafe_code)]
+
 mod adoption;
 mod catalog;
 mod cluster;

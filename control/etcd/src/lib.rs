@@ -7,6 +7,8 @@
 //!
 //! Calls block their thread until their deadline at the latest; any thread may make them.
 
+#![forbid(unsafe_code)]
+
 mod gateway;
 mod http;
 

@@ -11,6 +11,8 @@
 //! The formats are Mooncake's and have no authentication: what listens here listens on loopback unless the operator
 //! says otherwise. Nothing here moves data or decides where it goes.
 
+#![forbid(unsafe_code)]
+
 mod caller;
 mod connection;
 mod daemon;

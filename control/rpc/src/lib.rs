@@ -10,6 +10,8 @@
 //! Nothing here decides about members or maps; that is `kvplane-cluster`, hosted by `kvplane-server`. Bulk data never
 //! travels here: QUIC moves a few hundred megabytes a second, which is what the data plane is for.
 
+#![forbid(unsafe_code)]
+
 mod authority;
 mod call;
 pub mod client;

@@ -10,6 +10,8 @@
 //!
 //! It decides nothing itself and is on nobody's data path: with it down, puts and gets go on with the last map.
 
+#![forbid(unsafe_code)]
+
 mod access;
 mod admin;
 mod conductor;

@@ -45,7 +45,6 @@ impl Client {
         let request = self.open_wire(id, many);
         let (start, mut runs, mut bytes, mut deadline_us) = (self.outbox.mark(), RunPacker::new(), 0, 0);
         let mut pieces = self.outbox.take_pieces();
-        pieces.clear();
         while runs.ranges() < Limits::RANGES_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane).filter(|next| self.may_gather(next.index)) else { break };
             let Some((target, local)) = range_of(&self.slices.peek(next.index).request, write) else { break };
@@ -101,7 +100,6 @@ impl Client {
     /// asked for at once after the [`PayloadTo::Scatter`] that named the slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
         let mut pieces = self.outbox.take_pieces();
-        let wire = self.slices.get(slice.index, slice.generation).map(|slice| slice.wire);
         if let Some(wire) = wire.and_then(|wire| self.wires.get(wire.index, wire.generation)) {
             for &index in &wire.slices {
                 if let Request::Read(_, local) = self.slices.peek(index).request {

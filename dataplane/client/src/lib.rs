@@ -17,6 +17,8 @@
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
+#![forbid(unsafe_code)]
+
 mod asks;
 mod bulk;
 mod dispatch;

@@ -5,6 +5,8 @@
 //! * [`initiator`]: a host that its caller's thread drives, for clients.
 //! * [`pacing`]: when to spin and when to park.
 
+#![forbid(unsafe_code)]
+
 pub mod host;
 pub mod initiator;
 pub mod pacing;

@@ -3,6 +3,8 @@
 //! Pure: nothing here opens a socket or a file, reads a clock or draws its own randomness. The same code runs on a
 //! shard, in a client and in the simulator.
 
+#![forbid(unsafe_code)]
+
 pub mod checksum;
 pub mod config;
 pub mod digest;

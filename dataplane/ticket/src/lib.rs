@@ -12,6 +12,8 @@
 //!
 //! Pure: time and randomness are arguments. Secrets are never shown by `Debug`.
 
+#![forbid(unsafe_code)]
+
 mod credential;
 mod keys;
 mod mac;

@@ -7,6 +7,8 @@
 //! Nothing here waits. Memory is bounded: a handshake keeps no more than [`HANDSHAKE_BYTES`] of its peer's bytes, a
 //! session none.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod handshake;
 mod keys;

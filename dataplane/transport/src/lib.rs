@@ -11,6 +11,8 @@
 //! * [`rdma`]: the same over verbs, with payloads and segments moved by the device.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
+#![forbid(unsafe_code)]
+
 pub mod fault;
 pub mod file;
 pub mod mooncake;

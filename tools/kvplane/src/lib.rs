@@ -5,6 +5,8 @@
 //! and hand their measurements here. That keeps the judges (patterns, cache models, statistics) independent of what
 //! they judge; [`sim`] alone runs the store itself, and is judged by them.
 
+#![forbid(unsafe_code)]
+
 pub mod histogram;
 pub mod html;
 pub mod model;

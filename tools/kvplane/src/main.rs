@@ -3,6 +3,8 @@
 //! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1,
 //! 2 for a command line that makes no sense, and 3 for a benchmark that had nothing to run.
 
+#![forbid(unsafe_code)]
+
 mod command;
 mod config_file;
 

@@ -4,6 +4,8 @@
 //! is a module with a `run` that returns a [`process::Failure`] carrying the exit status; `main` only parses and
 //! prints. Nothing here is used by the product.
 
+#![forbid(unsafe_code)]
+
 pub mod bench;
 pub mod ci;
 pub mod cli;

@@ -1,5 +1,7 @@
 //! `cargo x`: parses the command line and runs one command.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
