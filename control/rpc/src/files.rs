@@ -5,7 +5,7 @@
 //! most a stated number of bytes.
 
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -110,6 +110,12 @@ pub(crate) fn made_private_directory(path: &Path) -> Result<bool, FileError> {
 /// # Errors
 /// Whatever the file system says.
 pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    write_locked(path, content).map(drop)
+}
+
+/// As [`write_private`]; the file is locked before it has its name, and for as long as what is returned lives: whoever
+/// reads it can see whether its writer does ([`read_locked`]).
+pub(crate) fn write_locked(path: &Path, content: &[u8]) -> Result<File, FileError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = PathBuf::from(temporary);
@@ -120,13 +126,14 @@ pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
             _ => {}
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        file.lock()?;
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;
-        match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-            _ => Ok(()),
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            File::open(parent)?.sync_all()?;
         }
+        Ok(file)
     })();
     written.map_err(|error| {
         // The temporary file is worthless now; that it may be left behind is not worth a second error.
@@ -141,6 +148,10 @@ pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
 /// When it cannot be read, is longer, or is not UTF-8.
 pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
     let file = File::open(path).map_err(io_error("open", path))?;
+    text_of(&file, path, limit_bytes)
+}
+
+fn text_of(file: &File, path: &Path, limit_bytes: u64) -> Result<String, FileError> {
     let mut text = String::new();
     let mut limited = file.take(limit_bytes + 1);
     limited.read_to_string(&mut text).map_err(io_error("read", path))?;
@@ -155,11 +166,27 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
 /// # Errors
 /// As [`read_text`], and [`FileError::NotPrivate`].
 pub fn read_private(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
-    let found = fs::metadata(path).map_err(io_error("open", path))?;
+    private_text_of(&File::open(path).map_err(io_error("open", path))?, path, limit_bytes)
+}
+
+/// As [`read_private`]; and whether whoever wrote this text with [`write_locked`] holds it still. Another writer of the
+/// same name says nothing of this text.
+pub(crate) fn read_locked(path: &Path, limit_bytes: u64) -> Result<(String, bool), FileError> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    let text = private_text_of(&file, path, limit_bytes)?;
+    match file.try_lock_shared() {
+        Ok(()) => Ok((text, false)),
+        Err(TryLockError::WouldBlock) => Ok((text, true)),
+        Err(TryLockError::Error(error)) => Err(io_error("lock", path)(error)),
+    }
+}
+
+fn private_text_of(file: &File, path: &Path, limit_bytes: u64) -> Result<String, FileError> {
+    let found = file.metadata().map_err(io_error("look at", path))?;
     if found.mode() & 0o077 != 0 {
         let mode = found.mode() & 0o777;
         let detail = format!("its mode is {mode:03o}; run chmod 600 on it");
         return Err(FileError::NotPrivate { path: path.to_owned(), detail });
     }
-    read_text(path, limit_bytes)
+    text_of(file, path, limit_bytes)
 }

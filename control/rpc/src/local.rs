@@ -4,8 +4,10 @@
 //! listens, the certificate of its authority, and an identity for each role a local process may take. Whoever can
 //! read it could read the authority's key too, so nothing is given away.
 //!
-//! The publisher holds a lock on `CLUSTER.lock` while it lives, which the kernel drops when it dies in any way: a file
-//! without a locked lock is stale, and a reader says so instead of waiting for an address where nobody listens.
+//! The publisher holds locks on that file and on `CLUSTER.lock` while it lives, which the kernel drops when it dies in
+//! any way. The second is for publishers: a cluster has one. The first is for readers: a file that is not locked is
+//! stale, also while the next publisher has not written its own yet, and a reader says so instead of waiting for an
+//! address where nobody listens.
 
 use std::env;
 use std::fmt;
@@ -14,11 +16,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::files::{
-    FileError, effective_user, io_error, made_private_directory, private_directory, read_private, write_private,
+    FileError, effective_user, io_error, made_private_directory, private_directory, read_locked, write_locked,
 };
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust};
 use crate::role::{ClusterName, Role};
@@ -28,8 +31,8 @@ const FIRST_LINE: &str = "kvplane local 1";
 /// Longest published file: eight certificates, four keys and a few short lines.
 const LOCAL_BYTES: u64 = 8 * PEM_BYTES;
 
-/// A reader holds the lock for an instant while it looks; a publisher tries again this often before it believes that
-/// another publisher holds it.
+/// A publisher that ends holds the lock for an instant longer than its clients see it; the next one tries again this
+/// often before it believes that another lives.
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -59,6 +62,8 @@ pub struct Publication {
     lock_path: PathBuf,
     /// The directory, where it is ours to remove.
     made: Option<PathBuf>,
+    /// The file as it is published, locked.
+    text: Mutex<Option<File>>,
     _lock: File,
 }
 
@@ -262,21 +267,6 @@ impl RuntimeDirectory {
         Err(gone.map_or_else(taken, LocalError::File))
     }
 
-    /// Whether a publisher lives, by its lock.
-    fn is_locked(&self, cluster: &ClusterName) -> Result<bool, FileError> {
-        let path = self.file(cluster, "lock");
-        let lock = match OpenOptions::new().write(true).open(&path) {
-            Ok(lock) => lock,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(io_error("open", &path)(error)),
-        };
-        match lock.try_lock_shared() {
-            Ok(()) => Ok(false),
-            Err(TryLockError::WouldBlock) => Ok(true),
-            Err(TryLockError::Error(e)) => Err(io_error("lock", &path)(e)),
-        }
-    }
-
     /// Publishes `local` until the returned value is dropped or this process dies. May wait 200 ms.
     ///
     /// # Errors
@@ -284,8 +274,9 @@ impl RuntimeDirectory {
     pub fn publish(&self, local: &LocalCluster) -> Result<Publication, LocalError> {
         let (lock, made) = self.lock(&local.cluster)?;
         let [path, lock_path] = ["local", "lock"].map(|kind| self.file(&local.cluster, kind));
-        let publication = Publication { path, lock_path, made: made.then(|| self.path.clone()), _lock: lock };
-        write_private(&publication.path, local.to_text().as_bytes())?;
+        let made = made.then(|| self.path.clone());
+        let publication = Publication { path, lock_path, made, text: Mutex::new(None), _lock: lock };
+        publication.replace(local)?;
         Ok(publication)
     }
 
@@ -302,8 +293,8 @@ impl RuntimeDirectory {
         }
         // Another user's file must not tell us whom to trust.
         private_directory(&self.path)?;
-        let text = read_private(&path, LOCAL_BYTES)?;
-        if !self.is_locked(cluster)? {
+        let (text, is_held) = read_locked(&path, LOCAL_BYTES)?;
+        if !is_held {
             return Err(LocalError::Stale { cluster: cluster.clone(), path });
         }
         LocalCluster::from_text(&text).map_err(|reason| LocalError::Malformed { path, reason })
@@ -316,7 +307,9 @@ impl Publication {
     /// # Errors
     /// Whatever the file system says; then what was published before is there still.
     pub fn replace(&self, local: &LocalCluster) -> Result<(), LocalError> {
-        Ok(write_private(&self.path, local.to_text().as_bytes())?)
+        let text = write_locked(&self.path, local.to_text().as_bytes())?;
+        *self.text.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        Ok(())
     }
 }
 

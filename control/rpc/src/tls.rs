@@ -43,6 +43,7 @@ fn transport(limits: &Limits, peer_calls: u32) -> Result<TransportConfig, TlsErr
         .stream_receive_window(VarInt::from_u32(Limits::STREAM_WINDOW_BYTES))
         .receive_window(VarInt::from_u32(Limits::CONNECTION_WINDOW_BYTES))
         .send_window(u64::from(Limits::CONNECTION_WINDOW_BYTES))
+        .initial_rtt(Limits::FIRST_RTT)
         .max_idle_timeout(Some(IdleTimeout::try_from(limits.idle_timeout).map_err(tls_error)?));
     Ok(transport)
 }

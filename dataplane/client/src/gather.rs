@@ -100,6 +100,7 @@ impl Client {
     /// asked for at once after the [`PayloadTo::Scatter`] that named the slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
         let mut pieces = self.outbox.take_pieces();
+        let wire = self.slices.get(slice.index, slice.generation).map(|slice| slice.wire);
         if let Some(wire) = wire.and_then(|wire| self.wires.get(wire.index, wire.generation)) {
             for &index in &wire.slices {
                 if let Request::Read(_, local) = self.slices.peek(index).request {

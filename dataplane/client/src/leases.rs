@@ -1,6 +1,6 @@
 //! Objects that are known to have a copy with the second owner: which gets may ask that one instead of the first.
 //!
-//! The first owner says with an object that the second has it too (`COPY` in the version). That is a *lease*: for
+//! The first owner says with an object that the second has it too (flag `REPLICATED`). That is a *lease*: for
 //! [`Limits::COPY_LEASE_NS`] from when it was asked, gets that begin may be served by the copy. In that time the copy
 //! is not older than what the first owner has acknowledged: it has copies dropped before it acknowledges that their
 //! objects are gone, and where it cannot ask for that any more, as the second owner is another now, it waits until all

@@ -1,4 +1,4 @@
-//! The asking side of the data path, without I/O: batches of requests go in, frames and copies come out.
+//! The requesting side of the data path, without I/O: batches of requests go in, frames and copies come out.
 //!
 //! A [`Batch`](BatchId) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each
 //! object, several for a large range of a segment; requests that touch each other share slices). A slice is routed to

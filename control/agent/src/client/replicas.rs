@@ -97,7 +97,8 @@ impl Client {
         let answers = self.run(&requests);
         self.deadline = whole;
         for (at, answer) in hedged.into_iter().zip(answers?) {
-            owners[at] = answer.status == Status::Ok;
+            // An object in stripes is one, too.
+            owners[at] = matches!(answer.status, Status::Ok | Status::Striped);
         }
         Ok(owners)
     }

@@ -19,7 +19,7 @@ impl PrefixIndex {
     /// `holder` has the blocks `hashes` in `tier`. Rolling hashes in the order of the prompt; `parent` is that of the
     /// block before the first, if there is one, and only helps to keep blocks together.
     ///
-    /// When the index is full, the runs longest not stored go; [`Stored::forgotten_blocks`] counts their blocks.
+    /// When the index is full, the runs longest not stored go; [`StoreOutcome::forgotten_blocks`] counts their blocks.
     ///
     /// # Errors
     /// Unknown context or holder: nothing changes.

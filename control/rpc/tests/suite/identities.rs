@@ -163,6 +163,12 @@ fn what_a_dead_process_left_is_stale() {
     let error = directory.discover(&cluster()).unwrap_err();
     assert!(matches!(error, LocalError::Stale { .. }), "{error}");
     assert!(error.to_string().contains("is gone"), "{error}");
+    // The next one has the lock already, and has not published itself yet.
+    let lock = fs::File::create(directory.path().join("test.lock")).unwrap();
+    lock.lock().unwrap();
+    let error = directory.discover(&cluster()).unwrap_err();
+    assert!(matches!(error, LocalError::Stale { .. }), "{error}");
+    drop(lock);
     directory.publish(&published).expect("a stale file is replaced");
     assert_eq!(fs::read_dir(directory.path()).expect("not made by publishing").count(), 0);
 }

@@ -3,7 +3,7 @@
 //! What the stock engine's tests ask of a whole engine: addresses are checked against registered memory, a completed
 //! write is visible by every path, lanes and queues keep their bounds under load, a deadline ends each request exactly
 //! once, a peer that is back is found again, and shutdown ends everything. The protocol's details are tested with its
-//! driver, `transport/tests/mooncake`.
+//! driver, `transport/tests/suite/mooncake`.
 
 use crate::{raw, support};
 

@@ -3,6 +3,7 @@
 use kvplane_proto::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::Epoch;
+use kvplane_proto::message::{Kind, Operation};
 
 use super::sessions::Session;
 use super::types::PeerKey;
@@ -17,18 +18,20 @@ pub(super) struct RequestContext {
     pub(super) tenant: Option<u32>,
     /// The peer is the new owner of slots that this shard had, and fetches what is in them.
     pub(super) fetches: bool,
-    /// Flags of its frame.
+    /// Flags of its frame, but for those that say nothing for its operation: a replica owner only answers reads.
     pub(super) flags: FrameFlags,
 }
 
 impl RequestContext {
     pub(super) fn new(peer: PeerKey, session: &Session, header: &Header) -> Self {
+        let of_reads = FrameFlags::READ_REPLICA | FrameFlags::REPLICA_LEASE;
+        let reads = matches!(header.kind, Kind::Request(Operation::Get | Operation::GetRange | Operation::Lookup));
         Self {
             peer,
             epoch: Epoch(header.argument),
             tenant: session.pass.tenant,
             fetches: session.fetches,
-            flags: header.flags,
+            flags: if reads { header.flags } else { header.flags.without(of_reads) },
         }
     }
 }

@@ -68,8 +68,8 @@ impl TailHead {
     #[must_use]
     pub fn decode(bytes: &[u8; TAIL_HEAD_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let flags =
-            PutFlags::from_bits(bytes[20]).filter(|flags| !flags.has(PutFlags::REPLACE) && flags.ack().is_none())?;
+        let of_requests = |flags: PutFlags| flags.has(PutFlags::REPLACE) || flags.has(PutFlags::WAIT_REPLICAS);
+        let flags = PutFlags::from_bits(bytes[20]).filter(|flags| !of_requests(*flags) && flags.ack().is_none())?;
         let head = Self {
             options: PutOptions {
                 tenant: word(8),

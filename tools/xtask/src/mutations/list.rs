@@ -233,7 +233,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "dataplane/store/src/service/objects.rs",
         find: "        if !self.ownership.owns(digest) {
             // The slot left while",
-        replace: "        if !owns(&self.owned, digest) && digest == Digest(0) {
+        replace: "        if !self.ownership.owns(digest) && digest == Digest(0) {
             // The slot left while",
         host: Host::World,
     },

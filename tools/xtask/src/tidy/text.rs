@@ -58,7 +58,6 @@ fn is_recorded(path: &str) -> bool {
     let name = parts.next_back().unwrap_or_default();
     name.starts_with("LICENSE")
         || name == "Cargo.lock"
-        || name.ends_with(".proptest-regressions")
         || parts.any(|part| matches!(part, "fixtures" | "golden" | "proptest-regressions"))
 }
 

@@ -189,8 +189,8 @@ impl PutSessions {
     }
 
     /// A draft has become an object of this version, or was refused. Its readers hold the object from now on.
-    fn seal(&mut self, store: &mut Store, draft: DraftId, digest: Digest, version: Option<Version>) {
-        if version.is_some() {
+    fn seal(&mut self, store: &mut Store, draft: DraftId, readers: u32, digest: Digest, version: Option<Version>) {
+        if version.is_some() && readers > 0 {
             self.tickets.pin_readers(draft, || store.hold(digest).expect("there were free pins").0);
         }
         self.drafts.seal(draft, version);

@@ -186,7 +186,7 @@ impl Service {
         }
         let made = self.commit_one(reservation, checksum).map_err(refused);
         let store = self.store.as_mut().expect("a reservation is of a store");
-        self.put_sessions.seal(store, draft, digest, made.as_ref().ok().map(|made| made.version));
+        self.put_sessions.seal(store, draft, readers, digest, made.as_ref().ok().map(|made| made.version));
         made
     }
 

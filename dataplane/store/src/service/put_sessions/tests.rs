@@ -80,7 +80,7 @@ fn readers_of_a_draft_hold_the_object_that_it_becomes() {
     let Ok((draft, complete)) = complete else { panic!("all of it is there") };
     assert_eq!(complete.readers, 1);
     let version = bed.store.commit(complete.reservation, complete.checksum).expect("nothing else was put");
-    bed.put_sessions.seal(&mut bed.store, draft, DIGEST, Some(version));
+    bed.put_sessions.seal(&mut bed.store, draft, complete.readers, DIGEST, Some(version));
     let pins = bed.store.free_pins();
     assert_eq!(bed.end(reader, None), Status::Ok);
     assert_eq!(bed.store.free_pins(), pins + 1);

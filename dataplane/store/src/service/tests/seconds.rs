@@ -273,3 +273,39 @@ fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a
     assert_eq!(rig.answer().bits(), [true, false]);
     assert!(rig.exists(peer, key) && rig.exists(peer, other));
 }
+
+/// What this shard answers to a request of this operation and these flags about an object of the other node's, of which
+/// it is the replica owner.
+fn answered(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
+    let owners = owners(6);
+    let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
+    let ours = |key: &u8| {
+        let second = owners.second(digest(*key).slot());
+        second.is_some_and(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
+    };
+    let key = (0..=255).find(|key| theirs(key) && ours(key)).expect("a slot that is as the test wants it");
+    let body = match operation {
+        Operation::Get => {
+            body_of([GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX }])
+        }
+        Operation::Reserve => body_of([PutItem::plain(digest(key), 64)]),
+        _ => digests([key]),
+    };
+    let mut header = Header::request(Kind::Request(operation), rig.next_request()).with_body(&body, 1);
+    (header.argument, header.flags) = (6, flags);
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    rig.answer().status()
+}
+
+#[test]
+fn a_replica_owner_answers_reads_and_changes_nothing_for_who_may_read_there() {
+    let mut rig = Rig::new();
+    rig.service.follow(1, &owners(6));
+    let peer = rig.join(Path::Stream);
+    assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::NONE), Status::WrongOwner);
+    assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::READ_REPLICA), Status::NotFound);
+    for operation in [Operation::Remove, Operation::Reserve, Operation::Exists] {
+        let status = answered(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
+        assert_eq!(status, Status::WrongOwner, "{operation:?}");
+    }
+}
