@@ -62,9 +62,9 @@ impl Limits {
         backoff_max: Duration::from_secs(5),
     };
 
-    /// Round trip that is assumed before one was measured. A first packet that is lost, as to a control plane that is not
-    /// there yet, is sent again after three times as long, then after twice that and so on: with QUIC's 333 ms (RFC 9002,
-    /// section 6.2.2), which is for the Internet, one that starts 3 s later would be found after 7 s.
+    /// Round trip that is assumed before one was measured. A first packet that is lost, as to a control plane that is
+    /// not there yet, is sent again after three times as long, then after twice that and so on: with QUIC's 333 ms
+    /// (RFC 9002, section 6.2.2), which is for the Internet, one that starts 3 s later would be found after 7 s.
     pub(crate) const FIRST_RTT: Duration = Duration::from_millis(50);
     /// Bytes of datagrams that may wait on one connection; older ones go.
     pub(crate) const DATAGRAM_BYTES: usize = 64 << 10;
