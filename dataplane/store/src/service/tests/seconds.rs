@@ -288,7 +288,6 @@ fn answered(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlag
         Operation::Get => {
             body_of([GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX }])
         }
-        Operation::Reserve => body_of([PutItem::plain(digest(key), 64)]),
         _ => digests([key]),
     };
     let mut header = Header::request(Kind::Request(operation), rig.next_request()).with_body(&body, 1);
@@ -304,7 +303,7 @@ fn a_replica_owner_answers_reads_and_changes_nothing_for_who_may_read_there() {
     let peer = rig.join(Path::Stream);
     assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::NONE), Status::WrongOwner);
     assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::READ_REPLICA), Status::NotFound);
-    for operation in [Operation::Remove, Operation::Reserve, Operation::Exists] {
+    for operation in [Operation::Remove, Operation::Size, Operation::Exists] {
         let status = answered(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
         assert_eq!(status, Status::WrongOwner, "{operation:?}");
     }
