@@ -1,6 +1,6 @@
 //! Who is measured, and our index as one of them.
 
-use kvplane_conductor::index::{ContextId, ContextKey, PrefixMatches, HolderId, IndexConfig, PrefixIndex, Tier, Tiers};
+use kvplane_conductor::index::{ContextId, ContextKey, HolderId, IndexConfig, PrefixIndex, PrefixMatches, Tier, Tiers};
 
 use crate::events::Load;
 use crate::rivals::{ChainIndexOf, RadixTreeOf};
