@@ -72,7 +72,7 @@ pub struct DeskConfig {
     pub books: ConductorConfig,
     /// How it decides; what is promised is said by [`ConductorConfig::slo`].
     pub policy: PolicyName,
-    /// Whether requests that cannot be served as promised are refused: see [`PolicyName::make`].
+    /// The policy refuses requests that cannot be served as promised: see [`PolicyName::make`].
     pub refuses: bool,
     /// What copies of hot prefixes may take that the Conductor asks the shared store for.
     pub copies: CopyConfig,

@@ -110,12 +110,17 @@ pub(crate) fn made_private_directory(path: &Path) -> Result<bool, FileError> {
 /// # Errors
 /// Whatever the file system says.
 pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
-    write_locked(path, content).map(drop)
+    replace(path, content, |_| Ok(())).map(drop)
 }
 
 /// As [`write_private`]; the file is locked before it has its name, and for as long as what is returned lives: whoever
 /// reads it can see whether its writer does ([`read_locked`]).
 pub(crate) fn write_locked(path: &Path, content: &[u8]) -> Result<File, FileError> {
+    replace(path, content, File::lock)
+}
+
+/// Replaces a file; `prepare` sees the new one before it has its name.
+fn replace(path: &Path, content: &[u8], prepare: impl FnOnce(&File) -> io::Result<()>) -> Result<File, FileError> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = PathBuf::from(temporary);
@@ -126,7 +131,7 @@ pub(crate) fn write_locked(path: &Path, content: &[u8]) -> Result<File, FileErro
             _ => {}
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.lock()?;
+        prepare(&file)?;
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;

@@ -1,4 +1,4 @@
-//! What a client hands to its host: outputs in their order, and what the frames among them carry.
+//! The outputs of a client that its host has not taken yet, in their order, with the bytes of the frames among them.
 //!
 //! Bodies and lists of payload ranges lie one behind the other in buffers that are emptied when all outputs were taken,
 //! so that no frame allocates.

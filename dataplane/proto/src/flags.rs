@@ -55,13 +55,13 @@ impl FrameFlags {
         self.0 & flags.0 == flags.0
     }
 
-    /// The same, and these flags where `set`.
+    /// All flags, and these where `set`.
     #[must_use]
     pub const fn with(self, flags: Self, set: bool) -> Self {
         if set { Self(self.0 | flags.0) } else { self }
     }
 
-    /// The same without these flags.
+    /// All flags but these.
     #[must_use]
     pub const fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)

@@ -61,7 +61,7 @@ pub const RULES: [(&str, Rule); 10] = [
     ("parity", parity::check),
 ];
 
-/// What is printed and fails nothing.
+/// Rules whose violations are printed as advice and fail nothing.
 pub const ADVICE: [(&str, Rule); 1] = [("length", length::check)];
 
 /// Every violation of these rules, one printable line each, by rule and place.

@@ -43,7 +43,7 @@ pub(super) struct TrackedRequest {
 }
 
 impl Desk {
-    /// What should become of a request, and books it. A request that comes again with the same id is answered again.
+    /// Decides where a request runs, and books it. A request that comes again with the same id gets the same answer.
     ///
     /// # Errors
     /// When it makes no sense, nobody serves the model, or the id is another request's.

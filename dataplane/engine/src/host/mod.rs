@@ -264,7 +264,7 @@ impl Host {
         Ok(progress)
     }
 
-    /// What this host asks of others, and stock engines in both directions.
+    /// Serves connections on which this host sends requests, and those with stock engines in both directions.
     fn serve_lanes(&mut self) -> bool {
         let mut progress = self.take_stock_lanes();
         let now_ns = self.rounds.now_ns();

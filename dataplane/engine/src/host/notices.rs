@@ -1,5 +1,5 @@
-//! What a host has to say to those that embed it: batches that are done, memory that is free, that a newer map is
-//! wanted, and what went wrong last.
+//! Notices of a host to its embedder: batches that are done, memory that is free, the need of a newer map, and the
+//! last problem.
 
 use std::collections::VecDeque;
 

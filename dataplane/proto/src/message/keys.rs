@@ -37,7 +37,7 @@ impl ListItem {
     pub const REMOVES: u64 = 8;
 }
 
-/// What a page of a list is asked for: where it begins, and of which objects it is.
+/// The query for one page of a list: where it begins, and of which objects it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageQuery {
     /// From the page before; 0 to begin.

@@ -16,7 +16,8 @@ use crate::{Keep, ObjectView, Store, TenantLease, TenantUse};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What a shard knows of tenants beside what the store counts for each.
+/// Tenants of a shard: whether unknown ones may put, and requests that wait for their tenants to be known. The store
+/// counts what each has.
 #[derive(Debug, Default)]
 pub(super) struct Tenancy {
     /// Tenants that were never set may not put.

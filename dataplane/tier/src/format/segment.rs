@@ -23,7 +23,7 @@ pub struct SegmentHeader {
     pub oldest_live: u64,
     /// The generation of the segment that was filled before this one in the same life of the shard, or 0.
     pub previous: u64,
-    /// What the segment has that was filled last when this header was made, in the same life.
+    /// Contents of the segment that was filled last before this header was made, in the same life.
     pub filled: Option<FilledNote>,
 }
 

@@ -6,7 +6,7 @@
 
 use crate::format::FilledNote;
 
-/// What a header in preparation says of the segments before it.
+/// The statements of a header in preparation about the segments before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Heritage {
     pub(super) oldest_live: u64,
@@ -18,15 +18,15 @@ pub(super) struct Heritage {
 /// The generations of a tier's segments.
 #[derive(Debug, Default)]
 pub(super) struct Generations {
-    /// Segments of lesser generations hold nothing that counts,
+    /// Segments of lesser generations hold nothing that counts.
     oldest_live: u64,
-    /// and so much of that is durable,
+    /// The value of `oldest_live` that a durable header states.
     durable_oldest_live: u64,
-    /// or will be with the header of the segment being prepared.
+    /// The value of `oldest_live` that the header in preparation states.
     prepared_oldest_live: u64,
     preparing: Option<u32>,
     last_opened: u64,
-    /// What the segment has that was filled last in this life.
+    /// Contents of the segment that was filled last in this life.
     filled: Option<FilledNote>,
     /// The last tombstone that was appended.
     last_tombstone: u64,

@@ -18,8 +18,8 @@ use super::{Readable, TicketId};
 use crate::drafts::{Complete, DraftId, SealError};
 
 impl Service {
-    fn client_of(&mut self, peer: PeerKey) -> u64 {
-        self.sessions.get_mut(peer).map_or(0, |session| session.client)
+    fn client_of(&self, peer: PeerKey) -> u64 {
+        self.sessions.get(peer).map_or(0, |session| session.client)
     }
 
     pub(in crate::service) fn begin(
@@ -291,7 +291,7 @@ impl Service {
         Ok(PayloadTo::Discard)
     }
 
-    /// Whether a path can do what drafts need of it.
+    /// Carries out a fill: over shared memory the client writes by itself, else its payload follows.
     pub(in crate::service) fn fill_on(
         &mut self,
         path: Path,

@@ -31,7 +31,7 @@ struct Entry {
 
 /// The registered memory of a process, and the requests that use it. Single-threaded; part of a [`super::Service`].
 pub struct Segments {
-    /// What peers open them by.
+    /// The name by which peers open them.
     name: String,
     entries: Vec<Option<Entry>>,
     /// Positions by address: registered ranges do not overlap, so the last that starts at or before an address is the
@@ -68,7 +68,7 @@ impl Segments {
         self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index, entry.as_ref()?)))
     }
 
-    /// What was registered under this id, unless it is being unregistered.
+    /// The memory registered under this id, unless it is being unregistered.
     #[must_use]
     pub fn info(&self, segment: SegmentId) -> Option<SegmentInfo> {
         self.find(segment).filter(|entry| !entry.leaving).map(|entry| entry.info)
@@ -80,7 +80,7 @@ impl Segments {
         self.info(segment).is_some_and(|info| info.remote_accessible)
     }
 
-    /// What peers see when they open this process's segments.
+    /// The description that peers get when they open this process's segments.
     #[must_use]
     pub fn descriptor(&self) -> SegmentDescriptor {
         let regions = self

@@ -112,7 +112,7 @@ impl Sessions {
     ) -> Result<bool, CloseReason> {
         let Some(gate) = &mut self.gate else { return Ok(false) };
         let session = super::find(&mut self.sessions, peer);
-        if session.asked.is_some() {
+        if session.challenged.is_some() {
             return Err(CloseReason::Malformed("a second hello"));
         }
         if gate.keys.is_empty() {
@@ -121,7 +121,7 @@ impl Sessions {
             return Err(CloseReason::Refused(Status::NoKey));
         }
         let challenge = gate.challenges.draw();
-        session.asked = Some(Box::new(ChallengedHello { hello: hello.clone(), challenge }));
+        session.challenged = Some(Box::new(ChallengedHello { hello: hello.clone(), challenge }));
         let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove);
         answers.body(peer, header, 1, |body| body.extend_from_slice(&challenge));
         Ok(true)
@@ -138,17 +138,17 @@ impl Sessions {
     ) -> Result<(), CloseReason> {
         let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
         let session = self.get(peer).expect("a session that was just looked up");
-        let (Some(gate), Some(asked)) = (&self.gate, &session.asked) else {
+        let (Some(gate), Some(challenged)) = (&self.gate, &session.challenged) else {
             return Err(CloseReason::Malformed("a proof that nobody asked for"));
         };
-        let hello = asked.hello.encode();
-        let said = HandshakeTranscript { challenge: &asked.challenge, hello: &hello };
+        let hello = challenged.hello.encode();
+        let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &hello };
         let checked = gate.keys.check(&shard.identity().cluster, &said, &proof).map_err(|why| match why {
             Disbelief::NoKey(_) => Status::NoKey,
             Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
         });
         let had = session.pass.ticket.map(|shown| shown.ticket);
-        let wanted = TicketUse { fetches: asked.hello.fetches, path: session.path, had };
+        let wanted = TicketUse { fetches: challenged.hello.fetches, path: session.path, had };
         let checked = checked.and_then(|checked| {
             check_ticket(shard, &checked, gate.time.now(now_ns), &wanted)?;
             Ok(checked)
@@ -165,7 +165,7 @@ impl Sessions {
         };
         let welcome = self.welcome(shard);
         let answer = checked.answer(&proof.own, &said, &welcome);
-        let greeting = (asked.hello.client, asked.hello.connection, asked.hello.fetches);
+        let greeting = (challenged.hello.client, challenged.hello.connection, challenged.hello.fetches);
         self.admit(peer, greeting, &checked, now_ns);
         answers.items(peer, Operation::Prove, header.request, 1, |body| {
             body.extend_from_slice(&welcome);

@@ -36,7 +36,7 @@ pub(super) struct Sessions {
     counters: SessionCounters,
 }
 
-/// What became of connections.
+/// Counters of connections by their outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SessionCounters {
     /// Welcomed.

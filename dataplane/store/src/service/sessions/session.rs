@@ -27,7 +27,7 @@ pub(in crate::service) struct Session {
     pub(in crate::service) generation: u32,
     pub(in crate::service) path: Path,
     pub(in crate::service) greeted: bool,
-    /// Who greeted, and as which of its connections.
+    /// The client that greeted, and the number of this one among its connections.
     pub(in crate::service) client: u64,
     pub(super) connection: u64,
     /// It is the new owner of what was ours, and asks for that only.
@@ -35,8 +35,8 @@ pub(in crate::service) struct Session {
     /// It has brought copies as the first owner of their slots.
     pub(in crate::service) copies: bool,
     pub(in crate::service) closing: bool,
-    /// What it was challenged with, where tickets are wanted.
-    pub(super) asked: Option<Box<ChallengedHello>>,
+    /// The challenge that it was given, where tickets are required.
+    pub(super) challenged: Option<Box<ChallengedHello>>,
     pub(in crate::service) pass: Pass,
     pub(in crate::service) pending: Option<PendingPayload>,
     /// When its last request came, and how long the payload is that comes with it.
@@ -62,7 +62,7 @@ impl Session {
             fetches: false,
             copies: false,
             closing: false,
-            asked: None,
+            challenged: None,
             pass: Pass::ALL,
             pending: None,
             arrived_ns: now_ns,

@@ -274,9 +274,9 @@ fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a
     assert!(rig.exists(peer, key) && rig.exists(peer, other));
 }
 
-/// What this shard answers to a request of this operation and these flags about an object of the other node's, of which
-/// it is the replica owner.
-fn answered(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
+/// The answer to a request of this operation and these flags about an object of the other node's, of which this shard
+/// is the replica owner.
+fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
     let owners = owners(6);
     let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
     let ours = |key: &u8| {
@@ -301,10 +301,10 @@ fn a_replica_owner_answers_reads_and_changes_nothing_for_who_may_read_there() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
-    assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::NONE), Status::WrongOwner);
-    assert_eq!(answered(&mut rig, peer, Operation::Get, FrameFlags::READ_REPLICA), Status::NotFound);
+    assert_eq!(status_of(&mut rig, peer, Operation::Get, FrameFlags::NONE), Status::WrongOwner);
+    assert_eq!(status_of(&mut rig, peer, Operation::Get, FrameFlags::READ_REPLICA), Status::NotFound);
     for operation in [Operation::Remove, Operation::Size, Operation::Exists] {
-        let status = answered(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
+        let status = status_of(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
         assert_eq!(status, Status::WrongOwner, "{operation:?}");
     }
 }
