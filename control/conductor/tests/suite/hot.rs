@@ -8,29 +8,17 @@ use kvplane_conductor::scheduler::ConductorConfig;
 use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
 
-const SECOND: u64 = 1_000_000_000;
-const BLOCK: u32 = 16;
+use crate::support::{BLOCK, SECOND, config, spec};
+
 /// Tokens of a block that is fetched rather than computed.
 const LONG: u32 = 1 << 16;
 
 fn desk() -> Desk {
-    let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
-    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
+    let books = config().books;
     let mut desk = Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0);
     for name in ["p0", "p1"] {
-        let spec = InstanceSpec {
-            name: name.to_owned(),
-            life: 1,
-            tenant: String::new(),
-            model: "m".to_owned(),
-            block_tokens: BLOCK,
-            token_bytes: 0,
-            part: Part::Mixed,
-            capacity_tokens: 1 << 40,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
-        };
+        let spec =
+            InstanceSpec { capacity_tokens: 1 << 40, report_ns: 0, address: String::new(), ..spec(name, Part::Mixed) };
         desk.register(spec, 0).expect("room");
     }
     desk
