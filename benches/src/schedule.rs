@@ -90,7 +90,7 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
         let part = if at < PREFILLS { InstancePart::Prefill } else { InstancePart::Decode };
         let register = RegisterInstance {
             instance: format!("i{at}"),
-            life: 1,
+            incarnation: 1,
             tenant: String::new(),
             model: "m".to_owned(),
             block_tokens: BLOCK_TOKENS,
@@ -109,7 +109,7 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
         let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
         let (instance, seq) = (format!("i{}", seed % PREFILLS), seed / PREFILLS);
         let kind = CacheReport::Goes;
-        client.call(&ReportCache { tenant: String::new(), instance, life: 1, seq, kind, changes }).await?;
+        client.call(&ReportCache { tenant: String::new(), instance, incarnation: 1, seq, kind, changes }).await?;
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ fn control(handle: &ControlHandle, role: Role) -> Control {
 fn register(instance: &str) -> RegisterInstance {
     RegisterInstance {
         instance: instance.to_owned(),
-        life: 1,
+        incarnation: 1,
         tenant: String::new(),
         model: "m".to_owned(),
         block_tokens: 16,

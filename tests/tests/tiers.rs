@@ -155,7 +155,7 @@ fn a_disk_that_is_believed_although_its_slots_changed_hands() {
 }
 
 #[test]
-fn a_life_without_its_disk_that_nobody_hears_of() {
+fn an_incarnation_without_its_disk_that_nobody_hears_of() {
     caught(Mischief::HideDisks, &[Rule::Removed]);
 }
 

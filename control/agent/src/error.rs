@@ -182,8 +182,8 @@ impl Error {
         self.is_control_away() && !matches!(self, Self::Discovery(LocalError::NotPublished { .. }))
     }
 
-    /// After how long the control plane may take a node that it refused for now: its id is still that of a former life,
-    /// or the map of a lost state is being adopted. None where waiting does not help.
+    /// After how long the control plane may take a node that it refused for now: its id is still that of a former
+    /// incarnation, or the map of a lost state is being adopted. None where waiting does not help.
     #[must_use]
     pub fn join_again_after(&self) -> Option<Duration> {
         let (Self::Connect(ConnectError::Call(error)) | Self::Call(error)) = self else { return None };

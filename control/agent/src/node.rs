@@ -1,13 +1,13 @@
 //! A storage node: its shards, its membership, its heartbeats.
 //!
 //! A node joins, says once a heartbeat interval that it lives, and owns the slots that the newest map gives it. When
-//! the control plane is away it goes on serving by its last map, and keeps trying. When it is told that its life has
-//! ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
-//! life.
+//! the control plane is away it goes on serving by its last map, and keeps trying. When it is told that its incarnation
+//! has ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
+//! incarnation.
 
 mod drain;
 mod follower;
-mod life;
+mod incarnation;
 mod membership;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -154,8 +154,8 @@ pub struct Node {
     shards: Arc<Vec<ShardHandle>>,
     node: NodeId,
     link: ControlLink,
-    /// Its present life.
-    life: Arc<Mutex<u64>>,
+    /// Its present incarnation.
+    incarnation: Arc<Mutex<u64>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     trouble: Arc<Mutex<Option<String>>>,
@@ -180,11 +180,11 @@ impl Node {
             Some(node) => node,
             None => NodeId(seed()?.max(1)),
         };
-        let born_ns = life::begin(&link, node)?;
+        let born_ns = incarnation::begin(&link, node)?;
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
         check_listen(config.listen, &tickets)?;
-        let (life, tls) = ((node, Incarnation(born_ns)), link.keychain(config.data_tls)?);
-        let (shards, notes, devices) = start_shards(config, &cluster, life, &tickets, tls.as_ref())?;
+        let (incarnation, tls) = ((node, Incarnation(born_ns)), link.keychain(config.data_tls)?);
+        let (shards, notes, devices) = start_shards(config, &cluster, incarnation, &tickets, tls.as_ref())?;
         let shards = Arc::new(shards);
         let member = member_of(config, node, Incarnation(born_ns), &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -203,7 +203,7 @@ impl Node {
             figures: ShardReports::default(),
             kept_since: Epoch(0),
             unanswered: 0,
-            life: Arc::new(Mutex::new(born_ns)),
+            incarnation: Arc::new(Mutex::new(born_ns)),
             tickets,
         };
         membership.join()?;
@@ -212,13 +212,13 @@ impl Node {
         let follower = Follower {
             link: membership.link.clone(),
             node: node.0,
-            incarnation: Arc::clone(&membership.life),
+            incarnation: Arc::clone(&membership.incarnation),
             shards: Arc::clone(&shards),
             stop: Arc::clone(&stop),
         };
-        let (link, life) = (membership.link.clone(), Arc::clone(&membership.life));
+        let (link, incarnation) = (membership.link.clone(), Arc::clone(&membership.incarnation));
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
-        let mut node = Self { shards, node, link, life, stop, threads: vec![thread], trouble, notes };
+        let mut node = Self { shards, node, link, incarnation, stop, threads: vec![thread], trouble, notes };
         let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || follower.live())?;
         node.threads.push(thread);
         Ok(node)

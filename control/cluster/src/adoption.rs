@@ -2,9 +2,9 @@
 //!
 //! A state without any map is one of a new cluster, or of one whose state was lost: a wiped etcd, a state file that is
 //! gone. Members tell the two apart, as they follow a map. So nobody is given slots before there was time for members
-//! to offer theirs ([`Offer`]): a member that is not known does that before it begins a new life, in which it would
-//! drop what it has. The newest map of the state that most members follow is adopted, with its owners, lives and
-//! layout, and nothing moves by that.
+//! to offer theirs ([`Offer`]): a member that is not known does that before it begins a new incarnation, in which it
+//! would drop what it has. The newest map of the state that most members follow is adopted, with its owners,
+//! incarnations and layout, and nothing moves by that.
 //!
 //! Its epoch is raised by [`EPOCH_GAP`]: a later map of the lost state may have been told to somebody who is not heard,
 //! and no epoch has two maps. Members of the map that have not offered have their usual grace. Whoever owns nothing by
@@ -32,7 +32,7 @@ pub(crate) const EPOCH_GAP: u64 = 1000;
 pub struct Offer {
     /// Which state its map is of.
     pub state: u64,
-    /// The map that it follows: it has the member in its present life.
+    /// The map that it follows: it has the member in its present incarnation.
     pub map: ClusterMap,
     /// The member as it joined, with the share that it is to have.
     pub member: Member,
@@ -40,7 +40,7 @@ pub struct Offer {
     pub capacity_bytes: u64,
     /// Version of its program.
     pub version: String,
-    /// A digest of its devices' identities, and since which epoch no life of it went without them.
+    /// A digest of its devices' identities, and since which epoch no incarnation of it went without them.
     pub devices: Option<(u128, Epoch)>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Adoption {
     /// Clients wait for the map: it is adopted, or nobody offers one in time.
     awaited: bool,
     offers: BTreeMap<NodeId, Offer>,
-    /// Nodes that asked to join in another life: they have nothing to offer.
+    /// Nodes that asked to join in another incarnation: they have nothing to offer.
     joins: BTreeSet<NodeId>,
 }
 

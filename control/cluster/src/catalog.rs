@@ -1,7 +1,7 @@
 //! Which segments exist, under which names, and who serves them.
 //!
-//! A segment of a member lives as long as that life of the member. A client that is no member gives its segments a
-//! time to live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a
+//! A segment of a member lives as long as that incarnation of the member. A client that is no member gives its segments
+//! a time to live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a
 //! segment.
 //!
 //! Invariants: every entry is in its owner's set and the reverse; counts stay within [`Limits`].
@@ -32,11 +32,11 @@ impl fmt::Display for ClientId {
 /// Who serves a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SegmentOwner {
-    /// One life of a member.
+    /// One incarnation of a member.
     Node {
         /// The member.
         node: NodeId,
-        /// Its life.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// A client that is no member.

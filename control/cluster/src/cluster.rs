@@ -40,13 +40,13 @@ pub(crate) struct Row {
     pub(crate) heard_ns: u64,
     /// Whether there was a sign of life since this control plane started.
     pub(crate) heard: bool,
-    /// When this life joined, or the control plane started.
+    /// When this incarnation joined, or the control plane started.
     pub(crate) joined_ns: u64,
-    /// The newest epoch when this life ended; orders the ended lives.
+    /// The newest epoch when this incarnation ended; orders the ended incarnations.
     pub(crate) ended: Epoch,
     /// Whether the map gives it a share of the slots.
     pub(crate) shared: bool,
-    /// The map as of which it has all that moved to it; nothing from a life that does not say so.
+    /// The map as of which it has all that moved to it; nothing from an incarnation that does not say so.
     pub(crate) settled: Option<Epoch>,
     /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
     pub(crate) newcomer: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Evidence {
     pub(crate) reported_ns: Option<u64>,
     /// Its ports, or reports, have told while it was silent that it is dead.
     pub(crate) dead: bool,
-    /// Its life has ended, and it has said that another will begin.
+    /// Its incarnation has ended, and it has said that another will begin.
     pub(crate) restarts: bool,
 }
 
@@ -181,7 +181,7 @@ impl Cluster {
         &self.map
     }
 
-    /// All nodes known, ended lives included, by id.
+    /// All nodes known, ended incarnations included, by id.
     pub fn members(&self) -> impl Iterator<Item = MemberView<'_>> {
         self.rows.values().map(|row| MemberView {
             member: &row.member,
@@ -381,21 +381,21 @@ impl Cluster {
         self.map.former = self.layout.former.clone().or(begun);
     }
 
-    /// Takes note of owners that go on with their slots in another life: second owners have copies for them.
+    /// Takes note of owners that go on with their slots in another incarnation: second owners have copies for them.
     fn note_restarts(&mut self, before: &[Member]) {
-        let former_life = |member: &Member| {
+        let former_incarnation = |member: &Member| {
             let former = before.iter().find(|former| former.node == member.node && former.weight > 0)?;
             (former.incarnation != member.incarnation).then_some((member.node, former.incarnation))
         };
         let owners = self.map.members.iter().filter(|member| member.weight > 0);
-        let lives: Vec<(NodeId, Incarnation)> = owners.filter_map(former_life).collect();
-        if lives.is_empty() {
+        let incarnations: Vec<(NodeId, Incarnation)> = owners.filter_map(former_incarnation).collect();
+        if incarnations.is_empty() {
             return;
         }
         let (at, since) = (self.map.epoch, self.layout.since);
         let former = self.layout.former.get_or_insert_with(|| Former { since, from: since, ..Former::default() });
         let from = former.restarts.as_ref().map_or(since, |restarts| restarts.at);
-        former.restarts = Some(Restarts { at, from, lives });
+        former.restarts = Some(Restarts { at, from, incarnations });
         self.moves_began();
         self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
     }

@@ -5,7 +5,7 @@
 //! index is not among them: it comes back from whoever publishes events.
 //!
 //! ```text
-//! instance:  16 u8 | life u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
+//! instance:  16 u8 | incarnation u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
 //! capacity_tokens u64 | report_ns u64 | flags u8 (1 held, 2 reports its cache, 4 has events, 8 events are vLLM's) |
 //! name, tenant, model, address, and with events publisher, replay, topic: long texts
 //! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
@@ -63,8 +63,8 @@ pub enum InstanceDuty {
 pub struct InstanceRecord {
     /// Its name, unique among all.
     pub name: String,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
     /// The tenant that it serves; empty for the default tenant.
     pub tenant: String,
     /// The model it serves.
@@ -230,7 +230,7 @@ const IS_VLLM: u8 = 8;
 
 fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
     out.push(16);
-    out.extend_from_slice(&instance.life.to_le_bytes());
+    out.extend_from_slice(&instance.incarnation.to_le_bytes());
     out.extend_from_slice(&instance.block_tokens.to_le_bytes());
     out.extend_from_slice(&instance.token_bytes.to_le_bytes());
     out.extend_from_slice(&instance.pool_token_bytes.to_le_bytes());
@@ -256,7 +256,7 @@ fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
 }
 
 fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
-    let (life, block_tokens) = (reader.u64()?, reader.u32()?);
+    let (incarnation, block_tokens) = (reader.u64()?, reader.u32()?);
     let (token_bytes, pool_token_bytes) = (reader.u64()?, reader.u64()?);
     let duty = match reader.u8()? {
         0 => InstanceDuty::Prefill,
@@ -279,7 +279,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     };
     Ok(InstanceRecord {
         name,
-        life,
+        incarnation,
         tenant,
         model,
         block_tokens,

@@ -11,9 +11,9 @@ use crate::record::MAX_CLUSTER_NAME_BYTES;
 pub struct Limits {
     /// Members that are joining, active or suspect.
     pub members: usize,
-    /// Ended lives that are remembered, so that what they still say is recognised as stale. The longest ended goes
-    /// first.
-    pub ended_lives: usize,
+    /// Ended incarnations that are remembered, so that what they still say is recognised as stale. The longest ended
+    /// goes first.
+    pub ended_incarnations: usize,
     /// Segments of all owners.
     pub segments: usize,
     /// Segments of one owner.
@@ -56,7 +56,7 @@ const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
 const DEFAULT_SETTLE_NS: u64 = 300 * SECOND_NS;
 const DEFAULT_LIMITS: Limits = Limits {
     members: MAX_MEMBERS,
-    ended_lives: 4096,
+    ended_incarnations: 4096,
     segments: 16_384,
     segments_per_owner: 1024,
     segment_ttl_ns: 3600 * SECOND_NS,
@@ -111,7 +111,7 @@ impl ClusterConfig {
         range("adoption_wait_ns", self.adoption_wait_ns.unwrap_or(0), 0, u64::MAX / 2)?;
         range("settle_most_ns", self.settle_most_ns, 0, u64::MAX / 2)?;
         range("limits.members", limits.members as u64, 1, MAX_MEMBERS as u64)?;
-        range("limits.ended_lives", limits.ended_lives as u64, 1, 1 << 20)?;
+        range("limits.ended_lives", limits.ended_incarnations as u64, 1, 1 << 20)?;
         range("limits.segments", limits.segments as u64, 1, 1 << 20)?;
         range("limits.segments_per_owner", limits.segments_per_owner as u64, 1, limits.segments as u64)?;
         range("limits.segment_ttl_ns", limits.segment_ttl_ns, interval, u64::MAX / 2)

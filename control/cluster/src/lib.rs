@@ -4,9 +4,9 @@
 //! be done ([`Output`]): persist records, publish a map, tell others that a member is lost. It opens no file, reads
 //! no clock and sends nothing; the control process and the simulator host the same code.
 //!
-//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a
-//! control plane that was killed comes back with an epoch no lower and members no fewer than it ever told. **Lives,
-//! not names**: a node is known by id and incarnation; whatever an older life says is a counted no-op.
+//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a control
+//! plane that was killed comes back with an epoch no lower and members no fewer than it ever told. **Incarnations, not
+//! names**: a node is known by id and incarnation; whatever an older incarnation says is a counted no-op.
 //!
 //! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is
 //! alive but ill should do.
@@ -43,7 +43,7 @@ pub use conductor::{
 pub use config::{ClusterConfig, ConfigError, Limits};
 pub use devices::Devices;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use quotas::{Quotas, ShardLease, ShardLife, ShardUse};
+pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
 pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
 pub use start::StartError;

@@ -69,8 +69,8 @@ impl Cluster {
         rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns).map(|row| &row.member)
     }
 
-    pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
+    pub(crate) fn refused(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
         // What is on devices need not be compared with what others did meanwhile if the node comes back before others
         // get its slots: it has a little longer.
         let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 2;
@@ -82,23 +82,24 @@ impl Cluster {
         Ok(Reply::Ticked)
     }
 
-    pub(crate) fn unanswered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
+    pub(crate) fn unanswered(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
         if self.silent_for_two(node) && !self.is_cut_off(node) {
             self.find_dead(node);
         }
         Ok(Reply::Ticked)
     }
 
-    pub(crate) fn answered(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
-        self.rows.get_mut(&node).expect("a node whose life was found is known").seen.answered = true;
+    pub(crate) fn answered(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
+        self.rows.get_mut(&node).expect("a node whose incarnation was found is known").seen.answered = true;
         Ok(Reply::Ticked)
     }
 
-    pub(crate) fn reported(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
-        self.rows.get_mut(&node).expect("a node whose life was found is known").seen.reported_ns = Some(self.now_ns);
+    pub(crate) fn reported(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
+        self.rows.get_mut(&node).expect("a node whose incarnation was found is known").seen.reported_ns =
+            Some(self.now_ns);
         self.believe_reports();
         Ok(Reply::Ticked)
     }
@@ -135,7 +136,7 @@ impl Cluster {
     }
 
     fn find_dead(&mut self, node: NodeId) {
-        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
         row.seen.dead = true;
         self.expel_dead();
         self.arm_member(node);
@@ -174,11 +175,11 @@ impl Cluster {
         let waiting = || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| &self.rows[node]);
         let is_over = waiting().any(|row| row.waits_until_ns(&self.config) <= self.now_ns);
         let last_ns = waiting().map(|row| row.heard_ns).max().unwrap_or(0);
-        let lives_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
+        let incarnations_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
         let may_be_dead = |row: &Row| {
             let owns = row.shared && row.state.in_map();
             let is_late = self.now_ns.saturating_sub(row.heard_ns) > self.late_ns();
-            let was_heard_before = !is_over && (is_late || row.heard_ns <= lives_from_ns);
+            let was_heard_before = !is_over && (is_late || row.heard_ns <= incarnations_from_ns);
             owns && (!row.heard || was_heard_before) && !row.is_dead(&self.config, self.now_ns)
         };
         self.rows.values().any(may_be_dead)
@@ -186,12 +187,12 @@ impl Cluster {
 
     fn lose(&mut self, node: NodeId) {
         let row = &self.rows[&node];
-        let (life, was_active) = (row.member.incarnation, row.state == MemberState::Active);
+        let (incarnation, was_active) = (row.member.incarnation, row.state == MemberState::Active);
         if was_active {
             self.step(node, MemberEvent::Silence);
             self.counters.suspicions += 1;
         }
-        self.lost.push((node, life));
+        self.lost.push((node, incarnation));
         self.counters.losses += 1;
         self.end(node, MemberEvent::Deadline);
     }

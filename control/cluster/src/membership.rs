@@ -1,11 +1,11 @@
 //! What inputs do to members and to their segments.
 //!
-//! **Two lives of one id.** A greater incarnation is a restart, unless the former life is still heard of from another
-//! place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
+//! **Two incarnations of one id.** A greater incarnation is a restart, unless the former incarnation is still heard of
+//! from another place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
 //! heartbeats. A restart that comes from another place (a new port, a reboot) is therefore refused at most
-//! `suspect_after_ns` and tries again. From the same host and ports it is taken at once: the former life cannot hold
-//! them any more. So it is after a restart of the control plane, which has not heard of the former life yet; should
-//! that one still speak, it is told that it is stale.
+//! `suspect_after_ns` and tries again. From the same host and ports it is taken at once: the former incarnation cannot
+//! hold them any more. So it is after a restart of the control plane, which has not heard of the former incarnation
+//! yet; should that one still speak, it is told that it is stale.
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
@@ -44,7 +44,7 @@ impl Cluster {
         Ok(self.joined())
     }
 
-    /// A join by a life that is known, or by one before it.
+    /// A join by an incarnation that is known, or by one before it.
     fn join_again(&mut self, node: NodeId, given: Incarnation, same: bool) -> Result<Reply, Rejection> {
         let row = &self.rows[&node];
         let known = row.member.incarnation;
@@ -98,19 +98,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins a new life. What the former one served is gone with it.
+    /// Begins a new incarnation. What the former one served is gone with it.
     fn accept(&mut self, member: Member, capacity_bytes: u64, version: String) {
         let node = member.node;
         let (heard_ns, heard) = (self.now_ns, true);
         let former = self.rows.get(&node);
         let state = former.map_or(MemberState::Joining, |row| row.state);
         let shared = former.is_some_and(|row| row.shared);
-        // A life in place of another in the map may not have reported yet that it reports.
+        // An incarnation in place of another in the map may not have reported yet that it reports.
         let settled = former.filter(|row| row.state.in_map()).and_then(|row| row.settled).map(|_| Epoch(0));
         let before = former.map(|row| row.member.incarnation);
         let ended = Epoch(0);
         let (load, seen) = (None, Evidence::default());
-        // A life that ended in order has given its slots away. One that died has them on its devices.
+        // An incarnation that ended in order has given its slots away. One that died has them on its devices.
         let newcomer = former.is_none_or(|row| match row.state {
             MemberState::Joining => row.newcomer,
             MemberState::Left => true,
@@ -139,7 +139,7 @@ impl Cluster {
         }
         self.step(node, MemberEvent::Join);
         self.share_follows(node);
-        // In place of a former life in the map: its addresses are new even if its slots are not.
+        // In place of a former incarnation in the map: its addresses are new even if its slots are not.
         self.map_changed |= self.rows[&node].state.in_map();
         self.counters.joins += 1;
         self.remember(node);
@@ -147,15 +147,15 @@ impl Cluster {
         self.expel_dead();
     }
 
-    pub(crate) fn heartbeat(&mut self, node: NodeId, life: Incarnation, load: Load) -> Result<Reply, Rejection> {
-        self.expect_life(node, life)?;
+    pub(crate) fn heartbeat(&mut self, node: NodeId, incarnation: Incarnation, load: Load) -> Result<Reply, Rejection> {
+        self.expect_incarnation(node, incarnation)?;
         let joining = self.rows[&node].state == MemberState::Joining;
         if joining {
             self.refuse_while_adopting(node)?;
         }
         if !self.step(node, MemberEvent::Heartbeat) {
             self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: life, state: self.rows[&node].state });
+            return Err(Rejection::Ended { node, incarnation: incarnation, state: self.rows[&node].state });
         }
         self.counters.heartbeats += 1;
         self.rows.get_mut(&node).expect("the node was just found").load = Some(load);
@@ -167,23 +167,23 @@ impl Cluster {
         Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
     }
 
-    pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_life(node, life)?;
+    pub(crate) fn leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_incarnation(node, incarnation)?;
         if self.end(node, MemberEvent::Leave) {
             self.counters.leaves += 1;
         }
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
-    /// A life ends whose devices are to serve the next one. It keeps the slots that it was to give away and has not: a
-    /// drain ends with the life.
-    pub(crate) fn restart(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_life(node, life)?;
-        let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == life);
-        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+    /// An incarnation ends whose devices are to serve the next one. It keeps the slots that it was to give away and has
+    /// not: a drain ends with the incarnation.
+    pub(crate) fn restart(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_incarnation(node, incarnation)?;
+        let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == incarnation);
+        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
         let owns = row.shared && row.state.in_map();
         if !(has_devices && owns) {
-            return self.leave(node, life);
+            return self.leave(node, incarnation);
         }
         // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at
         // once.
@@ -196,9 +196,9 @@ impl Cluster {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
-    pub(crate) fn drain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.life_or_present(node, life);
-        self.expect_life(node, incarnation)?;
+    pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
+        let incarnation = self.given_or_present(node, given);
+        self.expect_incarnation(node, incarnation)?;
         let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !row.seen.restarts;
         let takes = |row: &Row| stays(row) && row.member.weight > 0;
         if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
@@ -217,8 +217,8 @@ impl Cluster {
         Ok(Reply::Draining { epoch: self.newest_epoch() })
     }
 
-    pub(crate) fn undrain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.life_or_present(node, life);
+    pub(crate) fn undrain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
+        let incarnation = self.given_or_present(node, given);
         self.expect_live(node, incarnation)?;
         if self.step(node, MemberEvent::Undrain) {
             self.remember(node);
@@ -227,13 +227,13 @@ impl Cluster {
         Ok(Reply::Undrained { epoch: self.newest_epoch() })
     }
 
-    fn life_or_present(&self, node: NodeId, life: Option<Incarnation>) -> Incarnation {
+    fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
         let known = self.rows.get(&node).map(|row| row.member.incarnation);
-        life.or(known).unwrap_or(Incarnation(0))
+        given.or(known).unwrap_or(Incarnation(0))
     }
 
-    /// Refuses whoever is not the latest known life of a node.
-    fn expect_life(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
+    /// Refuses whoever is not the latest known incarnation of a node.
+    fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
         let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
             return Err(Rejection::Unknown { node, incarnation: given });
         };
@@ -245,13 +245,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// The same, and whoever's life is over.
-    pub(crate) fn expect_live(&mut self, node: NodeId, life: Incarnation) -> Result<(), Rejection> {
-        self.expect_life(node, life)?;
+    /// The same, and whoever's incarnation is over.
+    pub(crate) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
+        self.expect_incarnation(node, incarnation)?;
         let state = self.rows[&node].state;
         if !state.is_live() {
             self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: life, state });
+            return Err(Rejection::Ended { node, incarnation: incarnation, state });
         }
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Cluster {
         self.share_heard();
     }
 
-    /// Ends a life; `false` if it was over already.
+    /// Ends an incarnation; `false` if it was over already.
     pub(crate) fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
         if !self.step(node, event) {
             return false;
@@ -287,11 +287,11 @@ impl Cluster {
         self.changes.push(Change::Put(self.rows[&node].record()));
     }
 
-    /// Keeps the number of remembered ended lives within its limit.
+    /// Keeps the number of remembered ended incarnations within its limit.
     pub(crate) fn forget_longest_ended(&mut self) {
         let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
         let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
-        let excess = ended.len().saturating_sub(self.config.limits.ended_lives);
+        let excess = ended.len().saturating_sub(self.config.limits.ended_incarnations);
         if excess > 0 {
             ended.sort_unstable();
         }

@@ -41,11 +41,11 @@ pub enum Input {
         /// The member's map.
         offer: Box<Offer>,
     },
-    /// A life of a node that is about to join says which devices it has. One that does not has none.
+    /// An incarnation of a node that is about to join says which devices it has. One that does not has none.
     AttachDevices {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
         /// A digest of the devices' identities.
         devices: u128,
@@ -54,7 +54,7 @@ pub enum Input {
     Heartbeat {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
         /// What it holds.
         load: Load,
@@ -65,7 +65,7 @@ pub enum Input {
     Settled {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
         /// The map's epoch.
         epoch: Epoch,
@@ -78,7 +78,7 @@ pub enum Input {
     Refused {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
     /// No port of a member answers, where all did before: its process is stopped, or its machine or network is gone.
@@ -87,14 +87,14 @@ pub enum Input {
     Unanswered {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
     /// The ports of a member have answered: from now on it is known first-hand whether they are silent.
     Answered {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
     /// Somebody has asked a member for something, and heard nothing of it for about half a second. Heeded as
@@ -102,38 +102,38 @@ pub enum Input {
     Reported {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
     /// A member goes in order.
     Leave {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
-    /// A member's process ends in order, and its next life is expected soon: where it has devices, its slots wait for
-    /// that as long as for one that is silent, since what is on them is worth more than the wait. One without devices,
-    /// or that is drained, goes as by [`Self::Leave`].
+    /// A member's process ends in order, and its next incarnation is expected soon: where it has devices, its slots
+    /// wait for that as long as for one that is silent, since what is on them is worth more than the wait. One without
+    /// devices, or that is drained, goes as by [`Self::Leave`].
     Restart {
         /// Who.
         node: NodeId,
-        /// Which life ends.
+        /// Which incarnation ends.
         incarnation: Incarnation,
     },
     /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new
-    /// owners can fetch what was in them. It lasts as long as this life of it, or until [`Input::Undrain`].
+    /// owners can fetch what was in them. It lasts as long as this incarnation of it, or until [`Input::Undrain`].
     Drain {
         /// Who.
         node: NodeId,
-        /// Which life; nothing for the present one.
+        /// Which incarnation; nothing for the present one.
         incarnation: Option<Incarnation>,
     },
     /// A member that is drained is to have its share again, with what the others have fetched meanwhile.
     Undrain {
         /// Who.
         node: NodeId,
-        /// Which life; nothing for the present one.
+        /// Which incarnation; nothing for the present one.
         incarnation: Option<Incarnation>,
     },
     /// A client that is no member is alive: its segments live on for their time to live.
@@ -263,7 +263,7 @@ pub enum Output {
     MemberLost {
         /// Who.
         node: NodeId,
-        /// Which life.
+        /// Which incarnation.
         incarnation: Incarnation,
     },
     /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later
@@ -296,7 +296,7 @@ pub struct MemberView<'a> {
     pub capacity_bytes: u64,
     /// Version of its program.
     pub version: &'a str,
-    /// Its last heartbeat's load; none yet in this life or since the control plane started.
+    /// Its last heartbeat's load; none yet in this incarnation or since the control plane started.
     pub load: Option<Load>,
     /// From when its silence counts, on the driver's clock: its last sign of life, later if a late call gave time
     /// back. None if it was not heard of since the control plane started.
@@ -306,11 +306,11 @@ pub struct MemberView<'a> {
 /// Counts since the start, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// New lives accepted.
+    /// New incarnations accepted.
     pub joins: u64,
-    /// Heartbeats of current lives.
+    /// Heartbeats of current incarnations.
     pub heartbeats: u64,
-    /// Messages of older or ended lives.
+    /// Messages of older or ended incarnations.
     pub stale: u64,
     /// Inputs refused, the stale ones included.
     pub rejections: u64,
@@ -320,7 +320,7 @@ pub struct Counters {
     pub losses: u64,
     /// Members that left in order.
     pub leaves: u64,
-    /// Lives of members that ended in order, with devices for the next one.
+    /// Incarnations of members that ended in order, with devices for the next one.
     pub restarts: u64,
     /// Members that were told to give their slots away.
     pub drains: u64,

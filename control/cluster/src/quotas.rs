@@ -11,7 +11,7 @@
 //! over, and an answer that comes too late for its call is never used; so what it says is what it has.
 //!
 //! Leases have no end in time: a shard goes on with the last when the control plane is away, and what a node has ends
-//! with its life. No clock is looked at, so none can jump.
+//! with its incarnation. No clock is looked at, so none can jump.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ use kvplane_proto::digest::tenant_number;
 
 use crate::tenants::Tenant;
 
-/// A shard of one life of a node.
+/// A shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ShardLife {
+pub struct ShardIncarnation {
     /// The node.
     pub node: u64,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: u64,
     /// The shard.
     pub shard: u16,
@@ -74,7 +74,7 @@ struct Shard {
 /// What all shards have and may have. In memory: they say it again.
 #[derive(Debug, Default)]
 pub struct Quotas {
-    shards: BTreeMap<ShardLife, Shard>,
+    shards: BTreeMap<ShardIncarnation, Shard>,
 }
 
 impl Quotas {
@@ -82,7 +82,7 @@ impl Quotas {
     /// has said something; until then nothing grows, as nobody knows what the others have.
     pub fn sync<'a>(
         &mut self,
-        who: ShardLife,
+        who: ShardIncarnation,
         pool_bytes: u64,
         uses: Vec<ShardUse>,
         tenants: impl Iterator<Item = &'a Tenant>,
@@ -103,7 +103,7 @@ impl Quotas {
         leases
     }
 
-    fn lease(&mut self, who: ShardLife, number: u32, quota: u64, pools: u64, all_known: bool) -> u64 {
+    fn lease(&mut self, who: ShardIncarnation, number: u32, quota: u64, pools: u64, all_known: bool) -> u64 {
         let used_by = |shard: &Shard| shard.uses.get(&number).map_or(0, |one| one.used_bytes);
         let used: u64 = self.shards.values().map(used_by).sum();
         let granted_to = |shard: &Shard| shard.granted.get(&number).copied().unwrap_or(0);
@@ -132,14 +132,14 @@ impl Quotas {
         lease
     }
 
-    /// Keeps only lives that `keep` says: what others had is free again.
+    /// Keeps only incarnations that `keep` says: what others had is free again.
     pub fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
-        self.shards.retain(|life, _| keep(life.node, life.incarnation));
+        self.shards.retain(|incarnation, _| keep(incarnation.node, incarnation.incarnation));
     }
 
     /// Whether a shard has said anything.
     #[must_use]
-    pub fn knows(&self, who: ShardLife) -> bool {
+    pub fn knows(&self, who: ShardIncarnation) -> bool {
         self.shards.contains_key(&who)
     }
 
@@ -175,7 +175,7 @@ impl Quotas {
 }
 
 impl Shard {
-    /// Compares what a shard refused with what it said the last time; a life begins with none.
+    /// Compares what a shard refused with what it said the last time; an incarnation begins with none.
     fn note_refusals(&mut self, uses: &[ShardUse]) {
         self.wants.retain(|_, left| {
             *left -= 1;
@@ -211,7 +211,7 @@ mod tests {
         let real = &mut reals[at];
         let (used_bytes, lease_bytes, refused) = (real.used, real.lease, real.refused);
         let uses = vec![ShardUse { number, used_bytes, lease_bytes, refused, ..ShardUse::default() }];
-        let who = ShardLife { node: at as u64, incarnation: 1, shard: 0 };
+        let who = ShardIncarnation { node: at as u64, incarnation: 1, shard: 0 };
         let leases = quotas.sync(who, 100 + at as u64 * 50, uses, [&tenant].into_iter(), all_known);
         if answered {
             real.lease = leases[0].dram_bytes;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_had_is_free_when_its_life_is_over() {
+    fn what_a_node_had_is_free_when_its_incarnation_is_over() {
         let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 2]);
         for at in [0, 1, 0, 1, 0, 1] {
             sync(&mut quotas, &mut reals, at, true, true);

@@ -56,7 +56,7 @@ pub struct MemberRecord {
     pub member: Member,
     /// Where it stood; never [`MemberState::Suspect`].
     pub state: MemberState,
-    /// The newest epoch when this life ended; 0 while it goes on.
+    /// The newest epoch when this incarnation ended; 0 while it goes on.
     pub ended: Epoch,
     /// Bytes it contributes.
     pub capacity_bytes: u64,
@@ -88,7 +88,7 @@ pub enum Record {
     Layout(Layout),
     /// A tenant.
     Tenant(Tenant),
-    /// What a node's lives said of their devices.
+    /// What a node's incarnations said of their devices.
     Devices(Devices),
     /// A record of the Conductor.
     Conductor(ConductorRecord),

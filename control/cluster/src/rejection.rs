@@ -14,39 +14,41 @@ use crate::tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT};
 /// Why an input is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// A later life of the node is known: this one was replaced and should stop.
+    /// A later incarnation of the node is known: this one was replaced and should stop.
     StaleIncarnation {
         /// The node.
         node: NodeId,
-        /// The life that spoke.
+        /// The incarnation that spoke.
         given: Incarnation,
-        /// The latest life known; a join needs a greater one.
+        /// The latest incarnation known; a join needs a greater one.
         known: Incarnation,
     },
-    /// This life was declared over. Its slots are elsewhere: drop what it holds and join with a greater incarnation.
+    /// This incarnation was declared over. Its slots are elsewhere: drop what it holds and join with a greater
+    /// incarnation.
     Ended {
         /// The node.
         node: NodeId,
-        /// The life that is over.
+        /// The incarnation that is over.
         incarnation: Incarnation,
         /// How it ended.
         state: MemberState,
     },
-    /// Nobody joined under this id, or not in this life: join first.
+    /// Nobody joined under this id, or not in this incarnation: join first.
     Unknown {
         /// The node.
         node: NodeId,
-        /// The life that spoke.
+        /// The incarnation that spoke.
         incarnation: Incarnation,
     },
-    /// This life has joined before, with another description.
+    /// This incarnation has joined before, with another description.
     IncarnationReused {
         /// The node.
         node: NodeId,
-        /// The life that is taken.
+        /// The incarnation that is taken.
         incarnation: Incarnation,
     },
-    /// Another live node has this id. If it is the former life of the same node, try again after `retry_after_ns`.
+    /// Another live node has this id. If it is the former incarnation of the same node, try again after
+    /// `retry_after_ns`.
     NodeIdInUse {
         /// The id.
         node: NodeId,

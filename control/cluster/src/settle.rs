@@ -7,13 +7,13 @@
 //! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
 //! had.
 //!
-//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that
-//! is dead, or restarts, are lost with it, as the exports of their former owner end with that life. A heartbeat proves
-//! nothing: it may have waited in a queue since before the death. So the control plane begins a liveness probe: it
-//! publishes a map with the same members, and each taker must say that it follows that map or a later one. A node that
-//! is silent instead is expelled at its deadline, and is not waited for any more. A life that never reports
-//! ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a heartbeat;
-//! so does everybody where answers have not come for as long as that.
+//! It also waits until every node that is to own slots has proven that it lives: slots that are given to a node that is
+//! dead, or restarts, are lost with it, as the exports of their former owner end with that incarnation. A heartbeat
+//! proves nothing: it may have waited in a queue since before the death. So the control plane begins a liveness probe:
+//! it publishes a map with the same members, and each taker must say that it follows that map or a later one. A node
+//! that is silent instead is expelled at its deadline, and is not waited for any more. An incarnation that never
+//! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
+//! heartbeat; so does everybody where answers have not come for as long as that.
 //!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
@@ -22,7 +22,7 @@
 //! with devices of their own do not wait, nor does anybody where no node owns slots.
 //!
 //! Deaths, farewells and restarts do not wait. Nor is a move waited for beyond `settle_most_ns`, or one
-//! of a node that does not report: a life that never did is of an earlier version.
+//! of a node that does not report: an incarnation that never did is of an earlier version.
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
 
@@ -69,9 +69,9 @@ fn owned(layout: &Layout, node: NodeId) -> bool {
 }
 
 impl Cluster {
-    pub(crate) fn settled(&mut self, node: NodeId, life: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
-        self.expect_live(node, life)?;
-        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+    pub(crate) fn settled(&mut self, node: NodeId, incarnation: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
+        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
         row.settled = row.settled.max(Some(epoch));
         self.share_out();
         Ok(Reply::Settled)
@@ -181,18 +181,18 @@ impl Cluster {
         let passed_ns = self.now_ns.saturating_sub(probe.since_ns);
         let heard_for = |row: &Row, ns: u64| row.heard_ns.saturating_add(ns);
         if self.now_ns >= probe.until_ns {
-            let lives = |row: &Row| heard_for(row, least_ns) >= self.now_ns;
-            return self.takers().all(|row| row.heard && !row.seen.dead && lives(row));
+            let is_alive = |row: &Row| heard_for(row, least_ns) >= self.now_ns;
+            return self.takers().all(|row| row.heard && !row.seen.dead && is_alive(row));
         }
         let slack_ns = self.config.heartbeat_interval_ns / HEARD_SLACK;
         let (moved, moved_until_ns) = (self.moved_at(), self.settle_until_ns);
-        let lives = |row: &Row| {
+        let is_alive = |row: &Row| {
             // It will not report before its moves are done, which are not waited for any more.
             let moves = row.shared && row.settled < Some(moved) && row.joined_ns < moved_until_ns;
             let reports = row.settled.is_some() && !moves;
             row.settled >= Some(probe.epoch) || !reports && heard_for(row, slack_ns) >= probe.since_ns
         };
-        if !self.takers().all(|row| row.heard && !row.seen.dead && lives(row)) {
+        if !self.takers().all(|row| row.heard && !row.seen.dead && is_alive(row)) {
             return false;
         }
         let is_fresh = passed_ns <= probe.fresh_ns;

@@ -2,7 +2,7 @@
 //!
 //! Whatever was published before is what the control plane begins with: the same epoch, the same members. It knows
 //! nothing of the recent past, so everyone gets a grace before silence counts, and nobody is suspect. Segments whose
-//! owner's life is over are dropped; ended lives beyond the limit are forgotten.
+//! owner's incarnation is over are dropped; ended incarnations beyond the limit are forgotten.
 
 use core::fmt;
 use std::collections::{BTreeMap, VecDeque};

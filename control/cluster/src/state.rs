@@ -16,26 +16,26 @@ state_machine! {
         Suspect,
         /// In the map without a share: its slots are others' by now, who fetch what was in them.
         Draining,
-        /// Silent beyond the deadline; this life is over.
+        /// Silent beyond the deadline; this incarnation is over.
         Dead,
-        /// Left in order, or was taken out by an operator, also after its death; this life is over.
+        /// Left in order, or was taken out by an operator, also after its death; this incarnation is over.
         Left,
     }
     /// What happens to a member.
     events MemberEvent {
-        /// A new life of the node was accepted.
+        /// A new incarnation of the node was accepted.
         Join,
-        /// A heartbeat of the current life arrived.
+        /// A heartbeat of the current incarnation arrived.
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
-        /// It is to give its slots away, for the rest of its life or until it is to have some again.
+        /// It is to give its slots away, for the rest of its incarnation or until it is to have some again.
         Drain,
         /// It is to have its share again.
         Undrain,
         /// Silent for `heartbeat_deadline_ns`.
         Deadline,
-        /// The current life says farewell, or an operator takes it out.
+        /// The current incarnation says farewell, or an operator takes it out.
         Leave,
     }
     transitions {
@@ -62,7 +62,7 @@ impl MemberState {
         matches!(self, Self::Active | Self::Suspect | Self::Draining)
     }
 
-    /// Whether this life goes on: its deadline runs and its messages count.
+    /// Whether this incarnation goes on: its deadline runs and its messages count.
     #[must_use]
     pub const fn is_live(self) -> bool {
         !matches!(self, Self::Dead | Self::Left)

@@ -1,8 +1,9 @@
 //! The desk: what schedulers and instances say to the Conductor, by name and by request.
 //!
-//! The scheduler's books know numbers. Here instances have names and lives, are believed while they report and doubted
-//! when they do not; requests have ids of their own, so that one asked twice is booked once; what is booked ends with
-//! a lease; and each model has books of its own, a *pool*, since only instances of one model can stand in for another.
+//! The scheduler's books know numbers. Here instances have names and incarnations, are believed while they report and
+//! doubted when they do not; requests have ids of their own, so that one asked twice is booked once; what is booked
+//! ends with a lease; and each model has books of its own, a *pool*, since only instances of one model can stand in for
+//! another.
 //!
 //! One owner calls it, with the time: nanoseconds of a monotonic clock. Nobody else's clock counts; messages carry
 //! spans only. What is to be told later to those who wait comes out of [`Desk::take_told`]. Everything is bounded by
@@ -207,8 +208,8 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// A desk nobody has come to. Numbers of reservations begin at `first`: drawn by chance, one of an earlier life of
-    /// the process is unknown.
+    /// A desk nobody has come to. Numbers of reservations begin at `first`: drawn by chance, one of an earlier
+    /// incarnation of the process is unknown.
     #[must_use]
     pub fn new(config: DeskConfig, first: u64) -> Self {
         Self {

@@ -88,7 +88,7 @@ impl ContextId {
     }
 }
 
-/// A holder of this index: an instance, or a rank of one, or a store node. Of an older life it is refused.
+/// A holder of this index: an instance, or a rank of one, or a store node. Of an older incarnation it is refused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct HolderId {
     slot: u16,

@@ -7,7 +7,7 @@
 //! * [`hot`], [`copies`]: what is asked for most, and when it is worth another copy.
 //! * [`engine`]: what engines publish of their caches, read.
 //! * [`fallback`]: where a client sends requests while it cannot ask.
-//! * [`desk`]: names, lives, ids, leases: what a server hosts.
+//! * [`desk`]: names, incarnations, ids, leases: what a server hosts.
 
 #![forbid(unsafe_code)]
 

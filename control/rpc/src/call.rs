@@ -17,7 +17,7 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
     ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
     ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
@@ -269,7 +269,7 @@ impl Call {
         }
     }
 
-    /// Calls about members: their lives, and the slots that they own.
+    /// Calls about members: their incarnations, and the slots that they own.
     fn dispatch_member(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
         let (service, caller) = (&*self.service, self.caller);
         match kind {
@@ -281,7 +281,7 @@ impl Call {
             Drain::KIND => Some(self.answer(frame, |c| service.drain(caller, c))),
             Undrain::KIND => Some(self.answer(frame, |c| service.undrain(caller, c))),
             OfferMap::KIND => Some(self.answer(frame, |c| service.offer_map(caller, c))),
-            GetLife::KIND => Some(self.answer(frame, |c| service.get_life(caller, c))),
+            GetIncarnation::KIND => Some(self.answer(frame, |c| service.get_incarnation(caller, c))),
             AttachDevices::KIND => Some(self.answer(frame, |c| service.attach_devices(caller, c))),
             _ => None,
         }

@@ -37,8 +37,8 @@ pub enum InstancePart {
 pub struct RegisterInstance {
     /// Its name, unique in the cluster.
     pub instance: String,
-    /// Its life: larger each time that it starts.
-    pub life: u64,
+    /// Its incarnation: larger each time that it starts.
+    pub incarnation: u64,
     /// Whose requests it serves; empty for the default tenant's.
     pub tenant: String,
     /// The model it serves.
@@ -86,8 +86,8 @@ pub struct DeregisterInstance {
     pub tenant: String,
     /// Its name.
     pub instance: String,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
 }
 
 /// How busy an instance is: a call, or a datagram, of which one may be lost.
@@ -97,8 +97,8 @@ pub struct ReportLoad {
     pub tenant: String,
     /// Its name.
     pub instance: String,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
     /// Grows with each report: one that comes late changes nothing.
     pub seq: u64,
     /// Tokens of prompts that wait there or are computed, without cached ones.
@@ -127,8 +127,8 @@ pub struct ReportCache {
     pub tenant: String,
     /// Its name.
     pub instance: String,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
     /// The batch's number: one more than that of the one before.
     pub seq: u64,
     /// What kind of batch.

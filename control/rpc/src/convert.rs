@@ -82,7 +82,7 @@ impl From<core::Rejection> for Refusal {
         use core::Rejection as R;
         let code = match &rejection {
             R::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
-            R::Ended { .. } | R::OfferRefused { .. } => RefusalCode::LifeEnded,
+            R::Ended { .. } | R::OfferRefused { .. } => RefusalCode::IncarnationEnded,
             R::Unknown { .. } => RefusalCode::UnknownMember,
             R::IncarnationReused { .. } => RefusalCode::IncarnationReused,
             R::NodeIdInUse { .. } => RefusalCode::NodeIdInUse,

@@ -38,7 +38,7 @@ refusal_codes! {
     NotPermitted = 2,
     /// The node is not, or no longer, a member: join again.
     UnknownMember = 3,
-    /// A later life of the node has joined.
+    /// A later incarnation of the node has joined.
     StaleIncarnation = 4,
     /// A table is full.
     LimitReached = 5,
@@ -52,9 +52,9 @@ refusal_codes! {
     ShuttingDown = 9,
     /// The answer is above its size limit.
     TooLarge = 10,
-    /// This life of the node was declared over: drop what it holds and join with a greater incarnation.
-    LifeEnded = 11,
-    /// This life has joined before with another description: join with a greater incarnation.
+    /// This incarnation of the node was declared over: drop what it holds and join with a greater incarnation.
+    IncarnationEnded = 11,
+    /// This incarnation has joined before with another description: join with a greater incarnation.
     IncarnationReused = 12,
     /// Another live node has this id: choose another, or try again later if that one was stopped.
     NodeIdInUse = 13,

@@ -15,7 +15,7 @@ pub const OBJECTS_PER_ORDER: usize = 512;
 pub struct WatchOrders {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
 }
 
@@ -56,7 +56,7 @@ pub enum Order {
 pub struct AnswerOrder {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// The order's number.
     pub number: u64,
@@ -99,7 +99,7 @@ pub struct Events {
 pub struct NodeEvents {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// Which shard.
     pub shard: u16,

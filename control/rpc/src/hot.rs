@@ -13,7 +13,7 @@ pub const NAME_PER_REPORT_BYTES: usize = 256;
 pub struct ReportHot {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// Its shard.
     pub shard: HotShard,

@@ -24,8 +24,8 @@ pub struct InstanceTable {
 pub struct InstanceStatus {
     /// Its name.
     pub instance: String,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
     /// Whose it is.
     pub tenant: String,
     /// The model it serves.

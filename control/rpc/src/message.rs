@@ -27,7 +27,8 @@ pub use crate::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
 pub use crate::moves::{
-    AttachDevices, DevicesKept, Drain, GetLife, GetMoves, LastLife, Moves, OfferMap, SettleReport, Undrain,
+    AttachDevices, DevicesKept, Drain, GetIncarnation, GetMoves, LastIncarnation, Moves, OfferMap, SettleReport,
+    Undrain,
 };
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
@@ -193,7 +194,7 @@ messages! {
     LocateObject = 0x005a small => ObjectPlaces;
     JoinRanks = 0x005b small => RanksJoined;
     WantShards = 0x005c large => EmptyReply;
-    GetLife = 0x0060 small => LastLife;
+    GetIncarnation = 0x0060 small => LastIncarnation;
     OfferMap = 0x0061 large => EmptyReply;
     Welcome = 0x8001 small;
     JoinReply = 0x8002 small;
@@ -240,7 +241,7 @@ messages! {
     FetchOrders = 0x8058 large;
     ObjectPlaces = 0x805a large;
     RanksJoined = 0x805b large;
-    LastLife = 0x8060 small;
+    LastIncarnation = 0x8060 small;
 }
 
 /// First call of every connection.
@@ -292,7 +293,7 @@ pub struct JoinReply {
 pub struct Heartbeat {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// What it holds.
     pub load: Load,
@@ -310,12 +311,12 @@ pub struct Load {
 }
 
 /// Ends a membership. Of a node that ends by itself and has said which devices it has, the slots wait for its next
-/// life, as long as for one that is silent.
+/// incarnation, as long as for one that is silent.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Leave {
     /// Which member.
     pub node: u64,
-    /// In which life; an operator who removes a member passes none.
+    /// In which incarnation; an operator who removes a member passes none.
     pub incarnation: Option<u64>,
 }
 
@@ -409,7 +410,7 @@ pub struct StatusReply {
     pub replicas: u8,
     /// Segments in the catalog.
     pub segments: u64,
-    /// All nodes known, ended lives included, by node id.
+    /// All nodes known, ended incarnations included, by node id.
     pub members: Vec<MemberStatus>,
 }
 
@@ -418,7 +419,7 @@ pub struct StatusReply {
 pub struct MemberStatus {
     /// Which node.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// Its state, in the word of the control plane's state table.
     pub state: String,

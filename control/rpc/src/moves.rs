@@ -7,23 +7,24 @@ use kvplane_proto::map::ClusterMap;
 
 use crate::message::{Join, MapReply};
 
-/// Asks which life of a node is known last: the next one has a greater number, whatever the clock of its host says.
+/// Asks which incarnation of a node is known last: the next one has a greater number, whatever the clock of its host
+/// says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct GetLife {
+pub struct GetIncarnation {
     /// Which node.
     pub node: u64,
 }
 
-/// The answer to [`GetLife`].
+/// The answer to [`GetIncarnation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct LastLife {
-    /// The incarnation of that life; 0 where none is known.
+pub struct LastIncarnation {
+    /// The incarnation of that incarnation; 0 where none is known.
     pub incarnation: u64,
 }
 
-/// A member that the control plane does not know says which map it follows, before it begins a new life: the control
-/// plane may have lost its state, and goes on with what members say of it. Refused as an unknown member's where it has
-/// not.
+/// A member that the control plane does not know says which map it follows, before it begins a new incarnation: the
+/// control plane may have lost its state, and goes on with what members say of it. Refused as an unknown member's where
+/// it has not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferMap {
     /// The member as it joined, and bytes and version as it said them.
@@ -34,7 +35,7 @@ pub struct OfferMap {
     pub map: ClusterMap,
     /// A digest of its devices' identities; 0 for none.
     pub devices: u128,
-    /// Since which epoch no life of the node went without them.
+    /// Since which epoch no incarnation of the node went without them.
     pub since: u64,
 }
 
@@ -56,13 +57,13 @@ impl<Context> Decode<Context> for OfferMap {
     }
 }
 
-/// A life of a node that is about to join says which devices it has: what is on them counts only if no life of the node
-/// went without them. A life that does not say it has none.
+/// An incarnation of a node that is about to join says which devices it has: what is on them counts only if no
+/// incarnation of the node went without them. An incarnation that does not say it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct AttachDevices {
     /// Who.
     pub node: u64,
-    /// Which life.
+    /// Which incarnation.
     pub incarnation: u64,
     /// A digest of the devices' identities.
     pub devices: u128,
@@ -81,7 +82,7 @@ pub struct DevicesKept {
 pub struct SettleReport {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// The map's epoch.
     pub epoch: u64,
@@ -101,13 +102,13 @@ pub struct Moves {
     pub unsettled: u32,
 }
 
-/// Has a member give its slots away, for the rest of its life or until [`Undrain`]: it stays reachable, and their new
-/// owners fetch what was in them.
+/// Has a member give its slots away, for the rest of its incarnation or until [`Undrain`]: it stays reachable, and
+/// their new owners fetch what was in them.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Drain {
     /// Which member.
     pub node: u64,
-    /// In which life; an operator passes none.
+    /// In which incarnation; an operator passes none.
     pub incarnation: Option<u64>,
 }
 
@@ -116,6 +117,6 @@ pub struct Drain {
 pub struct Undrain {
     /// Which member.
     pub node: u64,
-    /// In which life; an operator passes none.
+    /// In which incarnation; an operator passes none.
     pub incarnation: Option<u64>,
 }

@@ -3,7 +3,7 @@
 use bincode::{Decode, Encode};
 
 /// Takes an instance out, or lets it take requests again: what it has goes on, and others may fetch from it. A later
-/// life of it begins like any other.
+/// incarnation of it begins like any other.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct HoldInstance {
     /// Its name.

@@ -10,7 +10,7 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetLife, GetMap, GetMoves, GetRoom,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
     ListTenants, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
     ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
@@ -80,7 +80,7 @@ rights! {
     Hello = "hello" ANY;
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
     OfferMap = "offer_map" MEMBERS |call| Some(Scope::Node(call.join.member.node.0));
-    GetLife = "get_life" MEMBERS |call| Some(Scope::Node(call.node));
+    GetIncarnation = "get_life" MEMBERS |call| Some(Scope::Node(call.node));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     SettleReport = "settled" MEMBERS |call| Some(Scope::Node(call.node));

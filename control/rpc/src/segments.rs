@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 /// Who serves a segment. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Owner {
-    /// One life of a member: its segments live as long.
+    /// One incarnation of a member: its segments live as long.
     Node {
         /// The member.
         node: u64,
-        /// Its life.
+        /// Its incarnation.
         incarnation: u64,
     },
     /// A client that is no member: it renews its segments.

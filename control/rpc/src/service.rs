@@ -15,13 +15,13 @@ use crate::conductor::{
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply, GetLife,
-    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply, LastLife, Leave,
-    ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap, OrderTiers, RegisterSegment,
-    RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
-    SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList,
-    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
-    WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
+    GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
+    LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap,
+    OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard,
+    ReportSilence, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply,
+    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -100,9 +100,9 @@ pub trait Service: Send + Sync + 'static {
     fn join(&self, caller: Caller, call: Join) -> Result<JoinReply, Refusal>;
     /// A member that is not known says which map it follows.
     fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<EmptyReply, Refusal>;
-    /// Which life of a node is known last.
-    fn get_life(&self, caller: Caller, call: GetLife) -> Result<LastLife, Refusal>;
-    /// A life of a node says which devices it has.
+    /// Which incarnation of a node is known last.
+    fn get_incarnation(&self, caller: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal>;
+    /// An incarnation of a node says which devices it has.
     fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
     /// A sign of life, with load.
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;

@@ -13,7 +13,7 @@ pub const SLOW_PER_REPORT: usize = 32;
 pub struct ReportShard {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// Its shard.
     pub shard: ShardFigures,
@@ -38,7 +38,7 @@ pub struct ShardList {
 pub struct ShardNode {
     /// Which node.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// How long ago, in nanoseconds.
     pub age_ns: u64,
@@ -53,7 +53,8 @@ pub struct GetRoom;
 /// How much the cluster could hold if it held nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Room {
-    /// Bytes of the pools and SSDs of all shards; nothing while a shard has not told of itself in its node's life.
+    /// Bytes of the pools and SSDs of all shards; nothing while a shard has not told of itself in its node's
+    /// incarnation.
     pub bytes: Option<u64>,
 }
 

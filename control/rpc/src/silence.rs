@@ -6,6 +6,6 @@
 pub struct ReportSilence {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
 }

@@ -106,7 +106,7 @@ pub struct CancelTask {
 pub struct AnswerCopies {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// The order's number.
     pub number: u64,

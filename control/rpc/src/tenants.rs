@@ -66,7 +66,7 @@ pub struct TenantStatus {
 pub struct SyncTenants {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// Which shard.
     pub shard: u16,

@@ -41,7 +41,7 @@ impl fmt::Debug for TicketReply {
 pub struct GetTicketKeys {
     /// Which node.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
 }
 

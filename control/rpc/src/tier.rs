@@ -12,7 +12,7 @@ pub const SHARDS_PER_REPORT: usize = 32;
 pub struct ReportTiers {
     /// Which member.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// The last order that was carried out; 0 for none.
     pub carried_out: u64,
@@ -70,7 +70,7 @@ pub struct TierList {
 pub struct TierNode {
     /// Which node.
     pub node: u64,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// How long ago, in nanoseconds.
     pub age_ns: u64,

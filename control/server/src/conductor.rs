@@ -309,7 +309,7 @@ impl Host {
 
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<EmptyReply, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let gone = self.change(|core, now_ns| core.desk.deregister(&call.instance, call.life, now_ns))?;
+        let gone = self.change(|core, now_ns| core.desk.deregister(&call.instance, call.incarnation, now_ns))?;
         if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
             follower.abort();
         }
@@ -320,14 +320,14 @@ impl Host {
         self.check_tenant(&call.instance, &call.tenant)?;
         let ReportLoad { seq, queued_tokens, decode_tokens, decodes, .. } = *call;
         let load = Load { seq, queued_tokens, decode_tokens, decodes };
-        self.with(|desk, now_ns| desk.report(&call.instance, call.life, load, now_ns)).map(|()| EmptyReply)
+        self.with(|desk, now_ns| desk.report(&call.instance, call.incarnation, load, now_ns)).map(|()| EmptyReply)
     }
 
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let (instance, life, batch) = batch_in(call);
+        let (instance, incarnation, batch) = batch_in(call);
         let reports_already = self.core().desk.reports_cache(&instance);
-        let take = |core: &mut Core, now_ns| core.desk.cache(&instance, life, batch, now_ns);
+        let take = |core: &mut Core, now_ns| core.desk.cache(&instance, incarnation, batch, now_ns);
         // The first batch changes what is remembered of an instance.
         let ack = if reports_already { self.call(Keep::Soon, take) } else { self.change(take) }?;
         Ok(convert::ack_out(ack))

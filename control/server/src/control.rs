@@ -24,7 +24,7 @@ use crate::admin::DrainStarts;
 use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, PublishedEvents};
-use crate::knock::Life;
+use crate::knock::NodeIncarnation;
 use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::shards::Shards;
@@ -43,8 +43,8 @@ pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VE
 /// How often it is looked whether changes can be made again.
 const LOOK_AGAIN_NS: u64 = 100_000_000;
 
-/// Lives of members, and the ports of some.
-pub(crate) type Doors = (BTreeSet<Life>, Vec<(Life, Vec<SocketAddr>)>);
+/// Incarnations of members, and the ports of some.
+pub(crate) type Doors = (BTreeSet<NodeIncarnation>, Vec<(NodeIncarnation, Vec<SocketAddr>)>);
 
 pub(crate) struct Core {
     cluster: Cluster,
@@ -65,10 +65,10 @@ impl Core {
     /// What was reported by nodes that are no members any more is of no use.
     fn forget_gone(&mut self) {
         let Self { cluster, tiers, shards, follow, quotas, .. } = self;
-        tiers.retain(|node, life| {
+        tiers.retain(|node, incarnation| {
             let is_it = |view: &kvplane_cluster::MemberView<'_>| {
                 let member = view.member;
-                (member.node.0, member.incarnation.0) == (node, life) && view.state != MemberState::Left
+                (member.node.0, member.incarnation.0) == (node, incarnation) && view.state != MemberState::Left
             };
             cluster.members().any(|view| is_it(&view))
         });
@@ -77,18 +77,18 @@ impl Core {
             .filter(|view| !matches!(view.state, MemberState::Dead | MemberState::Left))
             .map(|view| (view.member.node.0, view.member.incarnation.0))
             .collect();
-        shards.retain(|node, life| live.contains(&(node, life)));
-        follow.retain(|node, life| live.contains(&(node, life)));
-        quotas.retain(|node, life| live.contains(&(node, life)));
+        shards.retain(|node, incarnation| live.contains(&(node, incarnation)));
+        follow.retain(|node, incarnation| live.contains(&(node, incarnation)));
+        quotas.retain(|node, incarnation| live.contains(&(node, incarnation)));
     }
 
     /// Refuses what is no member's.
-    fn check_life(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
-        let life = self.cluster.members().find(|view| view.member.node.0 == node);
-        match life.filter(|view| view.member.incarnation.0 == incarnation) {
-            Some(life) => Ok(life.member.shards.len()),
+    fn check_incarnation(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
+        let found = self.cluster.members().find(|view| view.member.node.0 == node);
+        match found.filter(|view| view.member.incarnation.0 == incarnation) {
+            Some(view) => Ok(view.member.shards.len()),
             None => {
-                let reason = format!("life {incarnation} of node {node} is not that of a member");
+                let reason = format!("incarnation {incarnation} of node {node} is not that of a member");
                 Err(Refusal::new(RefusalCode::UnknownMember, reason))
             }
         }
@@ -191,9 +191,9 @@ impl Control {
         Ok(look(cluster, quotas, self.strict_tenants))
     }
 
-    /// How many shards a member has; an error where this life is not one's.
+    /// How many shards a member has; an error where this incarnation is not one's.
     pub(crate) fn check_member(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
-        self.core()?.check_life(node, incarnation)
+        self.core()?.check_incarnation(node, incarnation)
     }
 
     /// Nanoseconds since it began.
@@ -291,19 +291,19 @@ impl Control {
         }
     }
 
-    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that were never
-    /// heard, and where slots have two owners of those not in `known`, and that were reached once and are silent.
-    pub(crate) fn doors(&self, known: &BTreeMap<Life, bool>, most: usize) -> Result<Doors, Refusal> {
+    /// The incarnations of members of the map, and at whose ports to knock now, at most so many: of those that were
+    /// never heard, and where slots have two owners of those not in `known`, and that were reached once and are silent.
+    pub(crate) fn doors(&self, known: &BTreeMap<NodeIncarnation, bool>, most: usize) -> Result<Doors, Refusal> {
         let core = self.core()?;
         let of = |member: &Member| (member.node, member.incarnation);
         let (members, now_ns) = (&core.cluster.map().members, self.now_ns());
-        let lives = members.iter().map(of).collect();
+        let incarnations = members.iter().map(of).collect();
         let silent = core.cluster.silent(now_ns).filter(|member| known.get(&of(member)) == Some(&true));
         let several = core.cluster.map().replicas > 1;
         let new = members.iter().filter(|member| several && !known.contains_key(&of(member)));
         let ports = |member: &Member| member.shards.iter().map(|shard| shard.tcp).collect();
         let all = silent.chain(new).chain(core.cluster.unheard(now_ns));
-        Ok((lives, all.take(most).map(|member| (of(member), ports(member))).collect()))
+        Ok((incarnations, all.take(most).map(|member| (of(member), ports(member))).collect()))
     }
 
     /// How many nodes own slots.
@@ -454,7 +454,7 @@ impl Control {
     }
 }
 
-/// What the last known life of a node owns and holds.
+/// What the last known incarnation of a node owns and holds.
 pub(crate) struct NodeHoldings {
     pub(crate) incarnation: u64,
     pub(crate) state: MemberState,

@@ -75,7 +75,7 @@ fn describe() {
     let gauges = [
         ("kvplane_cluster_epoch", Unit::Count, "Epoch of the cluster map."),
         ("kvplane_cluster_segments", Unit::Count, "Segments in the catalog."),
-        ("kvplane_members", Unit::Count, "Nodes known, by state; dead and left ones are ended lives."),
+        ("kvplane_members", Unit::Count, "Nodes known, by state; dead and left ones are ended incarnations."),
         ("kvplane_node_objects", Unit::Count, "Objects of a live node, as it last said."),
         ("kvplane_node_used_bytes", Unit::Bytes, "Bytes taken of a live node's pools, as it last said."),
         ("kvplane_node_capacity_bytes", Unit::Bytes, "Bytes of a live node's pools."),
@@ -90,7 +90,7 @@ fn describe() {
         ("kvplane_rpc_rejected_connections_total", "Connections turned away, by reason."),
         ("kvplane_rpc_bad_frames_total", "Connections closed because of malformed messages."),
         ("kvplane_http_requests_total", "HTTP requests, by path and status."),
-        ("kvplane_cluster_joins_total", "Lives of nodes that joined."),
+        ("kvplane_cluster_joins_total", "Incarnations of nodes that joined."),
         ("kvplane_cluster_losses_total", "Members lost by silence."),
         ("kvplane_cluster_suspicions_total", "Times that a member became suspect."),
         ("kvplane_cluster_rejections_total", "Inputs that the cluster refused."),

@@ -58,7 +58,7 @@ pub(crate) struct Follow {
     snapshot_ns: u64,
     /// A snapshot that is to be asked for when its time has come.
     wants_snapshot: bool,
-    /// Nodes and lives whose events were told, and their shards.
+    /// Nodes and incarnations whose events were told, and their shards.
     told: BTreeSet<(u64, u64, u16)>,
     pub(crate) published: PublishedEvents,
 }
@@ -196,7 +196,7 @@ impl Follow {
         !self.watchers.is_empty()
     }
 
-    /// Whether a node of this life may report.
+    /// Whether a node of this incarnation may report.
     pub(crate) fn knows(&self, node: u64, incarnation: u64) -> bool {
         self.lines.get(&node).is_some_and(|line| line.incarnation == incarnation)
     }
@@ -216,7 +216,7 @@ impl Follow {
         Ok(())
     }
 
-    /// Keeps only lives that `keep` says; whoever watches learns that the others' objects are gone.
+    /// Keeps only incarnations that `keep` says; whoever watches learns that the others' objects are gone.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.lines.retain(|node, line| keep(*node, line.incarnation));
         let gone: Vec<_> =

@@ -8,7 +8,7 @@
 //! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
 //! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
 //! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
-//! plane in the same life before, as a firewall refuses, or drops, too.
+//! plane in the same incarnation before, as a firewall refuses, or drops, too.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,11 +35,11 @@ const LOOK: Duration = Duration::from_millis(50);
 const WITHIN: Duration = Duration::from_millis(450);
 /// Members that are asked at the same time.
 const AT_ONCE: usize = 32;
-/// How often a new life is asked whether its ports can be reached, before it is taken that they cannot.
+/// How often a new incarnation is asked whether its ports can be reached, before it is taken that they cannot.
 const TRIES: u8 = 8;
 
-/// One life of a node.
-pub(crate) type Life = (NodeId, Incarnation);
+/// One incarnation of a node.
+pub(crate) type NodeIncarnation = (NodeId, Incarnation);
 
 /// What is behind the ports of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,36 +64,37 @@ enum Answer {
 
 /// Looks for as long as it is polled.
 pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
-    // Whether the ports of a life were reached when it was new, and how often that was tried in vain.
-    let (mut reached, mut tries): (BTreeMap<Life, bool>, BTreeMap<Life, u8>) = (BTreeMap::new(), BTreeMap::new());
-    let mut asked: BTreeSet<Life> = BTreeSet::new();
+    // Whether the ports of an incarnation were reached when it was new, and how often that was tried in vain.
+    let (mut reached, mut tries): (BTreeMap<NodeIncarnation, bool>, BTreeMap<NodeIncarnation, u8>) =
+        (BTreeMap::new(), BTreeMap::new());
+    let mut asked: BTreeSet<NodeIncarnation> = BTreeSet::new();
     let mut open = JoinSet::new();
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = look.tick() => {
-                let Ok((lives, doors)) = control.doors(&reached, AT_ONCE) else { continue };
-                reached.retain(|life, _| lives.contains(life));
-                tries.retain(|life, _| lives.contains(life));
-                for (life, ports) in doors {
-                    if asked.len() < AT_ONCE && asked.insert(life) {
+                let Ok((incarnations, doors)) = control.doors(&reached, AT_ONCE) else { continue };
+                reached.retain(|incarnation, _| incarnations.contains(incarnation));
+                tries.retain(|incarnation, _| incarnations.contains(incarnation));
+                for (incarnation, ports) in doors {
+                    if asked.len() < AT_ONCE && asked.insert(incarnation) {
                         let cluster = cluster.clone();
-                        open.spawn(async move { (life, knock_at(&cluster, life, &ports).await) });
+                        open.spawn(async move { (incarnation, knock_at(&cluster, incarnation, &ports).await) });
                     }
                 }
             }
-            Some(Ok((life, found))) = open.join_next() => {
-                asked.remove(&life);
-                match reached.entry(life) {
-                    Entry::Occupied(_) => tell(&control, life, found),
+            Some(Ok((incarnation, found))) = open.join_next() => {
+                asked.remove(&incarnation);
+                match reached.entry(incarnation) {
+                    Entry::Occupied(_) => tell(&control, incarnation, found),
                     Entry::Vacant(first) if found == PortProbe::Somebody => {
                         first.insert(true);
                         // From now on reports of its silence are not needed. A rejection says that it is gone already.
-                        let _ = control.handle(Input::Answered { node: life.0, incarnation: life.1 });
+                        let _ = control.handle(Input::Answered { node: incarnation.0, incarnation: incarnation.1 });
                     }
                     Entry::Vacant(first) => {
-                        let tried = tries.entry(life).or_insert(0);
+                        let tried = tries.entry(incarnation).or_insert(0);
                         *tried += 1;
                         if *tried == TRIES {
                             first.insert(false);
@@ -106,8 +107,8 @@ pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
 }
 
 /// Tells the cluster what was found at the ports of a member that is silent.
-fn tell(control: &Control, life: Life, found: PortProbe) {
-    let (node, incarnation) = life;
+fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
+    let (node, incarnation) = of;
     let input = match found {
         PortProbe::Nobody => Input::Refused { node, incarnation },
         PortProbe::Silence => Input::Unanswered { node, incarnation },
@@ -119,10 +120,10 @@ fn tell(control: &Control, life: Life, found: PortProbe) {
 }
 
 /// Greets all ports of a member at the same time.
-async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> PortProbe {
+async fn knock_at(cluster: &str, incarnation: NodeIncarnation, ports: &[SocketAddr]) -> PortProbe {
     let mut open = JoinSet::new();
     for (shard, port) in (0..).zip(ports) {
-        let (port, frame) = (*port, greeting(cluster, life, ShardId(shard)));
+        let (port, frame) = (*port, greeting(cluster, incarnation, ShardId(shard)));
         open.spawn(async move { ask(port, frame).await });
     }
     let mut answers = Vec::with_capacity(ports.len());
@@ -141,7 +142,7 @@ async fn knock_at(cluster: &str, life: Life, ports: &[SocketAddr]) -> PortProbe 
 }
 
 /// The first frame of a data connection to a shard.
-fn greeting(cluster: &str, (node, incarnation): Life, shard: ShardId) -> Vec<u8> {
+fn greeting(cluster: &str, (node, incarnation): NodeIncarnation, shard: ShardId) -> Vec<u8> {
     // Numbers that no connection of a client has. Without any, those of nobody serve: no more than the greeting is
     // sent.
     let (client, connection) = (random_u64().unwrap_or(0), random_u64().unwrap_or(0));
@@ -179,9 +180,9 @@ mod tests {
         let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
         let (one, other) = (here().await.unwrap(), here().await.unwrap());
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
-        let life = (NodeId(7), Incarnation(5));
+        let incarnation = (NodeId(7), Incarnation(5));
         // The kernel takes connections of a process that does not run.
-        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Silence);
+        assert_eq!(knock_at("c", incarnation, &ports).await, PortProbe::Silence);
         // Any answer will do, and so will an end: whoever listens runs.
         let serve = |listener: tokio::net::TcpListener, says: bool| {
             tokio::spawn(async move {
@@ -192,7 +193,7 @@ mod tests {
                     let mut body = vec![0; header.body_bytes as usize];
                     stream.read_exact(&mut body).await.unwrap();
                     let hello = Hello::decode(&body).unwrap();
-                    assert_eq!((hello.node, hello.incarnation, &*hello.cluster), (life.0, life.1, "c"));
+                    assert_eq!((hello.node, hello.incarnation, &*hello.cluster), (incarnation.0, incarnation.1, "c"));
                     if says {
                         stream.write_all(&[1]).await.unwrap();
                         let _ = stream.read(&mut [0; 1]).await;
@@ -201,15 +202,15 @@ mod tests {
             })
         };
         let first = serve(one, true);
-        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Parts);
+        assert_eq!(knock_at("c", incarnation, &ports).await, PortProbe::Parts);
         let second = serve(other, false);
-        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Somebody);
+        assert_eq!(knock_at("c", incarnation, &ports).await, PortProbe::Somebody);
         second.abort();
         let _ = second.await;
-        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Parts);
+        assert_eq!(knock_at("c", incarnation, &ports).await, PortProbe::Parts);
         first.abort();
         let _ = first.await;
-        assert_eq!(knock_at("c", life, &ports).await, PortProbe::Nobody);
-        assert_eq!(knock_at("c", life, &[]).await, PortProbe::Parts);
+        assert_eq!(knock_at("c", incarnation, &ports).await, PortProbe::Nobody);
+        assert_eq!(knock_at("c", incarnation, &[]).await, PortProbe::Parts);
     }
 }

@@ -28,7 +28,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 /// How long it may take to learn that an engine is gone.
-const LIFE_DEADLINE: Duration = Duration::from_secs(1);
+const INCARNATION_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How much the metadata server keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl Metadata {
 /// there says so: what cannot be read, is elsewhere or cannot be reached in time may live.
 async fn is_gone(meta: &Value) -> bool {
     let Some((host, port)) = place_of(&meta.bytes) else { return false };
-    let looked = timeout(LIFE_DEADLINE, async {
+    let looked = timeout(INCARNATION_DEADLINE, async {
         let named: Vec<IpAddr> = match host.parse::<IpAddr>() {
             Ok(address) => vec![address],
             Err(_) => lookup_host((host.as_str(), port)).await?.map(|address| address.ip()).collect(),

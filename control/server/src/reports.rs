@@ -1,8 +1,8 @@
-//! What nodes have reported of themselves, by node. A new life of a node begins with nothing.
+//! What nodes have reported of themselves, by node. A new incarnation of a node begins with nothing.
 
 use std::collections::BTreeMap;
 
-/// One node's, of one life.
+/// One node's, of one incarnation.
 #[derive(Debug, Default)]
 pub(crate) struct NodeReport<T> {
     pub(crate) incarnation: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Reports<T> {
 }
 
 impl<T: Default> Reports<T> {
-    /// A node reports: what is known of this life of it.
+    /// A node reports: what is known of this incarnation of it.
     pub(crate) fn hear(&mut self, node: u64, incarnation: u64, now_ns: u64) -> &mut T {
         let reported = self.nodes.entry(node).or_default();
         if reported.incarnation != incarnation {
@@ -45,7 +45,7 @@ impl<T: Default> Reports<T> {
         chosen.map(|(number, reported)| (*number, &mut reported.what))
     }
 
-    /// Keeps only lives that `keep` says.
+    /// Keeps only incarnations that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(|number, reported| keep(*number, reported.incarnation));
     }

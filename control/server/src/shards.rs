@@ -53,7 +53,7 @@ impl Shards {
         listed.collect()
     }
 
-    /// Bytes of the pools and SSDs of a node's shards; nothing unless all of them have reported in this life.
+    /// Bytes of the pools and SSDs of a node's shards; nothing unless all of them have reported in this incarnation.
     pub(crate) fn room_of(&self, node: u64, incarnation: u64, shards: usize) -> Option<u64> {
         if shards == 0 {
             return Some(0);
@@ -64,7 +64,7 @@ impl Shards {
         (reported.what.len() >= shards).then_some(all)
     }
 
-    /// Keeps only lives that `keep` says.
+    /// Keeps only incarnations that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(&keep);
         self.hot.retain(&keep);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_objects_are_listed_by_node_within_limits_and_end_with_their_life() {
+    fn hot_objects_are_listed_by_node_within_limits_and_end_with_their_incarnation() {
         let hot = HotFigures { digest: 5, gets: 6, bytes: 7 };
         let names = vec![ObjectFigures { digest: 5, tenant: Vec::new(), key: vec![b'k'; NAME_PER_REPORT_BYTES] }];
         let shard = HotShard { shard: 1, over_ns: 8, hot: vec![hot; HOT_PER_REPORT], names };
@@ -95,12 +95,12 @@ mod tests {
         shards.report_hot(ReportHot { node: 7, incarnation: 1, shard: shard.clone() }, 10);
         assert_eq!(shards.list_hot(Some(7)), [(7, vec![shard])]);
         assert!(shards.list_hot(Some(8)).is_empty());
-        shards.retain(|_, life| life == 2);
+        shards.retain(|_, incarnation| incarnation == 2);
         assert!(shards.list_hot(None).is_empty());
     }
 
     #[test]
-    fn reports_add_up_by_shard_and_end_with_their_life() {
+    fn reports_add_up_by_shard_and_end_with_their_incarnation() {
         let report = |incarnation, shard, objects| ReportShard {
             node: 7,
             incarnation,
@@ -112,14 +112,14 @@ mod tests {
         assert_eq!((shards.room_of(8, 1, 1), shards.room_of(8, 1, 0)), (None, Some(0)));
         shards.report(report(1, 1, 6), 20);
         shards.report(report(1, 0, 7), 30);
-        assert_eq!((shards.room_of(7, 1, 2), shards.room_of(7, 2, 2)), (Some(1200), None), "another life");
+        assert_eq!((shards.room_of(7, 1, 2), shards.room_of(7, 2, 2)), (Some(1200), None), "another incarnation");
         let listed = shards.list(Some(7), 50);
         let objects: Vec<u64> = listed[0].shards.iter().map(|shard| shard.objects).collect();
         assert_eq!((listed[0].age_ns, objects), (20, vec![7, 6]));
         assert!(shards.list(Some(8), 50).is_empty());
         shards.report(report(2, 0, 1), 60);
         assert_eq!(shards.list(None, 60)[0].shards.len(), 1);
-        shards.retain(|_, life| life == 1);
+        shards.retain(|_, incarnation| incarnation == 1);
         assert!(shards.list(None, 60).is_empty());
     }
 }

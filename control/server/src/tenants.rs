@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_cluster::{Cluster, Input, Quotas, Reply, ShardLife, ShardUse, Tenant};
+use kvplane_cluster::{Cluster, Input, Quotas, Reply, ShardIncarnation, ShardUse, Tenant};
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::message::{
     EmptyReply, LeaseOfTenant, RemoveTenant, SetTenant, SyncTenants, TenantLeases, TenantList, TenantStatus,
@@ -75,7 +75,7 @@ impl Control {
         });
         let uses = uses.collect();
         self.with_quotas(|cluster, quotas, strict| {
-            let who = ShardLife { node, incarnation, shard };
+            let who = ShardIncarnation { node, incarnation, shard };
             let all_known = all_known(cluster, quotas, who);
             let leases = quotas.sync(who, pool_bytes, uses, cluster.tenants(), all_known);
             let of = |lease: kvplane_cluster::ShardLease| LeaseOfTenant {
@@ -89,13 +89,13 @@ impl Control {
 }
 
 /// Whether every shard of every member, but for this one, has said what it has.
-fn all_known(cluster: &Cluster, quotas: &Quotas, but: ShardLife) -> bool {
+fn all_known(cluster: &Cluster, quotas: &Quotas, but: ShardIncarnation) -> bool {
     let live = cluster.members().filter(|view| view.state.is_live());
     live.into_iter().all(|view| {
         let (node, incarnation) = (view.member.node.0, view.member.incarnation.0);
         (0..view.member.shards.len()).all(|shard| {
-            let life = ShardLife { node, incarnation, shard: shard as u16 };
-            life == but || quotas.knows(life)
+            let of = ShardIncarnation { node, incarnation, shard: shard as u16 };
+            of == but || quotas.knows(of)
         })
     })
 }

@@ -59,7 +59,7 @@ impl Tiers {
         listed.collect()
     }
 
-    /// Keeps only lives that `keep` says.
+    /// Keeps only incarnations that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
         self.nodes.retain(keep);
     }
@@ -96,13 +96,13 @@ mod tests {
     }
 
     #[test]
-    fn another_life_begins_anew() {
+    fn another_incarnation_begins_anew() {
         let mut tiers = Tiers::default();
         tiers.report(report(7, 1, 3, &[0, 1]), 10);
         tiers.order(None, TierAction::Reclaim { free_percent: 9 });
         assert!(tiers.report(report(7, 2, 0, &[0]), 20).is_empty());
         assert_eq!(tiers.list(None, 20)[0].shards.len(), 1);
-        tiers.retain(|node, life| (node, life) != (7, 2));
+        tiers.retain(|node, incarnation| (node, incarnation) != (7, 2));
         assert!(tiers.list(None, 20).is_empty());
     }
 }

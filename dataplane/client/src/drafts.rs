@@ -4,8 +4,9 @@
 //! Over shared memory a range is filled as an object is put: room is asked for, the host copies, the copy is committed.
 //! So a fill is under way on one lane until it is answered, and what becomes of that lane becomes of it.
 //!
-//! A draft's number means something to the shard that gave it, in the life in which it did. To any other it may name
-//! another draft of this client. So what is said of a draft is sent to that life of that shard, or to nobody.
+//! A draft's number means something to the shard that gave it, in the incarnation in which it did. To any other it may
+//! name another draft of this client. So what is said of a draft is sent to that incarnation of that shard, or to
+//! nobody.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -16,18 +17,20 @@ use kvplane_proto::message::{FillItem, IdItem, Item, Kind, Operation, PutItem, R
 use super::Client;
 use super::types::{Local, Request};
 
-/// Which life of which shard a peer of the client is: no two that one client ever knew have the same.
+/// Which incarnation of which shard a peer of the client is: no two that one client ever knew have the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
-pub struct PeerLife(pub u32);
+pub struct PeerIncarnation(pub u32);
 
 // Each slice has a request, and there are many.
 const _: () = assert!(size_of::<Request>() <= 64);
 
 impl Request {
-    /// The life of the owner that alone may be asked this, if only one may.
-    pub(super) const fn life(&self) -> Option<PeerLife> {
+    /// The incarnation of the owner that alone may be asked this, if only one may.
+    pub(super) const fn incarnation(&self) -> Option<PeerIncarnation> {
         match *self {
-            Self::Fill(_, life, ..) | Self::Seal(_, life, _) | Self::Discard(_, life, _) => Some(life),
+            Self::Fill(_, incarnation, ..) | Self::Seal(_, incarnation, _) | Self::Discard(_, incarnation, _) => {
+                Some(incarnation)
+            }
             _ => None,
         }
     }

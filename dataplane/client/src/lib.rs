@@ -59,7 +59,7 @@ use std::sync::Arc;
 
 pub use bulk::{Copies, RowCopy};
 use dispatch::{Group, RailEntry};
-pub use drafts::PeerLife;
+pub use drafts::PeerIncarnation;
 use fences::Fences;
 use free_list::FreeList;
 use lane::Lane;
@@ -96,8 +96,8 @@ pub struct Client {
     map: Option<(ClusterMap, OwnerTable)>,
     peers: FreeList<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
-    /// Lives of peers so far.
-    lives: u32,
+    /// Incarnations of peers so far.
+    incarnations: u32,
     /// What peers were to be told when they were left, oldest first.
     left_fences: VecDeque<(PeerAddress, Fences)>,
     lanes: FreeList<Lane>,
@@ -147,7 +147,7 @@ struct Peer {
     address: PeerAddress,
     groups: Vec<Group>,
     /// Tells it from all others that had its place or have the same address.
-    life: PeerLife,
+    incarnation: PeerIncarnation,
     /// How near its devices are to its memory, where it told.
     near: Near,
     retries: RetryBudget,
@@ -171,7 +171,7 @@ impl Client {
             map: None,
             peers: FreeList::new(),
             peer_index: BTreeMap::new(),
-            lives: 0,
+            incarnations: 0,
             left_fences: VecDeque::new(),
             lanes: FreeList::new(),
             rails: FreeList::new(),

@@ -9,7 +9,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::map::{ClusterMap, Owner};
 
 use super::dispatch::{Group, RailEntry};
-use super::drafts::PeerLife;
+use super::drafts::PeerIncarnation;
 use super::fences::Fences;
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailBooks;
@@ -89,8 +89,12 @@ impl Client {
         if let Some(&peer) = self.peer_index.get(&address) {
             return peer;
         }
-        self.lives = self.lives.checked_add(1).expect("2^32 peers");
-        let peer = PeerId(self.peers.add(Peer { life: PeerLife(self.lives), near, ..Peer::new(address.clone()) }));
+        self.incarnations = self.incarnations.checked_add(1).expect("2^32 peers");
+        let peer = PeerId(self.peers.add(Peer {
+            incarnation: PeerIncarnation(self.incarnations),
+            near,
+            ..Peer::new(address.clone())
+        }));
         self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
         match address.kind {
@@ -287,8 +291,18 @@ impl Peer {
     fn new(address: PeerAddress) -> Self {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
         let fences = Fences::default();
-        let (near, life) = (Near::default(), PeerLife(0));
-        Self { address, groups: Vec::new(), life, near, retries, fences, tail_ns: 0, pinned: false, departed: false }
+        let (near, incarnation) = (Near::default(), PeerIncarnation(0));
+        Self {
+            address,
+            groups: Vec::new(),
+            incarnation,
+            near,
+            retries,
+            fences,
+            tail_ns: 0,
+            pinned: false,
+            departed: false,
+        }
     }
 }
 

@@ -28,7 +28,7 @@ impl Client {
         let slice = self.slices.at(index);
         let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
         if status == Status::WrongOwner && segment {
-            // A segment lives in one life of one process: no other map leads to it.
+            // A segment lives in one incarnation of one process: no other map leads to it.
             self.leave_lane(index);
             self.complete(index, Status::Stale);
             return;

@@ -51,7 +51,9 @@ impl Client {
             self.complete(id.index, Status::NoOwner);
             return None;
         };
-        if self.asks_departed(&request) || request.life().is_some_and(|life| life != self.peers[peer.0 as usize].life) {
+        if self.asks_departed(&request)
+            || request.incarnation().is_some_and(|incarnation| incarnation != self.peers[peer.0 as usize].incarnation)
+        {
             self.complete(id.index, Status::Stale);
             return None;
         }

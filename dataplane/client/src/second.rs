@@ -257,7 +257,7 @@ impl Client {
     }
 
     /// Nodes that owe answers and of which nothing was heard for so long, on any connection to any of their shards,
-    /// with their lives.
+    /// with their incarnations.
     pub fn silent_nodes(&self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
         let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
         for lane in self.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {

@@ -3,7 +3,7 @@
 use kvplane_proto::ids::{BatchId, RequestId, Version};
 use kvplane_proto::status::Status;
 
-use super::drafts::PeerLife;
+use super::drafts::PeerIncarnation;
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
@@ -78,7 +78,7 @@ impl Client {
             version: Version(0),
             replicas: 0,
             from_replica: false,
-            life: PeerLife(0),
+            incarnation: PeerIncarnation(0),
         };
         batch.results.resize(requests.len(), pending);
         batch.open_slices.resize(requests.len(), 0);
@@ -210,7 +210,7 @@ impl Client {
                 result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.is_replicated);
                 result.from_replica = slice.request.is_get() && slice.is_of_replica();
                 if matches!(slice.request, Request::Begin(..)) {
-                    result.life = self.peers[slice.peer as usize].life;
+                    result.incarnation = self.peers[slice.peer as usize].incarnation;
                 }
             }
             let open = &mut batch.open_slices[task as usize];

@@ -10,7 +10,7 @@ use kvplane_proto::ids::{BatchId, Incarnation, NodeId, SegmentId, ShardId, Versi
 use kvplane_proto::message::PageQuery;
 use kvplane_proto::status::Status;
 
-use super::drafts::PeerLife;
+use super::drafts::PeerIncarnation;
 use super::near::Place;
 use super::path::{Path, PeerKind, Via};
 
@@ -125,7 +125,7 @@ pub struct PeerAddress {
     pub kind: PeerKind,
     /// Its node; 0 for whoever answers.
     pub node: NodeId,
-    /// The node's life; 0 for any.
+    /// The node's incarnation; 0 for any.
     pub incarnation: Incarnation,
     /// Its shard.
     pub shard: ShardId,
@@ -200,15 +200,15 @@ pub enum Request {
     RemoveCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
-    /// number as a draft, which means something to one life of one shard only: that of the result.
+    /// number as a draft, which means something to one incarnation of one shard only: that of the result.
     Begin(Digest, u64, u32, u32),
-    /// Keep these bytes at this offset of a draft of this number, which was begun with that life of the owner. `Stale`
-    /// where the digest's owner is another by now, and nobody is asked.
-    Fill(Digest, PeerLife, u64, u64, Local),
+    /// Keep these bytes at this offset of a draft of this number, which was begun with that incarnation of the owner.
+    /// `Stale` where the digest's owner is another by now, and nobody is asked.
+    Fill(Digest, PeerIncarnation, u64, u64, Local),
     /// A draft is complete: it becomes the object. `Stale` as for a fill.
-    Seal(Digest, PeerLife, u64),
+    Seal(Digest, PeerIncarnation, u64),
     /// A draft is given up. `Stale` as for a fill.
-    Discard(Digest, PeerLife, u64),
+    Discard(Digest, PeerIncarnation, u64),
     /// Bring a range of a segment into memory.
     Read(SegmentTarget, Local),
     /// Write a range of a segment.
@@ -266,7 +266,7 @@ pub struct TaskResult {
     /// For gets: the replica owner gave it, and the owner has not said whether it has it too.
     pub from_replica: bool,
     /// For a draft that was begun: with whom.
-    pub life: PeerLife,
+    pub incarnation: PeerIncarnation,
 }
 
 /// Something for the host to do.

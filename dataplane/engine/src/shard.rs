@@ -74,7 +74,7 @@ pub struct ShardConfig {
     pub pool: Option<RegionOptions>,
     /// Limits of its store; `pool_bytes` follows the memory.
     pub store: Option<StoreConfig>,
-    /// First version that its store gives: above all of its former lives.
+    /// First version that its store gives: above all of its former incarnations.
     pub first_version: Version,
     /// The host's settings.
     pub host: HostConfig,
@@ -84,7 +84,7 @@ enum Command {
     Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
-    BeginLife { incarnation: Incarnation },
+    BeginIncarnation { incarnation: Incarnation },
     Follow { state: u64, owners: Arc<SlotOwners> },
     Tier { order: TierOrder, answer: SyncSender<bool> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
@@ -223,13 +223,13 @@ impl ShardHandle {
         self.send(Command::ListenShm { listener })
     }
 
-    /// Starts a new life: objects are dropped, connections ended, nothing is owned until the next
+    /// Starts a new incarnation: objects are dropped, connections ended, nothing is owned until the next
     /// [`Self::follow_owners`].
     ///
     /// # Errors
     /// When its mailbox is full.
-    pub fn begin_life(&self, incarnation: Incarnation) -> Result<(), ShardError> {
-        self.send(Command::BeginLife { incarnation })
+    pub fn begin_incarnation(&self, incarnation: Incarnation) -> Result<(), ShardError> {
+        self.send(Command::BeginIncarnation { incarnation })
     }
 
     /// Tells who owns the slots by a map of this state of the control plane.
@@ -426,9 +426,9 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<QuietWaiter>) {
             // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.
             let _ = host.listen_shm(listener);
         }
-        Command::BeginLife { incarnation } => {
+        Command::BeginIncarnation { incarnation } => {
             if let Some(service) = host.service() {
-                service.begin_life(incarnation);
+                service.begin_incarnation(incarnation);
             }
         }
         Command::Follow { state, owners } => host.follow_owners(state, &owners),

@@ -30,7 +30,7 @@ id!(
     NodeId(u64)
 );
 id!(
-    /// One life of a node: greater after every restart. A message that carries an older one is stale.
+    /// One incarnation of a node: greater after every restart. A message that carries an older one is stale.
     Incarnation(u64)
 );
 id!(

@@ -4,9 +4,9 @@
 //! filled, filled. What is filled never changes again, so it may be read before the rest is there. The checksum of the
 //! whole is put together from those of the ranges.
 //!
-//! A draft's life ([`LIFECYCLE`]) ends when it is sealed, given up, or left alone for too long. While somebody writes
-//! or reads a range of it, its room stays as it is: a draft that ended is `Dying` until the last of them has gone. So
-//! late bytes land in the dead draft, and never in what is another's by then.
+//! A draft's incarnation ([`LIFECYCLE`]) ends when it is sealed, given up, or left alone for too long. While somebody
+//! writes or reads a range of it, its room stays as it is: a draft that ended is `Dying` until the last of them has
+//! gone. So late bytes land in the dead draft, and never in what is another's by then.
 //!
 //! Not here: the room itself, which is a reservation of the store's, and who is at the other end.
 
@@ -39,7 +39,7 @@ impl DraftId {
     }
 }
 
-/// Where a draft is in its life.
+/// Where a draft is in its incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// There is none.

@@ -25,7 +25,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EntryId(pub u32);
 
-/// Where an entry is in its life.
+/// Where an entry is in its incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Unused.
@@ -101,7 +101,7 @@ pub struct Entry {
     /// Above the length's lower 32 bits, and marks in the highest five.
     bytes_high: u8,
     /// The state, below [`MARKS_AT`], and marks from there on.
-    life: u8,
+    incarnation: u8,
     pub(crate) place: Place,
     /// Space is taken in units of so many granules, as a power of two: three bits. Above them, how many granules more
     /// than its bytes alone it takes for its tail.
@@ -118,7 +118,7 @@ pub const ACCOUNTS: usize = 1 << (u32::BITS - ACCOUNT_AT);
 pub(crate) const BYTES_MOST: u64 = (1 << 35) - 1;
 /// Bits of `bytes_high` that are marks.
 const HIGH_MARKS: u8 = 0xf8;
-/// Where in `life` marks begin.
+/// Where in `incarnation` marks begin.
 const MARKS_AT: u32 = 3;
 /// Bits of `space` that say the unit.
 const UNIT_BITS: u32 = 3;
@@ -231,7 +231,7 @@ impl Entry {
     pub const fn is(&self, mark: Mark) -> bool {
         match mark.high() {
             Some(bit) => self.bytes_high & bit != 0,
-            None => self.life & (mark as u8) << MARKS_AT != 0,
+            None => self.incarnation & (mark as u8) << MARKS_AT != 0,
         }
     }
 
@@ -249,7 +249,7 @@ impl Entry {
     const fn mark(&mut self, mark: Mark, set: bool) {
         let (word, bit) = match mark.high() {
             Some(bit) => (&mut self.bytes_high, bit),
-            None => (&mut self.life, (mark as u8) << MARKS_AT),
+            None => (&mut self.incarnation, (mark as u8) << MARKS_AT),
         };
         *word = if set { *word | bit } else { *word & !bit };
     }
@@ -261,11 +261,11 @@ impl Entry {
     }
 
     fn take_step(&mut self, event: Event) {
-        let marks = self.life >> MARKS_AT << MARKS_AT;
-        self.life = marks | step(self.state(), event) as u8;
+        let marks = self.incarnation >> MARKS_AT << MARKS_AT;
+        self.incarnation = marks | step(self.state(), event) as u8;
     }
 
-    /// Where it is in its life.
+    /// Where it is in its incarnation.
     #[must_use]
     pub const fn state(&self) -> State {
         const STATE: [State; 8] = [
@@ -278,7 +278,7 @@ impl Entry {
             State::Vacant,
             State::Vacant,
         ];
-        STATE[(self.life & ((1 << MARKS_AT) - 1)) as usize]
+        STATE[(self.incarnation & ((1 << MARKS_AT) - 1)) as usize]
     }
 
     /// Where its bytes are.
@@ -364,7 +364,7 @@ impl Entries {
             after: NONE,
             pins: u32::from(keep.account) << ACCOUNT_AT,
             bytes_high: (bytes >> 32) as u8,
-            life: step(State::Vacant, Event::Reserve) as u8,
+            incarnation: step(State::Vacant, Event::Reserve) as u8,
             place: Place::Nowhere,
             space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
         };

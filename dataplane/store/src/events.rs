@@ -136,7 +136,7 @@ impl EventLog {
     #[must_use]
     pub fn read(&self, from: u64, most: usize) -> EventPage {
         let oldest = self.next - self.ring.len() as u64;
-        // A number from another life is no better than one that was dropped.
+        // A number from another incarnation is no better than one that was dropped.
         let first = if from > self.next { oldest } else { from.max(oldest) };
         let lost = if from > self.next { 1 } else { first - from };
         let skip = (first - oldest) as usize;

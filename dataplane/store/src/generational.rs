@@ -2,7 +2,7 @@
 //! place is recognised.
 //!
 //! Vacant places are reused in the order in which they fell vacant: a place's generation then wraps only after 2^32
-//! times the limit of holders, and a stale name cannot come true by accident within any transfer's life.
+//! times the limit of holders, and a stale name cannot come true by accident within any transfer's incarnation.
 
 const NONE: u32 = u32::MAX;
 

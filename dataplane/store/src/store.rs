@@ -97,7 +97,8 @@ pub struct Store<P = ChosenPolicy> {
 }
 
 impl Store {
-    /// An empty store. The first commit gets `first_version`: greater than any that an earlier life of this shard gave.
+    /// An empty store. The first commit gets `first_version`: greater than any that an earlier incarnation of this
+    /// shard gave.
     ///
     /// # Errors
     /// A field of `config` that cannot be.
@@ -455,7 +456,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.allocator.free(block)
     }
 
-    /// Applies a step of the entry's life that keeps its bytes, and moves them to the other state's account.
+    /// Applies a step of the entry's incarnation that keeps its bytes, and moves them to the other state's account.
     fn change_state(&mut self, id: EntryId, step: impl FnOnce(&mut Entries, EntryId)) {
         let granules = self.entries[id].granules();
         self.granules[self.entries[id].state() as usize] -= granules;

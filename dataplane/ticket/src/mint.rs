@@ -59,8 +59,8 @@ impl Mint {
         Ok(mint)
     }
 
-    /// With the keys that [`Self::keys`] gave in a former life of this control plane, which nodes know, in place of new
-    /// ones.
+    /// With the keys that [`Self::keys`] gave in a former incarnation of this control plane, which nodes know, in place
+    /// of new ones.
     pub fn resume(&mut self, keys: Vec<TicketKey>, now: u64) {
         let mut keys = keys.into_iter();
         if let (Some(present), Some(next)) = (keys.next(), keys.next()) {

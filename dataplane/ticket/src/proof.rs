@@ -11,8 +11,8 @@ pub type Challenge = [u8; CHALLENGE_BYTES];
 pub struct HandshakeTranscript<'a> {
     /// What the shard challenged with.
     pub challenge: &'a Challenge,
-    /// The greeting, as it was sent: which cluster, node, life and shard was meant, and which connection of which asker
-    /// this is.
+    /// The greeting, as it was sent: which cluster, node, incarnation and shard was meant, and which connection of
+    /// which asker this is.
     pub hello: &'a [u8],
 }
 

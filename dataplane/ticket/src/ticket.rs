@@ -97,7 +97,7 @@ pub struct Ticket {
     pub tenant: Option<u32>,
     /// A number of the holder: drawn at its start, or a node's.
     pub holder: u64,
-    /// The holder's life, where it is a node: 0 for others, whose number is their life's.
+    /// The holder's incarnation, where it is a node: 0 for others, whose number is their incarnation's.
     pub incarnation: u64,
     /// The epochs of the cluster map for which it is good, the first and the last.
     pub epochs: (u64, u64),

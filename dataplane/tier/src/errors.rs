@@ -52,9 +52,9 @@ pub enum OpenError {
         expected: u64,
     },
     /// The device was opened more often than its format can count.
-    TooManyLives {
+    TooManyIncarnations {
         /// How often.
-        lives: u64,
+        incarnations: u64,
     },
 }
 
@@ -105,7 +105,9 @@ impl fmt::Display for OpenError {
             Self::OtherLayout { field, found, expected } => {
                 write!(f, "the device was formatted with {field} {found}, and would have {expected} now")
             }
-            Self::TooManyLives { lives } => write!(f, "the device was opened {lives} times: format it anew"),
+            Self::TooManyIncarnations { incarnations } => {
+                write!(f, "the device was opened {incarnations} times: format it anew")
+            }
         }
     }
 }

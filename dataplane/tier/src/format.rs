@@ -1,9 +1,9 @@
 //! What stands on the device: superblock, segment header, record, footer page. Fixed layout, little-endian.
 //!
 //! Every structure begins with a magic number and the format version and carries a CRC-32C. Those of segments, records
-//! and footers are seeded with the device's uuid, and each says where it belongs: content of an earlier life of the
-//! device, of another device, or payload that imitates a record is not taken for ours. Payloads carry CRC-64/NVME, one
-//! for each chunk. The byte tables stand in docs/tier.md; golden bytes in the tests hold them still.
+//! and footers are seeded with the device's uuid, and each says where it belongs: content of an earlier incarnation of
+//! the device, of another device, or payload that imitates a record is not taken for ours. Payloads carry CRC-64/NVME,
+//! one for each chunk. The byte tables stand in docs/tier.md; golden bytes in the tests hold them still.
 //!
 //! Not here: when anything is written, or what follows from what is read.
 

@@ -29,7 +29,7 @@ state_machine! {
         Retired,
         /// What is to stay is being copied.
         Reclaiming,
-        /// Not used again in this life.
+        /// Not used again in this incarnation.
         Dead,
     }
     /// What happens to a segment.

@@ -62,7 +62,7 @@ use start::Phase;
 use strikes::Strikes;
 use untracked::UntrackedObjects;
 
-/// Sequences of one life of the shard, in bits: the life stands above them.
+/// Sequences of one incarnation of the shard, in bits: the incarnation stands above them.
 const SEQUENCE_BITS: u32 = 40;
 /// Lists of a segment's records: one for the open segment, others for those being sealed or scanned.
 const ENTRY_LISTS: usize = 4;
@@ -75,7 +75,7 @@ pub struct Tier {
     options: OpenOptions,
     policy: ReclaimPolicy,
     uuid: u128,
-    life: u64,
+    incarnation: u64,
     next_sequence: u64,
     phase: Phase,
     /// What was found; nothing where it could not be read.
@@ -131,7 +131,7 @@ impl Tier {
         let mut tier = Self {
             policy: ReclaimPolicy { hot_hits: config.hot_hits, budget_bytes },
             uuid: 0,
-            life: 0,
+            incarnation: 0,
             next_sequence: 0,
             phase: Phase::Superblocks { left: 4 },
             superblocks: [None; 2],
@@ -216,8 +216,8 @@ impl Tier {
 
     /// How often the device was opened, this time too; 1 for one that was formatted at this opening.
     #[must_use]
-    pub const fn life(&self) -> u64 {
-        self.life
+    pub const fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     /// How many places the index has.

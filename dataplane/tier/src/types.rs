@@ -142,7 +142,7 @@ pub enum Event {
         /// The device's uuid.
         uuid: u128,
         /// How often it was opened.
-        life: u64,
+        incarnation: u64,
     },
     /// What [`crate::Tier::note_ownership`] was given is durable.
     OwnershipNoted,
@@ -261,8 +261,8 @@ pub struct RecoveryReport {
     pub superseded_records: u64,
     /// Parts of segments that could not be read.
     pub unreadable_windows: u64,
-    /// Segments that were in use when the life before ended, and of which nothing is left, as the header of the one
-    /// made ready after it says. What replaced or removed objects there may be undone.
+    /// Segments that were in use when the incarnation before ended, and of which nothing is left, as the header of the
+    /// one made ready after it says. What replaced or removed objects there may be undone.
     pub missing_segments: u32,
     /// Times when something durable was found missing that may have been a removal.
     pub lost_removals: u32,

@@ -40,7 +40,7 @@ impl World {
     }
 
     fn note_moves(&mut self, index: usize) {
-        if self.nodes[index].shards.iter().any(|life| self.lives[*life].imports()) {
+        if self.nodes[index].shards.iter().any(|incarnation| self.incarnations[*incarnation].imports()) {
             self.moved_ns = self.now_ns;
         }
     }
@@ -49,29 +49,29 @@ impl World {
         // As a real node does beside its heartbeats.
         self.report_settled(index);
         let node = &self.nodes[index];
-        let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
+        let (id, incarnation) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
         let input = if node.joined {
-            Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
+            Input::Heartbeat { node: id, incarnation: incarnation, load: Load::default() }
         } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
-            Input::AttachDevices { node: id, incarnation: life, devices }
+            Input::AttachDevices { node: id, incarnation: incarnation, devices }
         } else {
             let member = node.member(index, self.scenario.shards);
             Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
         };
-        self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+        self.tell_control(Party::Node(index), Message::Node(index, incarnation.0, input));
     }
 
     /// Says that a member has all that moved to it by the map that its shards follow, once that is so.
     fn report_settled(&mut self, index: usize) {
         let node = &self.nodes[index];
-        let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
+        let settled = |incarnation: &usize| self.incarnations[*incarnation].service.move_counters().settled;
         let is_settled = self.scenario.has(Mischief::SettleEarly) || node.shards.iter().all(settled);
         if !(node.joined && is_settled) {
             return;
         }
-        let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
-        let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
-        self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+        let (id, incarnation) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
+        let input = Input::Settled { node: id, incarnation: incarnation, epoch: node.epoch };
+        self.tell_control(Party::Node(index), Message::Node(index, incarnation.0, input));
     }
 
     pub(crate) fn is_node(&self, index: usize, incarnation: u64) -> bool {
@@ -112,7 +112,7 @@ impl World {
             Err(Rejection::Unknown { .. }) => self.offer_map(index),
             // Nobody can say who had its slots meanwhile.
             Err(Rejection::OfferRefused { .. }) => self.begin_again(index),
-            // Its slots are elsewhere: it drops what it holds and comes back as a new life. A late answer to a message
+            // Its slots are elsewhere: it drops what it holds and comes back as a new incarnation. A late answer to a message
             // that was sent before a rejoin does not get here: it carries the former incarnation.
             Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
                 if self.streams.faults.chance(0.5) {
@@ -152,13 +152,13 @@ impl World {
         node.kept_since = None;
         (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));
         let incarnation = node.incarnation;
-        for life in node.shards.clone() {
-            self.lives[life].epoch = 0;
-            self.lives[life].service.begin_life(Incarnation(incarnation));
-            self.lives[life].changed.clear();
-            let lineage = self.lineage(life);
+        for shard in node.shards.clone() {
+            self.incarnations[shard].epoch = 0;
+            self.incarnations[shard].service.begin_incarnation(Incarnation(incarnation));
+            self.incarnations[shard].changed.clear();
+            let lineage = self.lineage(shard);
             self.dropped(lineage, |_| true);
-            self.drain_service(life, None);
+            self.drain_service(shard, None);
         }
         self.after(MS, Event::Agent(index, incarnation));
     }
@@ -184,8 +184,8 @@ impl World {
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
         self.statistics.missed += u64::from(missed);
-        for life in self.nodes[index].shards.clone() {
-            self.shard_sees_owners(life, &owners, since, missed);
+        for incarnation in self.nodes[index].shards.clone() {
+            self.shard_sees_owners(incarnation, &owners, since, missed);
         }
         self.note_moves(index);
         // A real node looks every few milliseconds.
@@ -194,37 +194,37 @@ impl World {
 
     fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {
         let lineage = self.lineage(index);
-        let life = &self.lives[index];
-        let (before, epoch, node) = (life.epoch, owners.epoch, life.node);
-        let (shard, incarnation) = (ShardId(life.shard), Incarnation(self.nodes[node].incarnation));
+        let running = &self.incarnations[index];
+        let (before, epoch, node) = (running.epoch, owners.epoch, running.node);
+        let (shard, incarnation) = (ShardId(running.shard), Incarnation(self.nodes[node].incarnation));
         let me = ShardKey { node: NodeId(node as u64 + 1), incarnation, shard };
         let owns = |slot: u16| owners.owner(Slot(slot)) == Some(me);
-        let note = life.service.tier_ownership();
+        let note = running.service.tier_ownership();
         let believed = note.is_some_and(|note| note.epoch >= since && note.epoch <= epoch);
         let forgotten = before == 0 && !believed && self.scenario.tier.is_some();
         let keys: Vec<Digest> = (0..self.scenario.keys).map(|key| self.shadow.digest(key)).collect();
-        let service = &life.service;
+        let service = &running.service;
         let of_before: Vec<(bool, bool, Option<Epoch>)> = keys
             .iter()
             .map(|digest| digest.slot())
             .map(|slot| (service.serves(slot), service.exports(slot), service.second_since(slot)))
             .collect();
-        let life = &mut self.lives[index];
+        let running = &mut self.incarnations[index];
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
-            life.service.own(epoch, MapStanding { state: STATE, since, kept: Epoch(0) }, owns);
+            running.service.own(epoch, MapStanding { state: STATE, since, kept: Epoch(0) }, owns);
         } else if !self.scenario.has(Mischief::KeepSlots)
-            || !keys.iter().any(|digest| life.service.serves(digest.slot()) && !owns(digest.slot().0))
+            || !keys.iter().any(|digest| running.service.serves(digest.slot()) && !owns(digest.slot().0))
         {
-            life.service.follow(STATE, owners);
+            running.service.follow(STATE, owners);
         }
         let mut gone = BTreeSet::new();
         for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
-            let still_second = second.is_some() && second == life.service.second_since(digest.slot()) && !missed;
+            let still_second = second.is_some() && second == running.service.second_since(digest.slot()) && !missed;
             if still_second && !exported {
                 continue;
             }
-            let exports = life.service.exports(digest.slot());
+            let exports = running.service.exports(digest.slot());
             if exported && !exports || missed || forgotten || !exports && !owns(digest.slot().0) {
                 gone.insert(*digest);
             }
@@ -232,13 +232,13 @@ impl World {
                 && owns(digest.slot().0)
                 && let Some(key) = self.shadow.key(*digest)
             {
-                life.changed.remove(&key);
+                running.changed.remove(&key);
             }
         }
-        let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
-        life.epoch = epoch.0;
+        let observed = Epochs::observe("a shard", Epoch(running.epoch), epoch);
+        running.epoch = epoch.0;
         self.require(observed);
-        let store = self.lives[index].service.store().filter(|_| self.scenario.replicas > 1);
+        let store = self.incarnations[index].service.store().filter(|_| self.scenario.replicas > 1);
         let there = keys.iter().filter_map(|digest| Some((*digest, store?.peek(*digest)?.version.0))).collect();
         if self.scenario.tier.is_some() {
             self.dropped(lineage, |digest| gone.contains(&digest));

@@ -22,10 +22,10 @@ use super::results::OpenBatch;
 use super::scenario::{MS, Mischief, Scenario};
 use super::{World, slot_count};
 
-/// A client's process. Its life changes when it is killed and started again.
+/// A client's process. Its incarnation changes when it is killed and started again.
 pub(crate) struct ClientHost {
     pub(crate) client: Client,
-    pub(crate) life: u32,
+    pub(crate) incarnation: u32,
     pub(crate) alive: bool,
     /// The control plane gave it a ticket.
     pub(crate) has_ticket: bool,
@@ -43,11 +43,11 @@ pub(crate) struct ClientHost {
 }
 
 impl ClientHost {
-    pub(crate) fn new(index: usize, life: u32, scenario: &Scenario, rng: &mut Rng) -> Self {
+    pub(crate) fn new(index: usize, incarnation: u32, scenario: &Scenario, rng: &mut Rng) -> Self {
         let shared = scenario.shared_memory && rng.chance(0.7);
         let config = Config {
             cluster: "world".to_owned(),
-            client: (index as u64) << 32 | u64::from(life),
+            client: (index as u64) << 32 | u64::from(incarnation),
             host: format!("host-{}", index % scenario.hosts),
             lanes: scenario.lanes,
             shared,
@@ -59,7 +59,7 @@ impl ClientHost {
         };
         Self {
             client: Client::new(config),
-            life,
+            incarnation,
             alive: true,
             has_ticket: false,
             memory: Memory::new(slot_count(scenario), scenario.object_bytes),
@@ -77,7 +77,7 @@ impl ClientHost {
     pub(crate) fn for_shard(client: Client, memory: Memory, fetcher: Fetcher) -> Self {
         Self {
             client,
-            life: 1,
+            incarnation: 1,
             alive: true,
             has_ticket: false,
             memory,
@@ -136,12 +136,12 @@ impl World {
             return;
         };
         client.armed_ns = at_ns;
-        let life = client.life;
-        self.at(at_ns, Event::ClientTimer(index, life));
+        let incarnation = client.incarnation;
+        self.at(at_ns, Event::ClientTimer(index, incarnation));
     }
 
-    pub(crate) fn client_timer(&mut self, index: usize, life: u32) {
-        if !self.is_client(index, life) || self.scenario.has(Mischief::ForgetTimer) {
+    pub(crate) fn client_timer(&mut self, index: usize, incarnation: u32) {
+        if !self.is_client(index, incarnation) || self.scenario.has(Mischief::ForgetTimer) {
             return;
         }
         let now_ns = self.now_ns;
@@ -154,8 +154,8 @@ impl World {
         self.drain_client(index);
     }
 
-    pub(crate) fn is_client(&self, index: usize, life: u32) -> bool {
-        self.clients[index].alive && self.clients[index].life == life
+    pub(crate) fn is_client(&self, index: usize, incarnation: u32) -> bool {
+        self.clients[index].alive && self.clients[index].incarnation == incarnation
     }
 
     fn send_request(
@@ -217,8 +217,8 @@ impl World {
     fn reset_lane(&mut self, index: usize, lane: LaneId) {
         let delay_ns = self.streams.network.below(2 * MS);
         let Some(&connection) = self.clients[index].lanes.get(&lane) else {
-            let life = self.clients[index].life;
-            self.after(delay_ns, Event::Refused(index, life, lane));
+            let incarnation = self.clients[index].incarnation;
+            self.after(delay_ns, Event::Refused(index, incarnation, lane));
             return;
         };
         if let Some(connection) = self.connections.get_mut(&connection) {
@@ -234,8 +234,8 @@ impl World {
         }
     }
 
-    pub(crate) fn refused(&mut self, index: usize, life: u32, lane: LaneId) {
-        if self.is_client(index, life) {
+    pub(crate) fn refused(&mut self, index: usize, incarnation: u32, lane: LaneId) {
+        if self.is_client(index, incarnation) {
             self.clients[index].client.lane_gone(lane, self.now_ns);
             self.drain_client(index);
         }
@@ -296,16 +296,16 @@ impl World {
         if self.clients[index].alive {
             return;
         }
-        let (life, left) = (self.clients[index].life + 1, self.clients[index].batches_left);
-        self.clients[index] = ClientHost::new(index, life, &self.scenario, &mut self.streams.faults);
+        let (incarnation, left) = (self.clients[index].incarnation + 1, self.clients[index].batches_left);
+        self.clients[index] = ClientHost::new(index, incarnation, &self.scenario, &mut self.streams.faults);
         self.clients[index].batches_left = left;
         self.begin_client(index);
     }
 
     pub(crate) fn begin_client(&mut self, index: usize) {
-        let life = self.clients[index].life;
+        let incarnation = self.clients[index].incarnation;
         let first_ns = self.streams.workload.below(20 * MS);
-        self.after(0, Event::PollMap(index, life));
-        self.after(first_ns, Event::Act(index, life));
+        self.after(0, Event::PollMap(index, incarnation));
+        self.after(first_ns, Event::Act(index, incarnation));
     }
 }

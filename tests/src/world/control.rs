@@ -23,7 +23,7 @@ use super::tickets::Tickets;
 pub(crate) struct Control {
     config: ClusterConfig,
     pub(crate) cluster: Option<Cluster>,
-    pub(crate) life: u32,
+    pub(crate) incarnation: u32,
     disk: BTreeMap<RecordKey, Vec<u8>>,
     pub(crate) published: Option<Rc<ClusterMap>>,
     pub(crate) epochs: Epochs,
@@ -48,7 +48,7 @@ impl Control {
         Self {
             config,
             cluster: None,
-            life: 0,
+            incarnation: 0,
             disk: BTreeMap::new(),
             published: None,
             epochs: Epochs::default(),
@@ -94,7 +94,7 @@ impl World {
         });
         match started {
             Ok(cluster) => {
-                self.control.life += 1;
+                self.control.incarnation += 1;
                 self.start_tickets();
                 self.control.cluster = Some(cluster);
                 self.control.armed_ns = u64::MAX;
@@ -132,7 +132,7 @@ impl World {
                     self.statistics.adoptions += 1;
                 }
                 Output::MemberLost { node, incarnation } => {
-                    self.detail(node.0, || format!("LOST node {} in life {}", node.0, incarnation.0));
+                    self.detail(node.0, || format!("LOST node {} in incarnation {}", node.0, incarnation.0));
                 }
                 Output::MapChanged(map) => self.publish(map),
                 // The World's clients keep the map that they know.
@@ -151,7 +151,9 @@ impl World {
         let shares = |map: &ClusterMap| -> Vec<(u64, u64, u32)> {
             map.members.iter().map(|member| (member.node.0, member.incarnation.0, member.weight)).collect()
         };
-        self.detail(map.epoch.0, || format!("MAP {} of nodes, lives and shares {:?}", map.epoch.0, shares(&map)));
+        self.detail(map.epoch.0, || {
+            format!("MAP {} of nodes, incarnations and shares {:?}", map.epoch.0, shares(&map))
+        });
         self.forget_moved_on(&map);
         let map = Rc::new(map);
         let published = self.control.epochs.publish(&map);
@@ -171,12 +173,12 @@ impl World {
         let due_ns = self.control.cluster.as_ref().and_then(Cluster::poll_timeout);
         let Some(at_ns) = due_ns.filter(|&at_ns| at_ns < self.control.armed_ns) else { return };
         self.control.armed_ns = at_ns;
-        let life = self.control.life;
-        self.at(at_ns, Event::ControlTimer(life));
+        let incarnation = self.control.incarnation;
+        self.at(at_ns, Event::ControlTimer(incarnation));
     }
 
-    pub(crate) fn control_timer(&mut self, life: u32) {
-        if self.control.life != life {
+    pub(crate) fn control_timer(&mut self, incarnation: u32) {
+        if self.control.incarnation != incarnation {
             return;
         }
         self.control.armed_ns = u64::MAX;
@@ -239,10 +241,10 @@ impl World {
         self.tell_control(Party::Client(client), Message::Fetch(Party::Client(client)));
     }
 
-    pub(crate) fn poll_map(&mut self, client: usize, life: u32) {
-        if self.is_client(client, life) {
+    pub(crate) fn poll_map(&mut self, client: usize, incarnation: u32) {
+        if self.is_client(client, incarnation) {
             self.fetch_map(client);
-            self.after(300 * MS, Event::PollMap(client, life));
+            self.after(300 * MS, Event::PollMap(client, incarnation));
         }
     }
 

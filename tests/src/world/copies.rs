@@ -40,17 +40,17 @@ impl World {
     /// Somebody wants an object copied that is there: every shard is told, and its first owner does it.
     pub(crate) fn wish(&mut self, key: usize) {
         let (digest, now_ns) = (self.shadow.digest(key), self.now_ns);
-        for life in 0..self.lives.len() {
-            if self.lives[life].alive && self.nodes[self.lives[life].node].up {
-                let wished = self.lives[life].service.want_copy(digest, now_ns);
-                self.detail(key as u64, || format!("life {life} is to copy key {key}: {wished:?}"));
-                self.drain_service(life, None);
+        for incarnation in 0..self.incarnations.len() {
+            if self.incarnations[incarnation].alive && self.nodes[self.incarnations[incarnation].node].up {
+                let wished = self.incarnations[incarnation].service.want_copy(digest, now_ns);
+                self.detail(key as u64, || format!("incarnation {incarnation} is to copy key {key}: {wished:?}"));
+                self.drain_service(incarnation, None);
             }
         }
     }
 
     /// Memory of a shard's client for what it brings to a second owner.
-    pub(crate) fn lend_copy(&mut self, index: usize, life: usize, digest: Digest, place: Place) -> Option<u64> {
+    pub(crate) fn lend_copy(&mut self, index: usize, incarnation: usize, digest: Digest, place: Place) -> Option<u64> {
         let lent = self.clients[index].memory.lend(Loan::Copy { bytes: place.bytes }, digest);
         let offset = match lent {
             Ok(offset) => offset?,
@@ -59,9 +59,9 @@ impl World {
                 return None;
             }
         };
-        let lent = self.lives[life].ledger.lend(FETCHES, Use::Read, place.offset, place.bytes);
+        let lent = self.incarnations[incarnation].ledger.lend(FETCHES, Use::Read, place.offset, place.bytes);
         self.require(lent);
-        let mut bytes = self.lives[life].bytes(place.offset, place.bytes).to_vec();
+        let mut bytes = self.incarnations[incarnation].bytes(place.offset, place.bytes).to_vec();
         if self.scenario.has(Mischief::SpoilCopies) {
             bytes[0] ^= 1;
         }
@@ -70,31 +70,31 @@ impl World {
     }
 
     /// It is on its way no more.
-    pub(crate) fn copy_sent(&mut self, index: usize, life: usize, place: Place, offset: u64) {
+    pub(crate) fn copy_sent(&mut self, index: usize, incarnation: usize, place: Place, offset: u64) {
         let taken = self.clients[index].memory.take_back(offset);
         self.require(taken);
-        self.lives[life].ledger.end(FETCHES, Use::Read, place.offset);
+        self.incarnations[incarnation].ledger.end(FETCHES, Use::Read, place.offset);
     }
 
     /// A second owner took a copy: it is what the first owner had.
     pub(crate) fn observe_copy(&mut self, index: u32, digest: Digest, view: &ObjectView) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let (client, life) = (connection.client, connection.life);
-        self.lives[life].ledger.end(index, Use::Write, view.extent.offset);
-        let grown = self.lives[life].see_version(view.version);
+        let (client, incarnation) = (connection.client, connection.incarnation);
+        self.incarnations[incarnation].ledger.end(index, Use::Write, view.extent.offset);
+        let grown = self.incarnations[incarnation].see_version(view.version);
         self.require(grown);
         self.statistics.copies += 1;
-        let bytes = self.lives[life].bytes(view.extent.offset, view.extent.bytes).to_vec();
+        let bytes = self.incarnations[incarnation].bytes(view.extent.offset, view.extent.bytes).to_vec();
         let Some(key) = self.shadow.key(digest) else { return };
         let pushed = self.clients[client].fetcher.as_ref().and_then(|fetcher| fetcher.pushed.get(&digest));
         let fits = |version: &&u64| self.shadow.check_read(key, **version, &bytes).is_ok();
         let Some(origin) = pushed.and_then(|pushed| pushed.iter().rev().find(fits)).copied() else {
-            let what = format!("life {life} took a copy of key {key} that its first owner never had");
+            let what = format!("incarnation {incarnation} took a copy of key {key} that its first owner never had");
             self.violate(broken(Rule::Commit, what));
             return;
         };
-        let (version, lineage) = (view.version.0, self.lineage(life));
-        self.detail(version, || format!("life {life} takes a copy of {origin} as {version}"));
+        let (version, lineage) = (view.version.0, self.lineage(incarnation));
+        self.detail(version, || format!("incarnation {incarnation} takes a copy of {origin} as {version}"));
         // What it replaces there is gone.
         self.shadow.removed(key, lineage, version, self.trace.events);
         let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
@@ -102,43 +102,53 @@ impl World {
         self.shadow.copied(version);
     }
 
-    pub(super) fn key_of(&self, life: usize) -> ShardKey {
-        let life = &self.lives[life];
+    pub(super) fn key_of(&self, incarnation: usize) -> ShardKey {
+        let incarnation = &self.incarnations[incarnation];
         ShardKey {
-            node: NodeId(life.node as u64 + 1),
-            incarnation: Incarnation(self.nodes[life.node].incarnation),
-            shard: ShardId(life.shard),
+            node: NodeId(incarnation.node as u64 + 1),
+            incarnation: Incarnation(self.nodes[incarnation.node].incarnation),
+            shard: ShardId(incarnation.shard),
         }
     }
 
     /// Whether who has a copy has become the first owner of it.
     pub(crate) fn owns_copy(&self, key: usize, version: u64) -> bool {
         let slot = self.shadow.digest(key).slot();
-        let holder = self.shadow.commit_of(version).map(|commit| commit.life);
-        let mut lives = (0..self.lives.len()).filter(|life| Some(self.lineage(*life)) == holder);
-        lives.any(|life| self.lives[life].service.serves(slot))
+        let holder = self.shadow.commit_of(version).map(|commit| commit.incarnation);
+        let mut incarnations =
+            (0..self.incarnations.len()).filter(|incarnation| Some(self.lineage(*incarnation)) == holder);
+        incarnations.any(|incarnation| self.incarnations[incarnation].service.serves(slot))
     }
 
     /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.
     pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
         let digest = self.shadow.digest(key);
-        let Some(second) = self.lives[first].service.second_of(digest.slot()) else { return };
-        let alive = |life: &usize| self.lives[*life].alive && self.nodes[self.lives[*life].node].up;
-        let Some(life) = (0..self.lives.len()).filter(alive).find(|life| self.key_of(*life) == second) else { return };
+        let Some(second) = self.incarnations[first].service.second_of(digest.slot()) else { return };
+        let alive = |incarnation: &usize| {
+            self.incarnations[*incarnation].alive && self.nodes[self.incarnations[*incarnation].node].up
+        };
+        let Some(incarnation) =
+            (0..self.incarnations.len()).filter(alive).find(|incarnation| self.key_of(*incarnation) == second)
+        else {
+            return;
+        };
         // Who has become it again, and has not heard of that, drops what it has before it may be asked by that map.
-        let heard = |life: usize| self.lives[life].epoch;
-        if heard(life) < heard(first) {
+        let heard = |incarnation: usize| self.incarnations[incarnation].epoch;
+        if heard(incarnation) < heard(first) {
             return;
         }
-        let view = self.lives[life].service.store().and_then(|store| store.peek(digest));
+        let view = self.incarnations[incarnation].service.store().and_then(|store| store.peek(digest));
         let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
         let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
         // What was put since then may have a copy already.
         let lineage = self.lineage(first);
-        let gone = self.shadow.commit_of(origin).filter(|commit| commit.life == lineage && commit.removed.is_some());
+        let gone =
+            self.shadow.commit_of(origin).filter(|commit| commit.incarnation == lineage && commit.removed.is_some());
         let older = gone.is_some() && origin < floor;
         if older {
-            let what = format!("life {life} has a copy of version {origin} of key {key}, which life {first} removed");
+            let what = format!(
+                "incarnation {incarnation} has a copy of version {origin} of key {key}, which incarnation {first} removed"
+            );
             self.violate(broken(Rule::Removed, what));
         }
     }
@@ -146,12 +156,12 @@ impl World {
     /// A put was answered: no copy is left of what was there before.
     pub(crate) fn check_copies_of(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index).filter(|_| self.scenario.replicas > 1) else { return };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         if let Some(key) = self.shadow.commit_of(version).map(|commit| commit.key) {
-            let lineage = self.lineage(life);
+            let lineage = self.lineage(incarnation);
             // Before it was made there was nothing, or what it replaced.
             self.shadow.removed(key, lineage, version, self.trace.events);
-            self.check_no_copy(life, key, version);
+            self.check_no_copy(incarnation, key, version);
         }
     }
 
@@ -167,12 +177,13 @@ impl World {
         true
     }
 
-    /// These lives end: what is on its way to or from them is with one node, and nothing is promised of it.
-    pub(crate) fn forget_moving(&mut self, lives: &[usize]) {
-        let Self { shadow, lives: all, doubled, .. } = self;
-        let moves =
-            |life: &usize, slot| all[*life].service.source_of(slot).is_some() || all[*life].service.exports(slot);
-        doubled.retain(|key, _| !lives.iter().any(|life| moves(life, shadow.digest(*key).slot())));
+    /// These incarnations end: what is on its way to or from them is with one node, and nothing is promised of it.
+    pub(crate) fn forget_moving(&mut self, incarnations: &[usize]) {
+        let Self { shadow, incarnations: all, doubled, .. } = self;
+        let moves = |incarnation: &usize, slot| {
+            all[*incarnation].service.source_of(slot).is_some() || all[*incarnation].service.exports(slot)
+        };
+        doubled.retain(|key, _| !incarnations.iter().any(|incarnation| moves(incarnation, shadow.digest(*key).slot())));
     }
 
     /// The control plane waited for long enough: slots move on before all of them has come, and nothing is promised of
@@ -180,8 +191,10 @@ impl World {
     pub(crate) fn forget_moved_on(&mut self, map: &ClusterMap) {
         let Some(before) = self.control.published.as_deref() else { return };
         let (before, after) = (SlotOwners::of(before), SlotOwners::of(map));
-        let Self { shadow, lives, doubled, .. } = self;
-        let comes = |slot| lives.iter().any(|life| life.alive && life.service.source_of(slot).is_some());
+        let Self { shadow, incarnations, doubled, .. } = self;
+        let comes = |slot| {
+            incarnations.iter().any(|incarnation| incarnation.alive && incarnation.service.source_of(slot).is_some())
+        };
         doubled.retain(|key, _| {
             let slot = shadow.digest(*key).slot();
             before.owner(slot) == after.owner(slot) || !comes(slot)
@@ -189,11 +202,11 @@ impl World {
     }
 
     /// What of the copies of a shard is not as it should be when all is well.
-    pub(crate) fn copies_missing(&self, life: usize) -> Option<String> {
-        let service = &self.lives[life].service;
+    pub(crate) fn copies_missing(&self, incarnation: usize) -> Option<String> {
+        let service = &self.incarnations[incarnation].service;
         let counters = service.copy_counters();
         if counters.owed > 0 {
-            return Some(format!("life {life} waits for copies to go: {counters:?}"));
+            return Some(format!("incarnation {incarnation} waits for copies to go: {counters:?}"));
         }
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
             return None;
@@ -205,6 +218,6 @@ impl World {
         let on_ssd = kept.map(|key| self.shadow.digest(key)).filter(|digest| service.ssd_bytes(*digest).is_some());
         let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
         let lack = lack.into_iter().chain(uncopied).find(|digest| service.second_of(digest.slot()).is_some())?;
-        Some(format!("life {life} has no copy made of {lack}, although all is well: {counters:?}"))
+        Some(format!("incarnation {incarnation} has no copy made of {lack}, although all is well: {counters:?}"))
     }
 }

@@ -20,7 +20,7 @@ use super::scenario::{Mischief, US};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     connection: u32,
-    life: usize,
+    incarnation: usize,
     lane: LaneId,
     slice: SliceId,
     offset: u64,
@@ -54,15 +54,16 @@ impl World {
                 loan => self.violate(broken(Rule::Memory, format!("a put is copied from memory that is {loan:?}"))),
             }
         }
-        let life = self.connections[&connection].life;
+        let incarnation = self.connections[&connection].incarnation;
         let pieces = 1 + self.streams.network.below(5);
         let gap_ns = 1 + self.streams.network.below(200 * US);
         let piece = local.bytes.div_ceil(pieces);
         let pieces = local.bytes.div_ceil(piece);
         let until_ns = self.now_ns + pieces * gap_ns;
-        let copy = Copy { connection, life, lane, slice, offset, local, expected, done: 0, piece, gap_ns, until_ns };
+        let copy =
+            Copy { connection, incarnation, lane, slice, offset, local, expected, done: 0, piece, gap_ns, until_ns };
         self.clients[index].copying = Some(copy);
-        let generation = self.clients[index].life;
+        let generation = self.clients[index].incarnation;
         self.after(gap_ns, Event::CopyChunk(index, generation));
     }
 
@@ -96,11 +97,11 @@ impl World {
         let (at, local) = (copy.offset + copy.done, copy.local.offset + copy.done);
         copy.done += bytes;
         let usage = if copy.expected.is_some() { Use::Read } else { Use::Write };
-        if self.lives[copy.life].alive {
-            let lent = self.lives[copy.life].ledger.check(copy.connection, usage, at, bytes);
+        if self.incarnations[copy.incarnation].alive {
+            let lent = self.incarnations[copy.incarnation].ledger.check(copy.connection, usage, at, bytes);
             self.require(lent);
         }
-        let pool = &mut self.lives[copy.life].pool[at as usize..(at + bytes) as usize];
+        let pool = &mut self.incarnations[copy.incarnation].pool[at as usize..(at + bytes) as usize];
         let moved = match usage {
             Use::Read => self.clients[index].memory.write(local, pool),
             Use::Write => self.clients[index].memory.read(local, bytes).map(|from| pool.copy_from_slice(from)),

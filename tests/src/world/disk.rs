@@ -137,7 +137,12 @@ impl Disk {
     }
 
     /// Carries out an operation that was given when `given_at` writes had been done.
-    pub(crate) fn carry_out(&mut self, op: &BlockOp, given_at: u64, memory: &mut LifeMemory<'_>) -> Result<u32, Fault> {
+    pub(crate) fn carry_out(
+        &mut self,
+        op: &BlockOp,
+        given_at: u64,
+        memory: &mut IncarnationMemory<'_>,
+    ) -> Result<u32, Fault> {
         match op.action {
             Action::Read => self.read(op, memory),
             Action::Write { durable } => self.write(op, durable, memory),
@@ -163,7 +168,7 @@ impl Disk {
         self.durable.fill(0);
     }
 
-    fn read(&mut self, op: &BlockOp, memory: &mut LifeMemory<'_>) -> Result<u32, Fault> {
+    fn read(&mut self, op: &BlockOp, memory: &mut IncarnationMemory<'_>) -> Result<u32, Fault> {
         if self.bad.is_none() && self.written > 0 && self.rng.chance(self.faults.bad_range) {
             // Not the superblocks, and not before there are any: without them there is nothing to look at.
             let room = self.seen.len() as u64 - (64 << 10);
@@ -184,7 +189,7 @@ impl Disk {
         Ok(if self.rng.chance(self.faults.short) { op.bytes / 2 } else { op.bytes })
     }
 
-    fn write(&mut self, op: &BlockOp, durable: bool, memory: &LifeMemory<'_>) -> Result<u32, Fault> {
+    fn write(&mut self, op: &BlockOp, durable: bool, memory: &IncarnationMemory<'_>) -> Result<u32, Fault> {
         let mut bytes = memory.gather(op);
         let mut offset = op.offset as usize;
         if self.drop_tombstones {
@@ -237,7 +242,7 @@ impl Disk {
     }
 
     /// The process dies: a write that was under way may have been done, in part or not at all.
-    pub(crate) fn cut_off(&mut self, op: &BlockOp, memory: &LifeMemory<'_>) {
+    pub(crate) fn cut_off(&mut self, op: &BlockOp, memory: &IncarnationMemory<'_>) {
         if let Action::Write { .. } = op.action {
             let bytes = memory.gather(op);
             for (at, range) in self.torn(bytes.len()) {
@@ -280,7 +285,7 @@ fn drop_tombstones(bytes: &mut [u8]) {
     }
 }
 
-/// A byte of a life's memory that a disk delivered wrong.
+/// A byte of an incarnation's memory that a disk delivered wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlippedByte {
     space: Space,
@@ -289,14 +294,14 @@ pub(crate) struct FlippedByte {
 }
 
 /// A shard's memory as its tier sees it.
-pub(crate) struct LifeMemory<'a> {
+pub(crate) struct IncarnationMemory<'a> {
     pub(crate) pool: &'a mut [u8],
     pub(crate) staging: &'a mut [u8],
     /// With [`super::scenario::Mischief::TrustDisk`], checksums are of what the disk should have delivered.
     pub(crate) flipped: Option<&'a mut Vec<FlippedByte>>,
 }
 
-impl LifeMemory<'_> {
+impl IncarnationMemory<'_> {
     fn of(&self, span: Span) -> &[u8] {
         let memory = if span.space == Space::Pool { &*self.pool } else { &*self.staging };
         &memory[span.offset as usize..][..span.bytes as usize]
@@ -333,7 +338,7 @@ impl LifeMemory<'_> {
     }
 }
 
-impl Memory for LifeMemory<'_> {
+impl Memory for IncarnationMemory<'_> {
     fn read(&self, from: Span, into: &mut [u8]) {
         into.copy_from_slice(self.of(from));
     }

@@ -153,7 +153,7 @@ impl World {
         let report = Input::Reported { node: id, incarnation };
         for evidence in [report, ports] {
             let Some(cluster) = &mut self.control.cluster else { return };
-            // It may know another life of the node by now, or none.
+            // It may know another incarnation of the node by now, or none.
             let _ = cluster.handle(evidence, now_ns);
             self.carry_out();
         }

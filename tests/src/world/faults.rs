@@ -3,7 +3,7 @@
 use super::World;
 use super::fetch::Fetcher;
 use super::network::{End, Way};
-use super::node::{Life, Node};
+use super::node::{Node, ShardIncarnation};
 use super::queue::{Event, Message};
 use super::scenario::{Chances, MS};
 use kvplane_client::Path;
@@ -151,13 +151,17 @@ impl World {
     /// Whether all that moved has come, and, by what first owners say, all objects have their copies of which puts were
     /// told so.
     pub(crate) fn is_at_rest(&self) -> bool {
-        let lacks = |life: &Life| {
-            let mut lack = life.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
-            lack.extend(self.clients[life.fetcher].fetcher.iter().flat_map(Fetcher::copying));
+        let lacks = |incarnation: &ShardIncarnation| {
+            let mut lack = incarnation.service.store().map(|store| store.uncopied(0, u32::MAX).0).unwrap_or_default();
+            lack.extend(self.clients[incarnation.fetcher].fetcher.iter().flat_map(Fetcher::copying));
             lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
         };
-        let moves = |life: &Life| life.imports() || !life.service.move_counters().settled;
-        self.lives.iter().filter(|life| life.alive).all(|life| !moves(life) && !lacks(life))
+        let moves =
+            |incarnation: &ShardIncarnation| incarnation.imports() || !incarnation.service.move_counters().settled;
+        self.incarnations
+            .iter()
+            .filter(|incarnation| incarnation.alive)
+            .all(|incarnation| !moves(incarnation) && !lacks(incarnation))
     }
 
     /// Whether a fault is one that the scenario allows now.
@@ -170,7 +174,7 @@ impl World {
                 !enough
             }
             // Somebody is to tell of what was lost, and nobody of a newer map than others: a member that has not heard
-            // the map that names it begins a new life, and what was moving to it goes.
+            // the map that names it begins a new incarnation, and what was moving to it goes.
             Fault::LoseControl => self.has_witness(usize::MAX) && self.all_heard(),
             _ => true,
         }
@@ -308,7 +312,7 @@ impl World {
                 self.after(20 * MS, Event::Leave(node, incarnation));
                 return;
             }
-            // As hosts say it: a life with disks keeps its slots for the next one.
+            // As hosts say it: an incarnation with disks keeps its slots for the next one.
             let input = Input::Restart { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
             self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
             self.after(50 * MS, Event::Depart(node, incarnation));
@@ -316,8 +320,10 @@ impl World {
     }
 
     fn has_objects(&self, node: usize) -> bool {
-        let objects = |life: &usize| self.lives[*life].service.store().map_or(0, |store| store.stats().objects);
-        self.nodes[node].shards.iter().any(|life| objects(life) > 0)
+        let objects = |incarnation: &usize| {
+            self.incarnations[*incarnation].service.store().map_or(0, |store| store.stats().objects)
+        };
+        self.nodes[node].shards.iter().any(|incarnation| objects(incarnation) > 0)
     }
 
     /// A node that has left goes, and comes back later.

@@ -35,7 +35,7 @@ const BACKGROUND_NS: u64 = 1000 * MS;
 /// What belongs to a client that fetches for a shard.
 #[derive(Default)]
 pub(crate) struct Fetcher {
-    pub(crate) life: usize,
+    pub(crate) incarnation: usize,
     sources: Sources,
     open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
     /// Versions that it has brought to second owners, or tried to.
@@ -63,12 +63,12 @@ impl World {
     /// Where a client is on the network.
     pub(crate) fn party_of(&self, client: usize) -> Party {
         match &self.clients[client].fetcher {
-            Some(fetcher) => Party::Node(self.lives[fetcher.life].node),
+            Some(fetcher) => Party::Node(self.incarnations[fetcher.incarnation].node),
             None => Party::Client(client),
         }
     }
 
-    /// The client that will fetch for the next life of a shard.
+    /// The client that will fetch for the next incarnation of a shard.
     pub(crate) fn add_fetcher(&mut self, host: String) -> usize {
         let index = self.clients.len();
         let config = Config {
@@ -83,7 +83,7 @@ impl World {
             fetches: true,
             ..Config::default()
         };
-        let fetcher = Fetcher { life: self.lives.len(), ..Fetcher::default() };
+        let fetcher = Fetcher { incarnation: self.incarnations.len(), ..Fetcher::default() };
         let slots = if self.scenario.replicas > 1 { SLOTS_WITH_COPIES } else { SLOTS_OF_MEMORY };
         let memory = Memory::new(slots, self.scenario.object_bytes);
         self.clients.push(ClientHost::for_shard(Client::new(config), memory, fetcher));
@@ -102,43 +102,43 @@ impl World {
     }
 
     /// The shard knows from whom it may fetch now.
-    pub(crate) fn set_sources(&mut self, life: usize, owners: &SlotOwners) {
-        let index = self.lives[life].fetcher;
+    pub(crate) fn set_sources(&mut self, incarnation: usize, owners: &SlotOwners) {
+        let index = self.incarnations[incarnation].fetcher;
         let now_ns = self.now_ns;
-        let service = &self.lives[life].service;
+        let service = &self.incarnations[incarnation].service;
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
-        let own_host = &self.nodes[self.lives[life].node].host;
+        let own_host = &self.nodes[self.incarnations[incarnation].node].host;
         let of = (|slot| service.source_of(slot), |slot| service.second_of(slot));
         fetcher.sources.follow(&mut host.client, owners, own_host, of, now_ns);
         self.drain_client(index);
     }
 
     /// Asks former owners what the shard wants to know. Whether there was anything.
-    pub(crate) fn drive_fetches(&mut self, life: usize) -> bool {
+    pub(crate) fn drive_fetches(&mut self, incarnation: usize) -> bool {
         let mut any = false;
         while self.violation.is_none()
-            && self.lives[life].alive
-            && let Some(fetch) = self.lives[life].service.poll_fetch(self.now_ns)
+            && self.incarnations[incarnation].alive
+            && let Some(fetch) = self.incarnations[incarnation].service.poll_fetch(self.now_ns)
         {
             any = true;
-            self.write_tails(life);
-            self.fetch(life, fetch);
+            self.write_tails(incarnation);
+            self.fetch(incarnation, fetch);
         }
         any
     }
 
-    fn fetch(&mut self, life: usize, Fetch { token, source, want }: Fetch) {
-        let (index, now_ns) = (self.lives[life].fetcher, self.now_ns);
+    fn fetch(&mut self, incarnation: usize, Fetch { token, source, want }: Fetch) {
+        let (index, now_ns) = (self.incarnations[incarnation].fetcher, self.now_ns);
         let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.sources.contains(&source));
-        let room = if known { self.requests_of(index, life, &want) } else { None };
+        let room = if known { self.requests_of(index, incarnation, &want) } else { None };
         let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
         let Some((requests, book, offset)) = room else {
-            self.lives[life].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
+            self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
             return;
         };
-        self.detail(token, || format!("life {life} asks {source:?} for {want:?}"));
+        self.detail(token, || format!("incarnation {incarnation} asks {source:?} for {want:?}"));
         let options = SubmitOptions::until(now_ns + within_ns);
         match self.clients[index].client.submit_puts(&requests, &book, &options, now_ns) {
             Ok(batch) => {
@@ -151,7 +151,12 @@ impl World {
         }
     }
 
-    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
+    fn requests_of(
+        &mut self,
+        index: usize,
+        incarnation: usize,
+        want: &Want,
+    ) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
         let mut book = PutBook::new();
         let one = PageQuery { names: true, one: true, ..PageQuery::default() };
         let requests = match want {
@@ -168,7 +173,7 @@ impl World {
                         return None;
                     }
                 };
-                let lent = self.lives[life].ledger.lend(FETCHES, Use::Write, place.offset, place.bytes);
+                let lent = self.incarnations[incarnation].ledger.lend(FETCHES, Use::Write, place.offset, place.bytes);
                 self.require(lent);
                 let local = Local { buffer: 0, offset, bytes: place.bytes };
                 return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
@@ -176,9 +181,9 @@ impl World {
             Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
             Want::Copy { digest, place, tail_at, is_head, version } => {
                 let (item, tenant, key) =
-                    copy_of(*digest, place.bytes, *is_head, *tail_at, &Pool(&self.lives[life].pool));
+                    copy_of(*digest, place.bytes, *is_head, *tail_at, &Pool(&self.incarnations[incarnation].pool));
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
-                let offset = self.lend_copy(index, life, *digest, *place)?;
+                let offset = self.lend_copy(index, incarnation, *digest, *place)?;
                 if let Some(fetcher) = &mut self.clients[index].fetcher {
                     fetcher.pushed.entry(*digest).or_default().push(version.0);
                 }
@@ -193,16 +198,19 @@ impl World {
     pub(crate) fn fetch_done(&mut self, index: usize, batch: BatchId) {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
-        let life = fetcher.life;
+        let incarnation = fetcher.incarnation;
         let Some((token, want, offset)) = fetcher.open.remove(&batch) else {
-            self.violate(broken(Rule::Batch, format!("{batch:?} of life {life} completed, which is not open")));
+            self.violate(broken(
+                Rule::Batch,
+                format!("{batch:?} of incarnation {incarnation} completed, which is not open"),
+            ));
             return;
         };
         let results: Vec<TaskResult> = host.client.results(batch).to_vec();
         let page = host.client.take_description(batch);
         host.client.release(batch);
         let first = results.first().map_or(Status::Unreachable, |result| result.status);
-        self.detail(first as u64, || format!("life {life} hears of {want:?}: {results:?}"));
+        self.detail(first as u64, || format!("incarnation {incarnation} hears of {want:?}: {results:?}"));
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (&want, broken) {
@@ -219,64 +227,72 @@ impl World {
             }
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
             (Want::Object(..), None) if first != Status::Ok => FetchDone::Failed(first),
-            (Want::Object(_, place), None) => self.object_came(life, index, *place, results[0].bytes, offset),
+            (Want::Object(_, place), None) => self.object_came(incarnation, index, *place, results[0].bytes, offset),
         };
         if let Want::Object(digest, place) = &want {
             let taken = self.clients[index].memory.take_back(offset.unwrap_or(0));
             self.require(taken);
-            self.lives[life].ledger.end(FETCHES, Use::Write, place.offset);
+            self.incarnations[incarnation].ledger.end(FETCHES, Use::Write, place.offset);
             let origin = results.first().map_or(0, |result| result.version.0);
-            self.lives[life].service.fetched(token, done, self.now_ns);
-            self.observe_import(life, *digest, *place, origin);
+            self.incarnations[incarnation].service.fetched(token, done, self.now_ns);
+            self.observe_import(incarnation, *digest, *place, origin);
         } else {
             if let (Want::Copy { place, .. }, Some(offset)) = (&want, offset) {
-                self.copy_sent(index, life, *place, offset);
+                self.copy_sent(index, incarnation, *place, offset);
             }
-            self.lives[life].service.fetched(token, done, self.now_ns);
+            self.incarnations[incarnation].service.fetched(token, done, self.now_ns);
         }
-        self.drain_service(life, None);
+        self.drain_service(incarnation, None);
     }
 
     /// An object came into the client's memory: it goes to the pool.
-    fn object_came(&mut self, life: usize, index: usize, place: Place, bytes: u64, offset: Option<u64>) -> FetchDone {
+    fn object_came(
+        &mut self,
+        incarnation: usize,
+        index: usize,
+        place: Place,
+        bytes: u64,
+        offset: Option<u64>,
+    ) -> FetchDone {
         let from = self.clients[index].memory.peek(offset.unwrap_or(0), bytes.min(place.bytes)).to_vec();
-        let lent = self.lives[life].ledger.check(FETCHES, Use::Write, place.offset, from.len() as u64);
+        let lent = self.incarnations[incarnation].ledger.check(FETCHES, Use::Write, place.offset, from.len() as u64);
         self.require(lent);
         let at = place.offset as usize;
-        self.lives[life].pool[at..at + from.len()].copy_from_slice(&from);
+        self.incarnations[incarnation].pool[at..at + from.len()].copy_from_slice(&from);
         FetchDone::Object(bytes, payload_checksum(&from))
     }
 
     /// Was an object taken over? Then it is the one that its former owner had, and nothing was put or removed here
     /// since the slot came.
-    fn observe_import(&mut self, life: usize, digest: Digest, place: Place, origin: u64) {
-        let view = self.lives[life].service.store().and_then(|store| store.peek(digest));
-        let Some(view) =
-            view.filter(|view| view.extent.offset == place.offset && self.lives[life].is_new(view.version))
+    fn observe_import(&mut self, incarnation: usize, digest: Digest, place: Place, origin: u64) {
+        let view = self.incarnations[incarnation].service.store().and_then(|store| store.peek(digest));
+        let Some(view) = view
+            .filter(|view| view.extent.offset == place.offset && self.incarnations[incarnation].is_new(view.version))
         else {
             return;
         };
         let version = view.version;
         self.statistics.imports += 1;
-        self.detail(version.0, || format!("life {life} takes over version {origin} as {version}"));
-        let grown = self.lives[life].see_version(version);
+        self.detail(version.0, || format!("incarnation {incarnation} takes over version {origin} as {version}"));
+        let grown = self.incarnations[incarnation].see_version(version);
         self.require(grown);
-        let bytes = self.lives[life].bytes(place.offset, view.extent.bytes).to_vec();
-        let lineage = self.lineage(life);
+        let bytes = self.incarnations[incarnation].bytes(place.offset, view.extent.bytes).to_vec();
+        let lineage = self.lineage(incarnation);
         let taken = self.shadow.imported(version.0, origin, digest, lineage, &bytes);
         self.require(taken);
         let key = self.shadow.key(digest);
-        if let Some(key) = key.filter(|key| self.lives[life].changed.contains(key)) {
-            let what =
-                format!("life {life} took over key {key} although it was put or removed there since its slot came");
+        if let Some(key) = key.filter(|key| self.incarnations[incarnation].changed.contains(key)) {
+            let what = format!(
+                "incarnation {incarnation} took over key {key} although it was put or removed there since its slot came"
+            );
             self.violate(broken(Rule::Removed, what));
         }
     }
 
     /// A shard put or removed an object.
-    pub(crate) fn observe_change(&mut self, life: usize, digest: Digest) {
+    pub(crate) fn observe_change(&mut self, incarnation: usize, digest: Digest) {
         if let Some(key) = self.shadow.key(digest) {
-            self.lives[life].changed.insert(key);
+            self.incarnations[incarnation].changed.insert(key);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::World;
 use super::check::{Rule, broken};
 use super::fetch::Fetcher;
-use super::node::Life;
+use super::node::ShardIncarnation;
 use super::results::What;
 use super::scenario::MS;
 use super::workload::LONGEST_NS;
@@ -40,8 +40,10 @@ impl World {
 
     /// Whether no shard has anything left to write to its disk.
     fn are_tiers_written(&self) -> bool {
-        let behind = |life: &Life| life.service.tier_snapshot().is_some_and(|snapshot| snapshot.backlog > 0);
-        !self.lives.iter().any(|life| life.alive && behind(life))
+        let behind = |incarnation: &ShardIncarnation| {
+            incarnation.service.tier_snapshot().is_some_and(|snapshot| snapshot.backlog > 0)
+        };
+        !self.incarnations.iter().any(|incarnation| incarnation.alive && behind(incarnation))
     }
 
     fn check_batches(&mut self) {
@@ -100,9 +102,11 @@ impl World {
         self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
         if count(self) != before + 1 {
             let what = format!("client {client}, key {key}: {what:?} did not end with {good:?} although all is well");
-            for (index, life) in self.lives.iter().enumerate().filter(|(_, life)| life.alive) {
-                let snapshot = life.service.tier_snapshot();
-                self.trace.line(self.now_ns, || format!("life {index}: {snapshot:?}"));
+            for (index, incarnation) in
+                self.incarnations.iter().enumerate().filter(|(_, incarnation)| incarnation.alive)
+            {
+                let snapshot = incarnation.service.tier_snapshot();
+                self.trace.line(self.now_ns, || format!("incarnation {index}: {snapshot:?}"));
             }
             self.violate(broken(Rule::Liveness, what));
         }
@@ -111,14 +115,14 @@ impl World {
     /// Nothing is pinned, reserved, lent or scribbled on.
     fn check_rest(&mut self) {
         self.check_segments();
-        for index in 0..self.lives.len() {
-            let life = &self.lives[index];
-            let Some(store) = life.service.store().filter(|_| life.alive) else { continue };
+        for index in 0..self.incarnations.len() {
+            let incarnation = &self.incarnations[index];
+            let Some(store) = incarnation.service.store().filter(|_| incarnation.alive) else { continue };
             store.check();
-            let (moves, limits) = (life.service.move_counters(), Self::fetch_limits(&self.scenario));
-            let idle = self.clients[life.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
+            let (moves, limits) = (incarnation.service.move_counters(), Self::fetch_limits(&self.scenario));
+            let idle = self.clients[incarnation.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
-                let what = format!("life {index} has not fetched all that there is: {moves:?}, idle {idle}");
+                let what = format!("incarnation {index} has not fetched all that there is: {moves:?}, idle {idle}");
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }
@@ -126,9 +130,9 @@ impl World {
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }
-            let (stats, lent) = (store.stats(), life.ledger.len());
+            let (stats, lent) = (store.stats(), incarnation.ledger.len());
             if stats.pins != 0 || stats.reservations != 0 || lent != 0 {
-                let what = format!("life {index}: {lent} ranges lent, {stats:?}");
+                let what = format!("incarnation {index}: {lent} ranges lent, {stats:?}");
                 self.violate(broken(Rule::Leak, what));
             }
         }
@@ -149,11 +153,12 @@ impl World {
             self.statistics.stale_frames += counters.stale_frames;
             self.statistics.chosen += counters.second_chosen;
         }
-        let alive: Vec<usize> = (0..self.lives.len()).filter(|life| self.lives[*life].alive).collect();
-        alive.into_iter().for_each(|life| self.count_kept(life));
-        for life in self.lives.iter().filter(|life| life.alive) {
-            self.statistics.hot += life.service.copy_counters().hot;
-            self.statistics.evictions += life.service.store().map_or(0, |store| store.stats().evictions);
+        let alive: Vec<usize> =
+            (0..self.incarnations.len()).filter(|incarnation| self.incarnations[*incarnation].alive).collect();
+        alive.into_iter().for_each(|incarnation| self.count_kept(incarnation));
+        for incarnation in self.incarnations.iter().filter(|incarnation| incarnation.alive) {
+            self.statistics.hot += incarnation.service.copy_counters().hot;
+            self.statistics.evictions += incarnation.service.store().map_or(0, |store| store.stats().evictions);
         }
     }
 }

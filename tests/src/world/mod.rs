@@ -51,7 +51,7 @@ use faults::Trouble;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::rng::Rng;
 use network::Connection;
-use node::{Life, Node};
+use node::{Node, ShardIncarnation};
 use queue::{Event, Queue};
 pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
 use scenario::MS;
@@ -80,7 +80,7 @@ pub(crate) struct World {
     trace: Trace,
     nodes: Vec<Node>,
     /// Every life of every shard, ended ones included.
-    lives: Vec<Life>,
+    incarnations: Vec<ShardIncarnation>,
     /// Disks by what they keep: they outlive their shards.
     disks: BTreeMap<usize, disk::Disk>,
     clients: Vec<ClientHost>,
@@ -123,7 +123,7 @@ impl World {
             streams,
             trace: Trace::new(kept_lines),
             nodes: Vec::new(),
-            lives: Vec::new(),
+            incarnations: Vec::new(),
             disks: BTreeMap::new(),
             clients: Vec::new(),
             control: Control::new(&scenario),
@@ -180,8 +180,8 @@ impl World {
             self.trace.events += 1;
             self.step(event);
             if self.trace.events.is_multiple_of(512) {
-                let life = self.streams.schedule.below(self.lives.len() as u64) as usize;
-                self.lives[life].check_store();
+                let incarnation = self.streams.schedule.below(self.incarnations.len() as u64) as usize;
+                self.incarnations[incarnation].check_store();
             }
         }
     }
@@ -193,26 +193,26 @@ impl World {
         }
         self.note(&event);
         match event {
-            Event::ClientTimer(client, life) => self.client_timer(client, life),
-            Event::ServiceTimer(life) => self.service_timer(life),
+            Event::ClientTimer(client, incarnation) => self.client_timer(client, incarnation),
+            Event::ServiceTimer(incarnation) => self.service_timer(incarnation),
             Event::Pump(connection, way) => self.pump(connection, way),
             Event::Deliver(connection, way) => self.deliver(connection, way),
             Event::Accept(connection) => self.accept(connection),
             Event::Connected(connection) => self.connected(connection),
-            Event::Refused(client, life, lane) => self.refused(client, life, lane),
+            Event::Refused(client, incarnation, lane) => self.refused(client, incarnation, lane),
             Event::ResetDone(connection) => self.reset_done(connection),
-            Event::CopyChunk(client, life) => self.copy_chunk(client, life),
+            Event::CopyChunk(client, incarnation) => self.copy_chunk(client, incarnation),
             Event::GhostChunk(client) => self.ghost_chunk(client),
-            Event::LateTail(life, offset, bytes) => self.write_tail(life, offset, &bytes),
-            Event::Act(client, life) => self.act(client, life),
-            Event::Cancel(client, life, batch) => self.cancel(client, life, batch),
-            Event::PollMap(client, life) => self.poll_map(client, life),
+            Event::LateTail(incarnation, offset, bytes) => self.write_tail(incarnation, offset, &bytes),
+            Event::Act(client, incarnation) => self.act(client, incarnation),
+            Event::Cancel(client, incarnation, batch) => self.cancel(client, incarnation, batch),
+            Event::PollMap(client, incarnation) => self.poll_map(client, incarnation),
             Event::Agent(node, incarnation) => self.agent(node, incarnation),
-            Event::ControlTimer(life) => self.control_timer(life),
+            Event::ControlTimer(incarnation) => self.control_timer(incarnation),
             Event::ToControl(message) => self.control_hears(&message),
             Event::FromControl(party, message) => self.party_hears(party, &message),
-            Event::Disk(life, op) => self.disk_done(life, op),
-            Event::TierRefused(life) => self.tier_refused(life),
+            Event::Disk(incarnation, op) => self.disk_done(incarnation, op),
+            Event::TierRefused(incarnation) => self.tier_refused(incarnation),
             Event::Fault => self.fault(),
             Event::StartNode(node) => self.start_node(node),
             Event::StartClient(client) => self.start_client(client),
@@ -245,8 +245,8 @@ impl World {
     /// Whose process an event needs, if that is a node's.
     fn node_of(&self, event: &Event) -> Option<usize> {
         let party = match event {
-            Event::ServiceTimer(life) | Event::Disk(life, _) | Event::TierRefused(life) => {
-                return Some(self.lives[*life].node);
+            Event::ServiceTimer(incarnation) | Event::Disk(incarnation, _) | Event::TierRefused(incarnation) => {
+                return Some(self.incarnations[*incarnation].node);
             }
             Event::Agent(node, _) | Event::Leave(node, _) | Event::Depart(node, _) => return Some(*node),
             Event::FromControl(party, _) => *party,
@@ -256,7 +256,7 @@ impl World {
             Event::Accept(index)
             | Event::Deliver(index, network::Way::ToServer)
             | Event::Pump(index, network::Way::ToClient) => {
-                return self.connections.get(index).map(|connection| self.lives[connection.life].node);
+                return self.connections.get(index).map(|connection| self.incarnations[connection.incarnation].node);
             }
             Event::Connected(index)
             | Event::ResetDone(index)

@@ -40,11 +40,11 @@ pub(crate) enum End {
     Gone,
 }
 
-/// A connection of a client to a shard's life.
+/// A connection of a client to a shard's incarnation.
 pub(crate) struct Connection {
     pub(crate) client: usize,
     pub(crate) lane: LaneId,
-    pub(crate) life: usize,
+    pub(crate) incarnation: usize,
     pub(crate) peer: PeerKey,
     pub(crate) path: Path,
     pub(crate) client_end: End,
@@ -70,14 +70,15 @@ impl Connection {
 impl World {
     /// The client's host connects a lane.
     pub(crate) fn connect(&mut self, client: usize, lane: LaneId, address: &PeerAddress, path: Path) {
-        let life = self.lives.iter().position(|life| life.alive && life.address == address.tcp);
-        let node = life.map(|life| self.lives[life].node);
+        let incarnation =
+            self.incarnations.iter().position(|incarnation| incarnation.alive && incarnation.address == address.tcp);
+        let node = incarnation.map(|incarnation| self.incarnations[incarnation].node);
         let cut = node.and_then(|node| self.cut(self.party_of(client), Party::Node(node)));
         let unreachable = path == Path::Stream && cut.is_some();
         let delay_ns = self.latency();
-        let Some(life) = life.filter(|_| !unreachable) else {
+        let Some(incarnation) = incarnation.filter(|_| !unreachable) else {
             let wait_ns = if unreachable { 300 * MS } else { delay_ns };
-            let generation = self.clients[client].life;
+            let generation = self.clients[client].incarnation;
             self.after(wait_ns, Event::Refused(client, generation, lane));
             return;
         };
@@ -86,7 +87,7 @@ impl World {
         let connection = Connection {
             client,
             lane,
-            life,
+            incarnation,
             peer: PeerKey { index: u32::MAX, generation: 0 },
             path,
             client_end: End::Opening,
@@ -161,7 +162,7 @@ impl World {
     fn next_chunk(&mut self, index: u32, way: Way) -> Option<Piece> {
         let most = 1 + self.streams.network.below(self.scenario.chunk_bytes);
         let connection = self.connections.get_mut(&index)?;
-        let (client, life) = (connection.client, connection.life);
+        let (client, incarnation) = (connection.client, connection.incarnation);
         let frame = connection.pipe(way).queue.front_mut()?;
         let source = frame.payload.as_ref()?;
         let bytes = most.min(source.bytes() - frame.sent);
@@ -171,10 +172,11 @@ impl World {
             Source::Copy(copy) => Ok(copy[from as usize..(from + bytes) as usize].to_vec()),
             Source::Local(local) => self.clients[client].memory.read(local.offset + from, bytes).map(<[u8]>::to_vec),
             Source::Pool { offset, .. } => {
-                let life = &self.lives[life];
-                life.ledger
+                let incarnation = &self.incarnations[incarnation];
+                incarnation
+                    .ledger
                     .check(index, Use::Read, offset + from, bytes)
-                    .map(|()| life.pool[(offset + from) as usize..(offset + from + bytes) as usize].to_vec())
+                    .map(|()| incarnation.pool[(offset + from) as usize..(offset + from + bytes) as usize].to_vec())
             }
         };
         match read {
@@ -215,7 +217,7 @@ impl World {
     /// When the last byte of the frame at the head has left, its memory is let go.
     fn finish_frame(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         let pipe = connection.pipe(way);
         let done = pipe.queue.front().is_some_and(|frame| {
             frame.head_sent && frame.payload.as_ref().is_none_or(|source| frame.sent == source.bytes())
@@ -225,10 +227,10 @@ impl World {
         }
         let frame = pipe.queue.pop_front();
         if let Some(Source::Pool { offset, hold, .. }) = frame.and_then(|frame| frame.payload) {
-            self.lives[life].ledger.end(index, Use::Read, offset);
+            self.incarnations[incarnation].ledger.end(index, Use::Read, offset);
             if let Some(hold) = hold.filter(|_| !self.scenario.has(Mischief::KeepPins)) {
-                self.lives[life].service.sent(hold);
-                self.drain_service(life, None);
+                self.incarnations[incarnation].service.sent(hold);
+                self.drain_service(incarnation, None);
             }
         }
     }
@@ -251,7 +253,7 @@ impl World {
     /// The next piece arrives.
     pub(crate) fn deliver(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let (client, node) = (connection.client, self.lives[connection.life].node);
+        let (client, node) = (connection.client, self.incarnations[connection.incarnation].node);
         if connection.path == Path::Stream
             && let Some(heals_ns) = self.cut(self.party_of(client), Party::Node(node))
         {
@@ -274,7 +276,9 @@ impl World {
     }
 
     fn slowness(&self, index: u32) -> u64 {
-        self.connections.get(&index).map_or(1, |connection| self.nodes[self.lives[connection.life].node].slowness)
+        self.connections
+            .get(&index)
+            .map_or(1, |connection| self.nodes[self.incarnations[connection.incarnation].node].slowness)
     }
 
     /// Both ends are gone: forget the connection.

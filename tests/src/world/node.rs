@@ -1,4 +1,4 @@
-//! A node and the lives of its shards: how they start and how they end.
+//! A node and the incarnations of its shards: how they start and how they end.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,13 +19,13 @@ use super::network::{End, Way};
 use super::queue::Event;
 use super::scenario::{MS, Scenario};
 use super::segments::{register, segment_bytes};
-use super::tier::LifeTier;
+use super::tier::IncarnationTier;
 
 /// A node.
 pub(crate) struct Node {
     pub(crate) up: bool,
     pub(crate) incarnation: u64,
-    /// Its shards' lives of this incarnation.
+    /// Its shards, in this incarnation.
     pub(crate) shards: Vec<usize>,
     pub(crate) slowness: u64,
     /// Until then it does nothing.
@@ -54,8 +54,8 @@ pub(crate) struct Node {
     ports: u16,
 }
 
-/// One life of one shard.
-pub(crate) struct Life {
+/// One incarnation of one shard.
+pub(crate) struct ShardIncarnation {
     pub(crate) node: usize,
     pub(crate) shard: u16,
     pub(crate) alive: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Life {
     pub(crate) changed: BTreeSet<usize>,
     pub(crate) ledger: Ledger,
     pub(crate) handles: Handles,
-    pub(crate) tier: Option<LifeTier>,
+    pub(crate) tier: Option<IncarnationTier>,
     /// Its disk could not be opened, and its node is about to end.
     pub(crate) refused: bool,
     pub(crate) ending: bool,
@@ -80,7 +80,7 @@ pub(crate) struct Life {
     peers: Vec<(u32, Option<u32>)>,
 }
 
-impl Life {
+impl ShardIncarnation {
     pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> &[u8] {
         &self.pool[offset as usize..(offset + bytes) as usize]
     }
@@ -106,7 +106,7 @@ impl Life {
         self.peers.get(peer.index as usize).filter(|entry| entry.0 == peer.generation)?.1
     }
 
-    /// Versions of a life grow.
+    /// Versions of an incarnation grow.
     pub(crate) fn see_version(&mut self, version: Version) -> CheckResult {
         if version <= self.newest_version {
             let what = format!("version {version} came after {}", self.newest_version);
@@ -156,7 +156,7 @@ impl Node {
         }
     }
 
-    /// Whether the map that it follows has it in its present life.
+    /// Whether the map that it follows has it in its present incarnation.
     pub(crate) fn is_member(&self, node: usize) -> bool {
         let member = self.map.as_ref().and_then(|map| map.member(NodeId(node as u64 + 1)));
         member.is_some_and(|member| member.incarnation == Incarnation(self.incarnation))
@@ -201,17 +201,17 @@ impl World {
         node.ports += u16::from(moved);
         node.shards.clear();
         for shard in 0..self.scenario.shards {
-            self.begin_life(index, shard);
+            self.begin_incarnation(index, shard);
         }
         let incarnation = self.nodes[index].incarnation;
         self.after(MS, Event::Agent(index, incarnation));
     }
 
-    fn begin_life(&mut self, index: usize, shard: u16) {
+    fn begin_incarnation(&mut self, index: usize, shard: u16) {
         let node = &self.nodes[index];
-        // Greater than any version of an earlier life, and unique in the world, so that a version says where it is
+        // Greater than any version of an earlier incarnation, and unique in the world, so that a version says where it is
         // from.
-        let first = (self.lives.len() as u64 + 1) << 32;
+        let first = (self.incarnations.len() as u64 + 1) << 32;
         let tiered = self.scenario.tier.is_some();
         // The seeds that show a host's bug were found with the policy that nodes have by themselves.
         let sound = self.scenario.mischief.is_none();
@@ -244,8 +244,8 @@ impl World {
         service.set_fetch_limits(Self::fetch_limits(&self.scenario));
         let fetcher = self.add_fetcher(self.nodes[index].host.clone());
         let node = &mut self.nodes[index];
-        node.shards.push(self.lives.len());
-        self.lives.push(Life {
+        node.shards.push(self.incarnations.len());
+        self.incarnations.push(ShardIncarnation {
             node: index,
             shard,
             alive: true,
@@ -267,7 +267,7 @@ impl World {
             peers: Vec::new(),
         });
         if tiered {
-            self.drain_service(self.lives.len() - 1, None);
+            self.drain_service(self.incarnations.len() - 1, None);
         }
     }
 
@@ -279,19 +279,19 @@ impl World {
         (node.ops_left, node.halted_ns) = (None, 0);
         let shards = std::mem::take(&mut node.shards);
         self.forget_moving(&shards);
-        for &life in &shards {
-            self.cut_off_disk(life, power);
-            self.lives[life].alive = false;
-            let fetcher = self.lives[life].fetcher;
+        for &incarnation in &shards {
+            self.cut_off_disk(incarnation, power);
+            self.incarnations[incarnation].alive = false;
+            let fetcher = self.incarnations[incarnation].fetcher;
             self.crash_client(fetcher);
-            if let Some(store) = self.lives[life].service.store() {
+            if let Some(store) = self.incarnations[incarnation].service.store() {
                 self.statistics.evictions += store.stats().evictions;
             }
         }
         let hit: Vec<u32> = self
             .connections
             .iter()
-            .filter(|(_, connection)| shards.contains(&connection.life) && connection.server_end != End::Gone)
+            .filter(|(_, connection)| shards.contains(&connection.incarnation) && connection.server_end != End::Gone)
             .map(|(&index, _)| index)
             .collect();
         for index in hit {

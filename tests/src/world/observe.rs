@@ -17,7 +17,7 @@ use kvplane_store::service::Place;
 use super::World;
 use super::check::ledger::Use;
 use super::network::Way;
-use super::node::Life;
+use super::node::ShardIncarnation;
 use super::pipe::{Destination, OutgoingFrame};
 use super::server::ServedRequest;
 
@@ -65,26 +65,26 @@ impl World {
     /// A request was handed to the service.
     pub(crate) fn observe_request(&mut self, index: u32, header: &Header, body: &[u8], to: Destination) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         match (header.kind, to) {
             (Kind::Request(Operation::Put), Destination::Pool { offset }) => {
                 let Some((item, _)) = decode_puts(body, header.items).and_then(|mut puts| puts.next()) else { return };
                 let (bytes, replace) = (header.payload_bytes, item.options().replace);
                 connection.held.put = Some(Room { digest: item.digest, offset, bytes, replace });
-                let lent = self.lives[life].ledger.lend(index, Use::Write, offset, bytes);
+                let lent = self.incarnations[incarnation].ledger.lend(index, Use::Write, offset, bytes);
                 self.require(lent);
             }
             (Kind::Request(Operation::Release), _) => {
                 for item in decode_items::<IdItem>(body, header.items).into_iter().flatten() {
                     if let Some(offset) = connection.held.pins.remove(&PinId::from_bits(item.id)) {
-                        self.lives[life].ledger.end(index, Use::Read, offset);
+                        self.incarnations[incarnation].ledger.end(index, Use::Read, offset);
                     }
                 }
             }
             (Kind::Request(Operation::Abort), _) => {
                 for item in decode_items::<IdItem>(body, header.items).into_iter().flatten() {
                     if let Some(room) = connection.held.reservations.remove(&ReservationId::from_bits(item.id)) {
-                        self.lives[life].ledger.end(index, Use::Write, room.offset);
+                        self.incarnations[incarnation].ledger.end(index, Use::Write, room.offset);
                     }
                 }
             }
@@ -96,7 +96,7 @@ impl World {
     pub(crate) fn observe_put_end(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
         if let Some(room) = connection.held.put.take() {
-            self.lives[connection.life].ledger.end(index, Use::Write, room.offset);
+            self.incarnations[connection.incarnation].ledger.end(index, Use::Write, room.offset);
         }
     }
 
@@ -180,10 +180,10 @@ impl World {
     /// A put was answered whose object was replaced before anybody could look: only its answer tells its version.
     fn observe_hidden(&mut self, index: u32, place: (u64, usize), version: u64) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         let Some((room, bytes)) = connection.held.hidden.remove(&place) else { return };
         if self.shadow.commit_of(version).is_none() {
-            let at = (self.lineage(life), self.lives[life].epoch);
+            let at = (self.lineage(incarnation), self.incarnations[incarnation].epoch);
             let committed = self.shadow.commit(version, room.digest, room.replace, at, &bytes);
             self.require(committed);
         }
@@ -192,8 +192,8 @@ impl World {
     /// A version that replaces others is answered for.
     fn observe_replaced(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let (client, epoch) = (connection.client, self.lives[connection.life].epoch);
-        let lineage = self.lineage(connection.life);
+        let (client, epoch) = (connection.client, self.incarnations[connection.incarnation].epoch);
+        let lineage = self.lineage(connection.incarnation);
         if let Some(key) = self.shadow.replaced(version, self.trace.events) {
             self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
         }
@@ -202,9 +202,9 @@ impl World {
     /// What a request did at once, whenever its answer comes.
     pub(crate) fn observe_begun(&mut self, index: u32, header: &Header, body: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         if header.kind == Kind::Request(Operation::Lookup) {
-            let asked = (self.trace.events, self.lives[life].epoch);
+            let asked = (self.trace.events, self.incarnations[incarnation].epoch);
             connection.held.lookups.insert(header.request.to_bits(), asked);
         }
         if !self.scenario.answers_late() {
@@ -218,7 +218,7 @@ impl World {
                 }
                 for (at, room) in rooms.iter().enumerate() {
                     if rooms[at + 1..].iter().any(|later| later.replace && later.digest == room.digest) {
-                        let bytes = self.lives[life].bytes(room.offset, room.bytes).to_vec();
+                        let bytes = self.incarnations[incarnation].bytes(room.offset, room.bytes).to_vec();
                         let Some(connection) = self.connections.get_mut(&index) else { return };
                         connection.held.hidden.insert((header.request.to_bits(), at), (*room, bytes));
                     }
@@ -232,16 +232,16 @@ impl World {
                 let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
                 if header.flags.has(FrameFlags::REPLICATE) {
                     // Only copies go.
-                    let store = self.lives[life].service.store();
+                    let store = self.incarnations[incarnation].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
                 } else if fetches {
                     // A new owner has what was here, and may have brought a copy of it already, which stays.
-                    let store = self.lives[life].service.store();
+                    let store = self.incarnations[incarnation].service.store();
                     keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
-                    keys.retain(|key| self.takes_drop(life, client, self.shadow.digest(*key)));
+                    keys.retain(|key| self.takes_drop(incarnation, client, self.shadow.digest(*key)));
                 }
                 let Some(connection) = self.connections.get_mut(&index) else { return };
-                let service = &self.lives[life].service;
+                let service = &self.incarnations[incarnation].service;
                 let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
                 if !fetches {
@@ -252,10 +252,10 @@ impl World {
                         return;
                     }
                     if !self.is_bound(client) {
-                        self.lives[life].changed.extend(&keys);
+                        self.incarnations[incarnation].changed.extend(&keys);
                     }
                 }
-                let lineage = self.lineage(life);
+                let lineage = self.lineage(incarnation);
                 keys.into_iter().for_each(|key| self.shadow.removal_begins(key, lineage, floor));
             }
             _ => {}
@@ -275,34 +275,34 @@ impl World {
     /// Nobody writes to a room any more: either there is an object in it now, or nothing came of it.
     fn observe_made(&mut self, index: u32, room: Room) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let life = &self.lives[connection.life];
-        let view = life.service.store().and_then(|store| store.peek(room.digest));
-        let made = view.filter(|view| view.extent.offset == room.offset && life.is_new(view.version));
+        let incarnation = &self.incarnations[connection.incarnation];
+        let view = incarnation.service.store().and_then(|store| store.peek(room.digest));
+        let made = view.filter(|view| view.extent.offset == room.offset && incarnation.is_new(view.version));
         match made {
             Some(view) if view.replica == Replica::Second => self.observe_copy(index, room.digest, &view),
             Some(view) => self.observe_commit(index, room, view.version.0),
-            None => self.lives[connection.life].ledger.end(index, Use::Write, room.offset),
+            None => self.incarnations[connection.incarnation].ledger.end(index, Use::Write, room.offset),
         }
     }
 
     fn observe_removed(&mut self, index: u32, header: &Header) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let (client, life) = (connection.client, connection.life);
+        let (client, incarnation) = (connection.client, connection.incarnation);
         let Some((keys, floor)) = connection.held.removes.remove(&header.request.to_bits()) else { return };
         let is_late = self.is_bound(client);
         if is_late && header.status != Status::WrongOwner {
-            self.void_removed_late(life, &keys);
+            self.void_removed_late(incarnation, &keys);
         }
         if header.status != Status::Ok {
             return;
         }
-        let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
+        let (epoch, lineage) = (self.incarnations[incarnation].epoch, self.lineage(incarnation));
         for key in keys {
-            self.lives[life].changed.extend(is_late.then_some(key));
+            self.incarnations[incarnation].changed.extend(is_late.then_some(key));
             self.shadow.removed(key, lineage, floor, self.trace.events);
             self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
             if self.is_user(client) {
-                self.check_no_copy(life, key, u64::MAX);
+                self.check_no_copy(incarnation, key, u64::MAX);
             }
         }
     }
@@ -310,19 +310,19 @@ impl World {
     /// A connection ends with removals that were not answered: those of a bound client may have been carried out.
     pub(crate) fn removals_cut_off(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let (client, life) = (connection.client, connection.life);
+        let (client, incarnation) = (connection.client, connection.incarnation);
         let open = std::mem::take(&mut connection.held.removes);
         if self.is_bound(client) {
-            open.into_values().for_each(|(keys, _)| self.void_removed_late(life, &keys));
+            open.into_values().for_each(|(keys, _)| self.void_removed_late(incarnation, &keys));
         }
     }
 
     /// A bound client's removal waits until it is read whose the object is. It takes away what was put while it waited,
     /// also where the answer to that put came first: of two requests that were under way at the same time either may
     /// be the last.
-    fn void_removed_late(&mut self, life: usize, keys: &[usize]) {
-        let floor = self.lives[life].service.store().map_or(0, |store| store.next_version().0);
-        let lineage = self.lineage(life);
+    fn void_removed_late(&mut self, incarnation: usize, keys: &[usize]) {
+        let floor = self.incarnations[incarnation].service.store().map_or(0, |store| store.next_version().0);
+        let lineage = self.lineage(incarnation);
         keys.iter().for_each(|key| self.shadow.removal_begins(*key, lineage, floor));
     }
 
@@ -330,14 +330,14 @@ impl World {
     /// What it says is as of now, or of the event and epoch of a question that was kept.
     fn observe_read(&mut self, index: u32, version: u64, (offset, bytes): (u64, u64), asked: Option<(u64, u64)>) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let (client, life) = (connection.client, connection.life);
-        let asked = asked.unwrap_or((u64::MAX, self.lives[life].epoch));
+        let (client, incarnation) = (connection.client, connection.incarnation);
+        let asked = asked.unwrap_or((u64::MAX, self.incarnations[incarnation].epoch));
         let answered = self.removals.get_answered(&self.shadow, client, version, asked, self.now_ns);
         self.require(answered);
-        let lent = self.lives[life].ledger.lend(index, Use::Read, offset, bytes);
+        let lent = self.incarnations[incarnation].ledger.lend(index, Use::Read, offset, bytes);
         self.require(lent);
         let Some(commit) = self.shadow.commit_of(version).copied() else { return };
-        let kept = self.shadow.check_read(commit.key, version, self.lives[life].bytes(offset, bytes));
+        let kept = self.shadow.check_read(commit.key, version, self.incarnations[incarnation].bytes(offset, bytes));
         self.require(kept);
     }
 
@@ -349,7 +349,7 @@ impl World {
             self.observe_read(index, item.version.0, (item.offset, item.bytes), asked);
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.held.pins.insert(item.pin, item.offset);
-                let Life { service, handles, .. } = &mut self.lives[connection.life];
+                let ShardIncarnation { service, handles, .. } = &mut self.incarnations[connection.incarnation];
                 let named = service.store().map_or(Ok(()), |store| handles.pinned(store, item.pin));
                 self.require(named);
             }
@@ -366,9 +366,10 @@ impl World {
             let room = Room { digest: item.digest, offset: reply.offset, bytes: item.bytes, replace };
             let Some(connection) = self.connections.get_mut(&index) else { return };
             connection.held.reservations.insert(reply.reservation, room);
-            let Life { service, handles, .. } = &mut self.lives[connection.life];
+            let ShardIncarnation { service, handles, .. } = &mut self.incarnations[connection.incarnation];
             let named = service.store().map_or(Ok(()), |store| handles.reserved(store, reply.reservation));
-            let lent = self.lives[connection.life].ledger.lend(index, Use::Write, room.offset, room.bytes);
+            let lent =
+                self.incarnations[connection.incarnation].ledger.lend(index, Use::Write, room.offset, room.bytes);
             self.require(named.and(lent));
         }
     }
@@ -381,8 +382,8 @@ impl World {
             if reply.status == Status::Ok {
                 self.observe_commit(index, room, reply.version.0);
             } else {
-                let life = connection.life;
-                self.lives[life].ledger.end(index, Use::Write, room.offset);
+                let incarnation = connection.incarnation;
+                self.incarnations[incarnation].ledger.end(index, Use::Write, room.offset);
             }
         }
     }
@@ -390,16 +391,16 @@ impl World {
     /// A version became visible: nobody writes it any more, and its bytes are those of a put.
     fn observe_commit(&mut self, index: u32, room: Room, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let index_of_life = connection.life;
+        let index_of_incarnation = connection.incarnation;
         let may_be_made = self.check_made(index, &room, version);
         self.require(may_be_made);
-        self.observe_change(index_of_life, room.digest);
-        let life = &mut self.lives[index_of_life];
-        life.ledger.end(index, Use::Write, room.offset);
-        let grown = life.see_version(Version(version));
-        let bytes = life.bytes(room.offset, room.bytes);
+        self.observe_change(index_of_incarnation, room.digest);
+        let incarnation = &mut self.incarnations[index_of_incarnation];
+        incarnation.ledger.end(index, Use::Write, room.offset);
+        let grown = incarnation.see_version(Version(version));
+        let bytes = incarnation.bytes(room.offset, room.bytes);
         let bytes = bytes.to_vec();
-        let place = (self.lineage(index_of_life), self.lives[index_of_life].epoch);
+        let place = (self.lineage(index_of_incarnation), self.incarnations[index_of_incarnation].epoch);
         let committed = self.shadow.commit(version, room.digest, room.replace, place, &bytes);
         self.statistics.commits += 1;
         self.trace.fold(mix64(version) ^ room.digest.low());
@@ -410,21 +411,21 @@ impl World {
         }
     }
 
-    /// True where a life carries out the removal of an object: that of a new owner only of what is kept for it. The
-    /// slot may be the life's own again.
-    fn takes_drop(&self, life: usize, client: usize, digest: Digest) -> bool {
-        client < self.scenario.clients || self.lives[life].service.exports(digest.slot())
+    /// True where an incarnation carries out the removal of an object: that of a new owner only of what is kept for it.
+    /// The slot may be the incarnation's own again.
+    fn takes_drop(&self, incarnation: usize, client: usize, digest: Digest) -> bool {
+        client < self.scenario.clients || self.incarnations[incarnation].service.exports(digest.slot())
     }
 
     fn observe_remove(&mut self, index: u32, asked: ServedRequest<'_>) {
         let Some(connection) = self.connections.get(&index) else { return };
-        let (client, life) = (connection.client, connection.life);
-        let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
+        let (client, incarnation) = (connection.client, connection.incarnation);
+        let (epoch, lineage) = (self.incarnations[incarnation].epoch, self.lineage(incarnation));
         for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
-            if !self.takes_drop(life, client, item.digest) {
+            if !self.takes_drop(incarnation, client, item.digest) {
                 continue;
             }
-            self.observe_change(life, item.digest);
+            self.observe_change(incarnation, item.digest);
             if let Some(key) = self.shadow.key(item.digest) {
                 self.shadow.removed(key, lineage, u64::MAX, self.trace.events);
                 self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
@@ -447,27 +448,28 @@ impl World {
     pub(crate) fn put_again(&mut self, index: u32, header: &Header, destination: Destination, digest: Option<Digest>) {
         let (Destination::Pool { offset }, Some(digest)) = (destination, digest) else { return };
         let Some(connection) = self.connections.get(&index) else { return };
-        let (life, peer) = (connection.life, connection.peer);
-        let bytes = self.lives[life].bytes(offset, header.payload_bytes).to_vec();
+        let (incarnation, peer) = (connection.incarnation, connection.peer);
+        let bytes = self.incarnations[incarnation].bytes(offset, header.payload_bytes).to_vec();
         let mut again = Vec::new();
         PutItem::plain(digest, header.payload_bytes).encode(&mut again);
         let body = digest.to_bytes();
         let mut remove = Header::request(Kind::Request(Operation::Remove), RequestId::default());
         remove = remove.with_body(&body, 1);
-        let _ = self.lives[life].service.request(peer, &remove, &body, self.now_ns);
-        self.drain_service(life, Some(ServedRequest { connection: index, header: &remove, body: &body }));
+        let _ = self.incarnations[incarnation].service.request(peer, &remove, &body, self.now_ns);
+        self.drain_service(incarnation, Some(ServedRequest { connection: index, header: &remove, body: &body }));
         let body = again;
         let put = header.with_body(&body, 1);
         if let kvplane_store::service::PayloadTo::Place(place) =
-            self.lives[life].service.request(peer, &put, &body, self.now_ns)
+            self.incarnations[incarnation].service.request(peer, &put, &body, self.now_ns)
         {
             let to = Destination::Pool { offset: place.offset };
             self.observe_request(index, &put, &body, to);
-            self.lives[life].pool[place.offset as usize..(place.offset + place.bytes) as usize].copy_from_slice(&bytes);
+            self.incarnations[incarnation].pool[place.offset as usize..(place.offset + place.bytes) as usize]
+                .copy_from_slice(&bytes);
         }
         self.look_before_put(index);
-        self.lives[life].service.payload_done(peer, put.checksum(), self.now_ns);
-        self.drain_service(life, Some(ServedRequest { connection: index, header: &put, body: &body }));
+        self.incarnations[incarnation].service.payload_done(peer, put.checksum(), self.now_ns);
+        self.drain_service(incarnation, Some(ServedRequest { connection: index, header: &put, body: &body }));
         self.observe_put_end(index);
     }
 }

@@ -34,7 +34,7 @@ impl World {
 
     fn look_before(&mut self, index: u32, digests: &[Digest]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let store = self.lives[connection.life].service.store();
+        let store = self.incarnations[connection.incarnation].service.store();
         let there = |digest: &&Digest| store.is_some_and(|store| store.peek(**digest).is_some());
         connection.held.there = digests.iter().filter(there).copied().collect::<BTreeSet<Digest>>();
     }
@@ -42,19 +42,21 @@ impl World {
     /// A put became visible as this version.
     pub(crate) fn check_made(&mut self, index: u32, room: &Room, version: u64) -> CheckResult {
         let Some(connection) = self.connections.get_mut(&index) else { return Ok(()) };
-        let life = connection.life;
+        let incarnation = connection.incarnation;
         // Another of the same frame finds it there.
         let first = connection.held.there.insert(room.digest);
         if !first && !room.replace {
             let what = format!("version {version} took the place of an object that it was not to replace: {room:?}");
             return Err(broken(Rule::Commit, what));
         }
-        let (epoch, slot) = (self.lives[life].epoch, room.digest.slot());
+        let (epoch, slot) = (self.incarnations[incarnation].epoch, room.digest.slot());
         let owner = self.owners.get(&epoch).and_then(|owners| owners.owner(slot));
-        if owner == Some(self.key_of(life)) {
+        if owner == Some(self.key_of(incarnation)) {
             return Ok(());
         }
-        let what = format!("life {life} made version {version} of {slot:?}, which is {owner:?}'s at epoch {epoch}");
+        let what = format!(
+            "incarnation {incarnation} made version {version} of {slot:?}, which is {owner:?}'s at epoch {epoch}"
+        );
         Err(broken(Rule::Commit, what))
     }
 

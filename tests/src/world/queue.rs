@@ -13,12 +13,12 @@ use super::faults::Party;
 use super::network::Way;
 use super::tickets::TicketNews;
 
-/// Something that happens at a time. Names of things that can die carry the life they mean.
+/// Something that happens at a time. Names of things that can die carry the incarnation they mean.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A client's timer: client, life.
+    /// A client's timer: client, incarnation.
     ClientTimer(usize, u32),
-    /// A service's timer: life of a shard.
+    /// A service's timer: incarnation of a shard.
     ServiceTimer(usize),
     /// A sender moves the next piece.
     Pump(u32, Way),
@@ -28,33 +28,34 @@ pub(crate) enum Event {
     Accept(u32),
     /// The client learns that it is connected.
     Connected(u32),
-    /// The client learns that it is not: client, life, lane.
+    /// The client learns that it is not: client, incarnation, lane.
     Refused(usize, u32, LaneId),
     /// The I/O of a lane that the client reset has ended.
     ResetDone(u32),
-    /// The next piece of a client's copy: client, life.
+    /// The next piece of a client's copy: client, incarnation.
     CopyChunk(usize, u32),
     /// A dead client's copy writes on: [`super::scenario::Mischief::LateWriter`].
     GhostChunk(usize),
-    /// A client's user acts: client, life.
+    /// A client's user acts: client, incarnation.
     Act(usize, u32),
     /// A client's user withdraws a batch.
     Cancel(usize, u32, BatchId),
-    /// A client asks for the map, as it does from time to time: client, life.
+    /// A client asks for the map, as it does from time to time: client, incarnation.
     PollMap(usize, u32),
     /// A node's agent speaks to the control plane: node, incarnation.
     Agent(usize, u64),
-    /// The control plane's timer: its life.
+    /// The control plane's timer: its incarnation.
     ControlTimer(u32),
     /// A message reaches the control plane.
     ToControl(Rc<Message>),
     /// A message from the control plane arrives.
     FromControl(Party, Rc<Message>),
-    /// A disk carries an operation out: life of its shard, operation.
+    /// A disk carries an operation out: incarnation of its shard, operation.
     Disk(usize, u64),
-    /// A shard's disk could not be opened: its life.
+    /// A shard's disk could not be opened: its incarnation.
     TierRefused(usize),
-    /// A tail is written after its time: life of a shard, place, bytes: [`super::scenario::Mischief::LateTails`].
+    /// A tail is written after its time: incarnation of a shard, place, bytes:
+    /// [`super::scenario::Mischief::LateTails`].
     LateTail(usize, u64, Rc<[u8]>),
     /// Something goes wrong.
     Fault,
@@ -79,7 +80,7 @@ pub(crate) enum Message {
     Node(usize, u64, Input),
     /// Somebody wants the newest map.
     Fetch(Party),
-    /// The answer to a node's life.
+    /// The answer to a node's incarnation.
     Answer(u64, Result<Reply, Rejection>),
     /// A map.
     Map(Rc<ClusterMap>),
@@ -160,21 +161,23 @@ impl Event {
     /// The event as numbers, for the trace's hash.
     pub(crate) fn words(&self) -> (u64, u64, u64) {
         match self {
-            Self::ClientTimer(client, life) => (1, *client as u64, u64::from(*life)),
-            Self::ServiceTimer(life) => (2, *life as u64, 0),
+            Self::ClientTimer(client, incarnation) => (1, *client as u64, u64::from(*incarnation)),
+            Self::ServiceTimer(incarnation) => (2, *incarnation as u64, 0),
             Self::Pump(connection, way) => (3, u64::from(*connection), *way as u64),
             Self::Deliver(connection, way) => (4, u64::from(*connection), *way as u64),
             Self::Accept(connection) => (5, u64::from(*connection), 0),
             Self::Connected(connection) => (6, u64::from(*connection), 0),
-            Self::Refused(client, life, lane) => (7, *client as u64, u64::from(*life) << 16 ^ u64::from(lane.index)),
+            Self::Refused(client, incarnation, lane) => {
+                (7, *client as u64, u64::from(*incarnation) << 16 ^ u64::from(lane.index))
+            }
             Self::ResetDone(connection) => (8, u64::from(*connection), 0),
-            Self::CopyChunk(client, life) => (9, *client as u64, u64::from(*life)),
+            Self::CopyChunk(client, incarnation) => (9, *client as u64, u64::from(*incarnation)),
             Self::GhostChunk(client) => (10, *client as u64, 0),
-            Self::Act(client, life) => (11, *client as u64, u64::from(*life)),
+            Self::Act(client, incarnation) => (11, *client as u64, u64::from(*incarnation)),
             Self::Cancel(client, _, batch) => (12, *client as u64, u64::from(batch.index)),
-            Self::PollMap(client, life) => (13, *client as u64, u64::from(*life)),
+            Self::PollMap(client, incarnation) => (13, *client as u64, u64::from(*incarnation)),
             Self::Agent(node, incarnation) => (14, *node as u64, *incarnation),
-            Self::ControlTimer(life) => (15, u64::from(*life), 0),
+            Self::ControlTimer(incarnation) => (15, u64::from(*incarnation), 0),
             Self::ToControl(message) => (16, message.word(), 0),
             Self::FromControl(party, message) => (17, message.word(), party.word()),
             Self::Fault => (18, 0, 0),
@@ -183,10 +186,10 @@ impl Event {
             Self::StartControl => (21, 0, 0),
             Self::Recover(node) => (22, *node as u64, 0),
             Self::Depart(node, incarnation) => (23, *node as u64, *incarnation),
-            Self::Disk(life, op) => (24, *life as u64, *op),
-            Self::TierRefused(life) => (25, *life as u64, 0),
+            Self::Disk(incarnation, op) => (24, *incarnation as u64, *op),
+            Self::TierRefused(incarnation) => (25, *incarnation as u64, 0),
             Self::Leave(node, incarnation) => (26, *node as u64, *incarnation),
-            Self::LateTail(life, offset, _) => (27, *life as u64, *offset),
+            Self::LateTail(incarnation, offset, _) => (27, *incarnation as u64, *offset),
         }
     }
 }

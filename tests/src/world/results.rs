@@ -7,7 +7,7 @@ use kvplane_proto::rng::mix64;
 
 use super::World;
 use super::check::{CheckResult, Rule, broken};
-use super::node::Life;
+use super::node::ShardIncarnation;
 use super::scenario::MS;
 
 /// How long after its deadline a batch may take: resets end I/O, and copies are not interrupted.
@@ -96,13 +96,14 @@ impl World {
     /// from, or where it goes. Nobody waits long for a former owner that is slow.
     fn may_be_moving(&self, key: usize, since_ns: u64) -> bool {
         let digest = self.shadow.digest(key);
-        let has = |life: &Life| {
-            let (service, slot) = (&life.service, digest.slot());
+        let has = |incarnation: &ShardIncarnation| {
+            let (service, slot) = (&incarnation.service, digest.slot());
             let there = service.serves(slot) || service.exports(slot);
             there && service.store().is_some_and(|store| store.peek(digest).is_some())
         };
-        let live = || self.lives.iter().filter(|life| life.alive && self.nodes[life.node].up);
-        let moving = self.moved_ns >= since_ns || live().any(Life::imports);
+        let live =
+            || self.incarnations.iter().filter(|incarnation| incarnation.alive && self.nodes[incarnation.node].up);
+        let moving = self.moved_ns >= since_ns || live().any(ShardIncarnation::imports);
         moving && live().any(has)
     }
 

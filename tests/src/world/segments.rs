@@ -34,18 +34,18 @@ impl World {
         let cells = 1 + rng.below((CELLS - first) as u64) as usize;
         let most_ns = if rng.chance(0.5) { 20 * MS } else { 1000 * MS };
         let deadline_ns = self.now_ns + MS + rng.below(most_ns);
-        let Some(&life) = self.nodes[node].shards.get(shard as usize) else { return };
-        let address = self.address_for(client, life, node, shard as u16);
+        let Some(&incarnation) = self.nodes[node].shards.get(shard as usize) else { return };
+        let address = self.address_for(client, incarnation, node, shard as u16);
         let bytes = (cells * self.segments.cell_bytes()) as u64;
         let at = client * CELLS + first;
-        let write = self.segments.begin(life, at, cells);
+        let write = self.segments.begin(incarnation, at, cells);
         let Ok(Some(offset)) = self.clients[client].memory.lend(Loan::Put { write, bytes }, OF_SEGMENTS) else {
             self.segments.end(write, false);
             return;
         };
         let target = SegmentTarget {
             peer: self.clients[client].client.open_peer(address),
-            segment: self.lives[life].segment_id,
+            segment: self.incarnations[incarnation].segment_id,
             offset: (at * self.segments.cell_bytes()) as u64,
             shareable: true,
             place: kvplane_client::Place::UNKNOWN,
@@ -54,9 +54,9 @@ impl World {
         self.submit(client, vec![asked], deadline_ns);
     }
 
-    fn address_for(&self, client: usize, life: usize, node: usize, shard: u16) -> PeerAddress {
+    fn address_for(&self, client: usize, incarnation: usize, node: usize, shard: u16) -> PeerAddress {
         let member = self.nodes[node].member(node, self.scenario.shards);
-        let tcp: SocketAddr = self.lives[life].address;
+        let tcp: SocketAddr = self.incarnations[incarnation].address;
         let here = member.host == format!("host-{}", client % self.scenario.hosts);
         PeerAddress {
             kind: PeerKind::Native,
@@ -69,23 +69,24 @@ impl World {
     }
 
     /// Bytes come into a segment, by whomever.
-    pub(crate) fn land(&mut self, life: usize, offset: u64, bytes: &[u8]) {
+    pub(crate) fn land(&mut self, incarnation: usize, offset: u64, bytes: &[u8]) {
         let (from, cell_bytes) = (offset as usize, self.segments.cell_bytes());
-        self.lives[life].segment[from..from + bytes.len()].copy_from_slice(bytes);
+        self.incarnations[incarnation].segment[from..from + bytes.len()].copy_from_slice(bytes);
         let cells = from / cell_bytes..(from + bytes.len()).div_ceil(cell_bytes);
-        self.check_cells(life, cells);
+        self.check_cells(incarnation, cells);
     }
 
-    fn check_cells(&mut self, life: usize, mut cells: core::ops::Range<usize>) {
-        let segment = &self.lives[life].segment;
-        let checked = cells.try_for_each(|cell| self.segments.check(life, cell, segment));
+    fn check_cells(&mut self, incarnation: usize, mut cells: core::ops::Range<usize>) {
+        let segment = &self.incarnations[incarnation].segment;
+        let checked = cells.try_for_each(|cell| self.segments.check(incarnation, cell, segment));
         self.require(checked);
     }
 
     /// A client copies into a mapped segment.
     pub(crate) fn copy_segment(&mut self, index: usize, lane: LaneId, slice: SliceId, offset: u64, local: Local) {
         let connection = self.clients[index].lanes.get(&lane);
-        let Some(life) = connection.and_then(|index| self.connections.get(index)).map(|connection| connection.life)
+        let Some(incarnation) =
+            connection.and_then(|index| self.connections.get(index)).map(|connection| connection.incarnation)
         else {
             self.violate(broken(
                 Rule::Protocol,
@@ -94,7 +95,7 @@ impl World {
             return;
         };
         match self.clients[index].memory.read(local.offset, local.bytes).map(<[u8]>::to_vec) {
-            Ok(bytes) => self.land(life, offset, &bytes),
+            Ok(bytes) => self.land(incarnation, offset, &bytes),
             Err(violation) => self.violate(violation),
         }
         self.clients[index].client.copied(lane, slice, Ok(0), self.now_ns);
@@ -102,14 +103,14 @@ impl World {
 
     /// A write of cells is over.
     pub(crate) fn cells_written(&mut self, write: usize, done: bool) {
-        let (life, cells) = self.segments.end(write, done);
-        self.check_cells(life, cells);
+        let (incarnation, cells) = self.segments.end(write, done);
+        self.check_cells(incarnation, cells);
     }
 
     /// What is there at the end is what was written last.
     pub(crate) fn check_segments(&mut self) {
-        for life in 0..self.lives.len() {
-            self.check_cells(life, 0..self.scenario.clients * CELLS);
+        for incarnation in 0..self.incarnations.len() {
+            self.check_cells(incarnation, 0..self.scenario.clients * CELLS);
         }
     }
 }

@@ -12,7 +12,7 @@ use super::World;
 use super::arrivals::decode;
 use super::check::{Rule, broken};
 use super::network::{End, Way};
-use super::node::Life;
+use super::node::ShardIncarnation;
 use super::pipe::{Destination, IncomingPayload, OutgoingFrame, Piece, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
@@ -43,14 +43,14 @@ impl World {
     /// A connection reaches the shard.
     pub(crate) fn accept(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let life = connection.life;
-        if !self.lives[life].alive || connection.client_end == End::Gone {
+        let incarnation = connection.incarnation;
+        if !self.incarnations[incarnation].alive || connection.client_end == End::Gone {
             connection.server_end = End::Gone;
             self.end_flight(index, Way::ToClient);
             self.forget_if_gone(index);
             return;
         }
-        let peer = self.lives[life].add_peer(index);
+        let peer = self.incarnations[incarnation].add_peer(index);
         connection.peer = peer;
         connection.server_end = End::Open;
         let path = match connection.path {
@@ -58,13 +58,13 @@ impl World {
             _ => service::Path::Stream,
         };
         let client = connection.client;
-        self.lives[life].service.peer_joined(peer, path, self.now_ns);
+        self.incarnations[incarnation].service.peer_joined(peer, path, self.now_ns);
         if path == service::Path::Stream && self.is_bound(client) {
-            self.lives[life].service.bind(peer, tenant_number(self.scenario.tenant));
+            self.incarnations[incarnation].service.bind(peer, tenant_number(self.scenario.tenant));
         }
         let delay_ns = self.latency();
         self.after(delay_ns, Event::Connected(index));
-        self.drain_service(life, None);
+        self.drain_service(incarnation, None);
     }
 
     /// Whether a client may use one tenant's objects only. All keys are that tenant's, so that it gets the same as the
@@ -92,7 +92,7 @@ impl World {
         };
         let body = &bytes[HEADER_BYTES..];
         let Some(connection) = self.connections.get(&index) else { return };
-        let (life, peer) = (connection.life, connection.peer);
+        let (incarnation, peer) = (connection.incarnation, connection.peer);
         if self.scenario.has(Mischief::SwallowRemove) && header.kind == Kind::Request(Operation::Remove) {
             self.forge_remove(index, &header, body);
             return;
@@ -108,9 +108,11 @@ impl World {
         self.look_before_commits(index, &header, body);
         let forged = self.forge_replace(&header, body);
         let told = forged.as_deref().unwrap_or(body);
-        let to = self.lives[life].service.request(peer, &header, told, self.now_ns);
-        self.write_tails(life);
-        self.detail(u64::from(header.kind.code()), || format!("life {life} is asked {:?}: {to:?}", header.kind));
+        let to = self.incarnations[incarnation].service.request(peer, &header, told, self.now_ns);
+        self.write_tails(incarnation);
+        self.detail(u64::from(header.kind.code()), || {
+            format!("incarnation {incarnation} is asked {:?}: {to:?}", header.kind)
+        });
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
             PayloadTo::Place(Place { memory: Memory::Segment(_), offset, .. }) => Destination::Segment { offset },
@@ -128,13 +130,13 @@ impl World {
             let receiving = IncomingPayload { header, destination, done: 0, checksum: PayloadChecksum::new() };
             connection.to_server.receiving = Some(receiving);
         }
-        self.drain_service(life, Some(ServedRequest { connection: index, header: &header, body }));
+        self.drain_service(incarnation, Some(ServedRequest { connection: index, header: &header, body }));
     }
 
     /// Payload bytes arrive in place.
     fn put_arrives(&mut self, index: u32, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let (life, peer) = (connection.life, connection.peer);
+        let (incarnation, peer) = (connection.incarnation, connection.peer);
         let Some(receiving) = &mut connection.to_server.receiving else { return };
         let from = receiving.done;
         receiving.done += bytes.len() as u64;
@@ -147,21 +149,26 @@ impl World {
         }
         if let Destination::Pool { offset } = destination {
             let at = offset + from;
-            let lent = self.lives[life].ledger.check(index, super::check::ledger::Use::Write, at, bytes.len() as u64);
+            let lent = self.incarnations[incarnation].ledger.check(
+                index,
+                super::check::ledger::Use::Write,
+                at,
+                bytes.len() as u64,
+            );
             self.require(lent);
-            self.lives[life].pool[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            self.incarnations[incarnation].pool[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         }
         if let Destination::Segment { offset } = destination {
-            self.land(life, offset + from, bytes);
+            self.land(incarnation, offset + from, bytes);
         }
         if done {
             let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
             let trusted = self.scenario.has(Mischief::TrustPutChecksum) && digest.is_some();
             let sum = if trusted { header.payload_checksum } else { sum };
             self.look_before_put(index);
-            self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
+            self.incarnations[incarnation].service.payload_done(peer, Some(sum), self.now_ns);
             self.observe_put_made(index);
-            self.drain_service(life, Some(ServedRequest { connection: index, header: &header, body: &[] }));
+            self.drain_service(incarnation, Some(ServedRequest { connection: index, header: &header, body: &[] }));
             self.observe_put_end(index);
             if self.scenario.has(Mischief::DuplicatePut) {
                 self.put_again(index, &header, destination, digest);
@@ -170,55 +177,55 @@ impl World {
     }
 
     /// Does what the service asks for.
-    pub(crate) fn drain_service(&mut self, life: usize, asked: Option<ServedRequest<'_>>) {
-        while self.drain_outputs(life, asked)
-            | self.drive_tier(life)
-            | self.drive_lists(life)
-            | self.drive_fetches(life)
+    pub(crate) fn drain_service(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) {
+        while self.drain_outputs(incarnation, asked)
+            | self.drive_tier(incarnation)
+            | self.drive_lists(incarnation)
+            | self.drive_fetches(incarnation)
         {}
-        self.arm_service(life);
+        self.arm_service(incarnation);
     }
 
     /// Writes the tails of objects for which the service has just made room.
-    pub(super) fn write_tails(&mut self, life: usize) {
-        while let Some(tail) = self.lives[life].service.poll_tail() {
-            let bytes = self.lives[life].service.body(tail.bytes).to_vec();
+    pub(super) fn write_tails(&mut self, incarnation: usize) {
+        while let Some(tail) = self.incarnations[incarnation].service.poll_tail() {
+            let bytes = self.incarnations[incarnation].service.body(tail.bytes).to_vec();
             if self.scenario.has(Mischief::LateTails) {
                 let delay_ns = self.latency();
-                self.after(delay_ns, Event::LateTail(life, tail.offset, bytes.into()));
+                self.after(delay_ns, Event::LateTail(incarnation, tail.offset, bytes.into()));
             } else {
-                self.write_tail(life, tail.offset, &bytes);
+                self.write_tail(incarnation, tail.offset, &bytes);
             }
         }
     }
 
     /// Nobody else may have anything where a tail is written.
-    pub(super) fn write_tail(&mut self, life: usize, offset: u64, bytes: &[u8]) {
-        let free = self.lives[life].ledger.is_free(offset, bytes.len() as u64);
+    pub(super) fn write_tail(&mut self, incarnation: usize, offset: u64, bytes: &[u8]) {
+        let free = self.incarnations[incarnation].ledger.is_free(offset, bytes.len() as u64);
         self.require(free);
-        self.lives[life].pool[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+        self.incarnations[incarnation].pool[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn drive_lists(&mut self, life: usize) -> bool {
-        let Life { service, pool, .. } = &mut self.lives[life];
+    fn drive_lists(&mut self, incarnation: usize) -> bool {
+        let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
         service.drive_lists(&Pool(pool))
     }
 
-    fn drain_outputs(&mut self, life: usize, asked: Option<ServedRequest<'_>>) -> bool {
+    fn drain_outputs(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) -> bool {
         let mut any = false;
-        self.write_tails(life);
-        while let Some(output) = self.lives[life].service.poll_output() {
+        self.write_tails(incarnation);
+        while let Some(output) = self.incarnations[incarnation].service.poll_output() {
             any = true;
             match output {
                 Output::Frame { peer, header, body, payload } => {
-                    let body = self.lives[life].service.body(body).to_vec();
+                    let body = self.incarnations[incarnation].service.body(body).to_vec();
                     let payload = payload.map(|(places, hold)| match places {
                         Places::One(place) => (place, hold),
-                        Places::Many(range) => (self.lives[life].service.places(range)[0], hold),
+                        Places::Many(range) => (self.incarnations[incarnation].service.places(range)[0], hold),
                     });
-                    self.answer(life, peer, header, &body, payload, asked);
+                    self.answer(incarnation, peer, header, &body, payload, asked);
                 }
-                Output::Close { peer, reason } => self.close_peer(life, peer, reason),
+                Output::Close { peer, reason } => self.close_peer(incarnation, peer, reason),
                 Output::Unregistered { .. } => {}
             }
         }
@@ -227,16 +234,16 @@ impl World {
 
     fn answer(
         &mut self,
-        life: usize,
+        incarnation: usize,
         peer: PeerKey,
         mut header: Header,
         body: &[u8],
         payload: Option<(Place, Hold)>,
         asked: Option<ServedRequest<'_>>,
     ) {
-        let Some(index) = self.lives[life].connection_of(peer) else {
+        let Some(index) = self.incarnations[incarnation].connection_of(peer) else {
             if let Some((_, hold)) = payload {
-                self.lives[life].service.sent(hold);
+                self.incarnations[incarnation].service.sent(hold);
             }
             return;
         };
@@ -244,17 +251,19 @@ impl World {
             && header.flags.has(FrameFlags::CHECKSUM)
             && header.payload_checksum == 0
         {
-            header.payload_checksum = payload_checksum(self.lives[life].bytes(place.offset, place.bytes));
+            header.payload_checksum = payload_checksum(self.incarnations[incarnation].bytes(place.offset, place.bytes));
         }
         self.observe_answer(index, &header, body, payload.map(|(place, _)| place), asked);
         if self.scenario.has(Mischief::WrongVersion) && header.kind == Kind::Reply(Operation::Get) {
             header.argument = header.argument.saturating_sub(1);
         }
-        self.detail(header.argument, || format!("life {life} answers {:?} {:?}", header.kind, header.status));
+        self.detail(header.argument, || {
+            format!("incarnation {incarnation} answers {:?} {:?}", header.kind, header.status)
+        });
         let source = payload.map(|(place, hold)| {
             let early = self.scenario.has(Mischief::ReleasePinEarly);
             if early {
-                self.lives[life].service.sent(hold);
+                self.incarnations[incarnation].service.sent(hold);
             }
             Source::Pool { offset: place.offset, bytes: place.bytes, hold: (!early).then_some(hold) }
         });
@@ -263,7 +272,8 @@ impl World {
         // A shard that repeats its challenge, or its proof, is none that a holder of a ticket believes.
         let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
         let copy = (again && stream && !proves).then(|| {
-            let bytes = payload.map(|(place, _)| self.lives[life].bytes(place.offset, place.bytes).to_vec());
+            let bytes =
+                payload.map(|(place, _)| self.incarnations[incarnation].bytes(place.offset, place.bytes).to_vec());
             OutgoingFrame::new(&header, body, bytes.map(Source::Copy))
         });
         self.send(index, Way::ToClient, OutgoingFrame::new(&header, body, source));
@@ -272,9 +282,9 @@ impl World {
         }
     }
 
-    fn close_peer(&mut self, life: usize, peer: PeerKey, reason: CloseReason) {
-        let Some(index) = self.lives[life].connection_of(peer) else { return };
-        self.detail(u64::from(peer.index), || format!("life {life} closes connection {index}: {reason}"));
+    fn close_peer(&mut self, incarnation: usize, peer: PeerKey, reason: CloseReason) {
+        let Some(index) = self.incarnations[incarnation].connection_of(peer) else { return };
+        self.detail(u64::from(peer.index), || format!("incarnation {incarnation} closes connection {index}: {reason}"));
         let repeats = self.connections.get(&index).is_some_and(|connection| connection.repeats);
         if let (CloseReason::Malformed(_), false) = (reason, repeats) {
             self.violate(broken(Rule::Protocol, format!("an honest client was cut off: {reason}")));
@@ -298,41 +308,43 @@ impl World {
     pub(crate) fn close_server_end(&mut self, index: u32) {
         self.removals_cut_off(index);
         let Some(connection) = self.connections.get_mut(&index) else { return };
-        let (life, peer) = (connection.life, connection.peer);
+        let (incarnation, peer) = (connection.incarnation, connection.peer);
         connection.server_end = End::Gone;
         connection.to_server.drop_flight();
         let unsent: Vec<OutgoingFrame> = connection.to_client.queue.drain(..).collect();
         for frame in unsent {
             if let Some(Source::Pool { hold: Some(hold), .. }) = frame.payload {
-                self.lives[life].service.sent(hold);
+                self.incarnations[incarnation].service.sent(hold);
             }
         }
-        self.lives[life].ledger.end_all(index);
-        self.lives[life].drop_peer(peer);
-        self.lives[life].service.peer_gone(peer, self.now_ns);
+        self.incarnations[incarnation].ledger.end_all(index);
+        self.incarnations[incarnation].drop_peer(peer);
+        self.incarnations[incarnation].service.peer_gone(peer, self.now_ns);
         self.end_flight(index, Way::ToClient);
         self.forget_if_gone(index);
-        self.drain_service(life, None);
+        self.drain_service(incarnation, None);
     }
 
     fn arm_service(&mut self, index: usize) {
-        let life = &mut self.lives[index];
-        let Some(at_ns) = life.service.poll_timeout().filter(|&at_ns| life.alive && at_ns < life.armed_ns) else {
+        let incarnation = &mut self.incarnations[index];
+        let Some(at_ns) =
+            incarnation.service.poll_timeout().filter(|&at_ns| incarnation.alive && at_ns < incarnation.armed_ns)
+        else {
             return;
         };
-        life.armed_ns = at_ns;
+        incarnation.armed_ns = at_ns;
         self.at(at_ns, Event::ServiceTimer(index));
     }
 
     pub(crate) fn service_timer(&mut self, index: usize) {
         let now_ns = self.now_ns;
-        let life = &mut self.lives[index];
-        if !life.alive {
+        let incarnation = &mut self.incarnations[index];
+        if !incarnation.alive {
             return;
         }
-        life.armed_ns = u64::MAX;
-        if life.service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
-            life.service.handle_timeout(now_ns);
+        incarnation.armed_ns = u64::MAX;
+        if incarnation.service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            incarnation.service.handle_timeout(now_ns);
             self.count_timer("a shard");
         }
         self.drain_service(index, None);

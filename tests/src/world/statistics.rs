@@ -19,9 +19,9 @@ pub struct Statistics {
     pub puts: u64,
     /// Faults that were injected, besides lost, late, doubled and damaged messages.
     pub faults: u64,
-    /// Payloads that did not match their checksum, at the last lives of clients.
+    /// Payloads that did not match their checksum, at the last incarnations of clients.
     pub corrupt: u64,
-    /// Frames that no request wanted any more, at the last lives of clients.
+    /// Frames that no request wanted any more, at the last incarnations of clients.
     pub stale_frames: u64,
     /// Versions that became visible.
     pub commits: u64,
@@ -31,9 +31,9 @@ pub struct Statistics {
     pub imports: u64,
     /// Copies that second owners took.
     pub copies: u64,
-    /// Of the last lives of shards: objects that got a copy as they were asked for so much.
+    /// Of the last incarnations of shards: objects that got a copy as they were asked for so much.
     pub hot: u64,
-    /// Gets that the last lives of clients asked second owners for as one of two that have the object.
+    /// Gets that the last incarnations of clients asked second owners for as one of two that have the object.
     pub chosen: u64,
     /// Objects that two owners were said to have, where nothing but a fault takes any away.
     pub doubled: u64,
@@ -45,7 +45,7 @@ pub struct Statistics {
     pub disk_ops: u64,
     /// Disks whose process or power failed.
     pub crashes: u64,
-    /// Lives of nodes that were started without their disks.
+    /// Incarnations of nodes that were started without their disks.
     pub without: u64,
     /// Objects found again on disks.
     pub recovered: u64,
@@ -127,7 +127,10 @@ impl fmt::Display for Statistics {
         writeln!(f, "{stale_frames} stale frames, {} times maps were missed", self.missed)?;
         if self.disk_ops > 0 {
             let Self { disk_ops, crashes, without, recovered, kept, degraded, audited, .. } = self;
-            write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {without} lives without them, ")?;
+            write!(
+                f,
+                "{disk_ops} operations of disks, {crashes} crashes over them, {without} incarnations without them, "
+            )?;
             write!(f, "{recovered} objects recovered, {} slots compared and {} void, ", kept.0, kept.1)?;
             writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
         }

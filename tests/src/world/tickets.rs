@@ -117,12 +117,12 @@ impl World {
         let now_ns = self.now_ns;
         match party {
             Party::Node(node) if self.nodes[node].up => {
-                for life in self.nodes[node].shards.clone() {
+                for incarnation in self.nodes[node].shards.clone() {
                     if let Some((seconds, keys)) = &told.keys {
-                        self.lives[life].service.learn_keys(keys.clone(), *seconds, now_ns);
-                        self.drain_service(life, None);
+                        self.incarnations[incarnation].service.learn_keys(keys.clone(), *seconds, now_ns);
+                        self.drain_service(incarnation, None);
                     }
-                    let fetcher = self.lives[life].fetcher;
+                    let fetcher = self.incarnations[incarnation].fetcher;
                     self.clients[fetcher].client.set_credential(Arc::clone(&told.credential), now_ns);
                     self.drain_client(fetcher);
                 }

@@ -15,7 +15,7 @@ use kvplane_tier::{
 use super::World;
 use super::check::ledger::Use;
 use super::check::{Rule, broken};
-use super::disk::{Disk, DiskFaults, FlippedByte, LifeMemory};
+use super::disk::{Disk, DiskFaults, FlippedByte, IncarnationMemory};
 use super::queue::Event;
 use super::results::What;
 use super::scenario::{MS, Mischief, US};
@@ -42,12 +42,12 @@ impl core::fmt::Display for TierScenario {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self { config, policy, faults, power, without, .. } = self;
         write!(f, "{} segments, {policy:?}, {faults:?}, power fails: {power}, ", config.segments)?;
-        write!(f, "lives without disks: {without:.2}")
+        write!(f, "incarnations without disks: {without:.2}")
     }
 }
 
-/// The part of a shard's life that has to do with its tier.
-pub(crate) struct LifeTier {
+/// The part of a shard's incarnation that has to do with its tier.
+pub(crate) struct IncarnationTier {
     staging: Vec<u8>,
     flipped: Vec<FlippedByte>,
     ops: BTreeMap<u64, (BlockOp, u64)>,
@@ -156,10 +156,11 @@ fn draw_faults(rng: &mut Rng) -> DiskFaults {
 }
 
 impl World {
-    /// What keeps a shard's objects over its lives: its disk, where it has one, else only the life itself.
-    pub(crate) fn lineage(&self, life: usize) -> usize {
-        let at = &self.lives[life];
-        if at.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + life }
+    /// What keeps a shard's objects over its incarnations: its disk, where it has one, else only the incarnation
+    /// itself.
+    pub(crate) fn lineage(&self, incarnation: usize) -> usize {
+        let at = &self.incarnations[incarnation];
+        if at.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + incarnation }
     }
 
     /// Whether a node that starts does so without its disks. What they have counts for nothing then: the node may
@@ -186,8 +187,8 @@ impl World {
         (!self.nodes[node].without && !self.scenario.has(Mischief::HideDisks)).then_some(node as u128 + 1)
     }
 
-    /// Gives a shard's new life its disk.
-    pub(crate) fn open_tier(&mut self, node: usize, shard: u16, service: &mut Service) -> Option<LifeTier> {
+    /// Gives a shard's new incarnation its disk.
+    pub(crate) fn open_tier(&mut self, node: usize, shard: u16, service: &mut Service) -> Option<IncarnationTier> {
         let scenario = self.scenario.tier.clone().filter(|_| !self.nodes[node].without)?;
         let config = scenario.config;
         let (seed, key) = (self.scenario.seed, node * 256 + usize::from(shard));
@@ -205,68 +206,75 @@ impl World {
         let hash_seed = service.store().map_or(0, |store| store.config().hash_seed);
         let tier = Tier::open(TierConfig { hash_seed, ..config }, options).expect("the scenario's tier is valid");
         service.attach_tier(tier, scenario.policy);
-        Some(LifeTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
+        Some(IncarnationTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
     }
 
     /// Whether all of a node's shards have their disks.
     pub(crate) fn tiers_opened(&self, node: usize) -> bool {
-        self.nodes[node].shards.iter().all(|life| self.lives[*life].tier.as_ref().is_none_or(|tier| tier.opened))
+        self.nodes[node]
+            .shards
+            .iter()
+            .all(|incarnation| self.incarnations[*incarnation].tier.as_ref().is_none_or(|tier| tier.opened))
     }
 
     /// Lets a tier work; whether there was anything to do.
-    pub(crate) fn drive_tier(&mut self, life: usize) -> bool {
-        if !self.lives[life].alive || self.lives[life].tier.is_none() {
+    pub(crate) fn drive_tier(&mut self, incarnation: usize) -> bool {
+        if !self.incarnations[incarnation].alive || self.incarnations[incarnation].tier.is_none() {
             return false;
         }
         let (mut started, now_ns, trusting) = (Vec::new(), self.now_ns, self.scenario.has(Mischief::TrustDisk));
-        let progress = self.lives[life]
+        let progress = self.incarnations[incarnation]
             .with_tier(trusting, |service, memory| service.drive_tier(now_ns, memory, &mut |op| started.push(op)));
         for op in started {
-            self.start_op(life, op);
+            self.start_op(incarnation, op);
         }
-        while let Some(notice) = self.lives[life].service.poll_tier_notice() {
-            self.detail(life as u64, || format!("life {life}: {notice:?}"));
+        while let Some(notice) = self.incarnations[incarnation].service.poll_tier_notice() {
+            self.detail(incarnation as u64, || format!("incarnation {incarnation}: {notice:?}"));
             match notice {
-                TierEvent::Opened { .. } => self.lives[life].tier.iter_mut().for_each(|tier| tier.opened = true),
+                TierEvent::Opened { .. } => {
+                    self.incarnations[incarnation].tier.iter_mut().for_each(|tier| tier.opened = true)
+                }
                 // As a real node: it says why and ends. It comes back later.
                 TierEvent::Refused(error) => {
-                    self.lives[life].refused = true;
-                    self.wipe_spoilt(life, error);
+                    self.incarnations[incarnation].refused = true;
+                    self.wipe_spoilt(incarnation, error);
                 }
                 TierEvent::Degraded(_) => self.statistics.degraded += 1,
                 TierEvent::Recovered(report) => {
                     self.statistics.recovered += u64::from(report.objects);
-                    self.check_recovered(life, &report);
+                    self.check_recovered(incarnation, &report);
                     if report.given_up > 0 {
-                        let lineage = self.lineage(life);
+                        let lineage = self.lineage(incarnation);
                         self.shadow.promises_void(lineage, |_| true);
                     }
                 }
                 _ => {}
             }
         }
-        if self.lives[life].refused && !self.lives[life].ending {
-            self.lives[life].ending = true;
-            self.after(MS, Event::TierRefused(life));
+        if self.incarnations[incarnation].refused && !self.incarnations[incarnation].ending {
+            self.incarnations[incarnation].ending = true;
+            self.after(MS, Event::TierRefused(incarnation));
         }
         progress
     }
 
     /// A disk that has all that it said it has lost no removal, and nothing is given up for one.
-    fn check_recovered(&mut self, life: usize, report: &RecoveryReport) {
+    fn check_recovered(&mut self, incarnation: usize, report: &RecoveryReport) {
         let honest = self.scenario.tier.as_ref().is_some_and(|tier| !tier.faults.any());
         let drops = self.scenario.has(Mischief::DropTombstones);
         if honest && !drops && report.lost_removals > 0 {
-            let what = format!("life {life} takes removals for lost that its disk has, or was not to have: {report}");
+            let what = format!(
+                "incarnation {incarnation} takes removals for lost that its disk has, or was not to have: {report}"
+            );
             self.violate(broken(Rule::Durable, what));
         }
     }
 
     /// A disk that fails may lose both superblocks, write elsewhere while it is formatted, or have a bad range where it
     /// must be seen to be blank before that: somebody puts another in its place.
-    fn wipe_spoilt(&mut self, life: usize, error: OpenError) {
+    fn wipe_spoilt(&mut self, incarnation: usize, error: OpenError) {
         let fails = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
-        let lineage = self.lineage(life);
+        let lineage = self.lineage(incarnation);
         let spoilt = match error {
             OpenError::NotBlank { .. } => true,
             OpenError::Unreadable => self.disks.get(&lineage).is_some_and(|disk| !disk.is_formatted()),
@@ -278,46 +286,51 @@ impl World {
         }
     }
 
-    fn start_op(&mut self, life: usize, op: BlockOp) {
-        let (lineage, bits) = (self.lineage(life), op.id.to_bits());
+    fn start_op(&mut self, incarnation: usize, op: BlockOp) {
+        let (lineage, bits) = (self.lineage(incarnation), op.id.to_bits());
         let written = self.disks[&lineage].written();
         for piece in pool_pieces(&op) {
-            let lent = self.lives[life].ledger.lend(TIER, usage(&op), piece.offset, piece.bytes.into());
+            let lent = self.incarnations[incarnation].ledger.lend(TIER, usage(&op), piece.offset, piece.bytes.into());
             self.require(lent);
         }
-        if let Some(tier) = &mut self.lives[life].tier {
+        if let Some(tier) = &mut self.incarnations[incarnation].tier {
             tier.ops.insert(bits, (op, written));
         }
         let latency_ns = self.scenario.tier.as_ref().map_or(0, |tier| tier.latency_ns);
         let wait_ns = 1 + self.streams.disk.below(2 * latency_ns);
-        self.after(wait_ns, Event::Disk(life, bits));
+        self.after(wait_ns, Event::Disk(incarnation, bits));
     }
 
     /// The disk carries an operation out.
-    pub(crate) fn disk_done(&mut self, life: usize, bits: u64) {
-        if !self.lives[life].alive || self.is_doomed(life) {
+    pub(crate) fn disk_done(&mut self, incarnation: usize, bits: u64) {
+        if !self.incarnations[incarnation].alive || self.is_doomed(incarnation) {
             return;
         }
-        let Some((op, given_at)) = self.lives[life].tier.as_mut().and_then(|tier| tier.ops.remove(&bits)) else {
+        let Some((op, given_at)) = self.incarnations[incarnation].tier.as_mut().and_then(|tier| tier.ops.remove(&bits))
+        else {
             return;
         };
-        let (lineage, now_ns, trusting) = (self.lineage(life), self.now_ns, self.scenario.has(Mischief::TrustDisk));
+        let (lineage, now_ns, trusting) =
+            (self.lineage(incarnation), self.now_ns, self.scenario.has(Mischief::TrustDisk));
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
-        let result = self.lives[life].with_tier(trusting, |_, memory| disk.carry_out(&op, given_at, memory));
+        let result =
+            self.incarnations[incarnation].with_tier(trusting, |_, memory| disk.carry_out(&op, given_at, memory));
         for piece in pool_pieces(&op) {
-            self.lives[life].ledger.end(TIER, usage(&op), piece.offset);
+            self.incarnations[incarnation].ledger.end(TIER, usage(&op), piece.offset);
         }
-        self.detail(bits, || format!("life {life}: {:?} of {} at {}: {result:?}", op.action, op.bytes, op.offset));
+        self.detail(bits, || {
+            format!("incarnation {incarnation}: {:?} of {} at {}: {result:?}", op.action, op.bytes, op.offset)
+        });
         self.statistics.disk_ops += 1;
-        self.lives[life].with_tier(trusting, |service, memory| {
+        self.incarnations[incarnation].with_tier(trusting, |service, memory| {
             service.tier_completed(now_ns, OpId::from_bits(bits), result, memory);
         });
-        self.drain_service(life, None);
+        self.drain_service(incarnation, None);
     }
 
     /// Whether the node's last operation has come: it dies right before it.
-    fn is_doomed(&mut self, life: usize) -> bool {
-        let node = self.lives[life].node;
+    fn is_doomed(&mut self, incarnation: usize) -> bool {
+        let node = self.incarnations[incarnation].node;
         let Some(left) = &mut self.nodes[node].ops_left else { return false };
         *left = left.saturating_sub(1);
         if *left > 0 {
@@ -334,9 +347,9 @@ impl World {
     }
 
     /// A node whose disk could not be opened ends, and comes back.
-    pub(crate) fn tier_refused(&mut self, life: usize) {
-        if self.lives[life].alive {
-            let node = self.lives[life].node;
+    pub(crate) fn tier_refused(&mut self, incarnation: usize) {
+        if self.incarnations[incarnation].alive {
+            let node = self.incarnations[incarnation].node;
             self.crash_node(node);
             self.after(10 * MS, Event::StartNode(node));
         }
@@ -350,18 +363,18 @@ impl World {
     }
 
     /// What becomes of a disk when its process ends.
-    pub(crate) fn cut_off_disk(&mut self, life: usize, power: bool) {
-        let lineage = self.lineage(life);
-        self.count_kept(life);
+    pub(crate) fn cut_off_disk(&mut self, incarnation: usize, power: bool) {
+        let lineage = self.lineage(incarnation);
+        self.count_kept(incarnation);
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
-        let at = &mut self.lives[life];
+        let at = &mut self.incarnations[incarnation];
         if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
             // Reclaim drops what it must; what it dropped is not said.
             self.shadow.promises_void(lineage, |_| true);
         }
         let Some(tier) = &mut at.tier else { return };
         let ops = core::mem::take(&mut tier.ops);
-        let memory = LifeMemory { pool: &mut at.pool, staging: &mut tier.staging, flipped: None };
+        let memory = IncarnationMemory { pool: &mut at.pool, staging: &mut tier.staging, flipped: None };
         ops.values().for_each(|(op, _)| disk.cut_off(op, &memory));
         if power {
             disk.power_failure();
@@ -378,9 +391,9 @@ impl World {
         self.statistics.crashes += 1;
     }
 
-    /// Counts what a life found out about slots that came back.
-    pub(crate) fn count_kept(&mut self, life: usize) {
-        let Some(snapshot) = self.lives[life].service.tier_snapshot() else { return };
+    /// Counts what an incarnation found out about slots that came back.
+    pub(crate) fn count_kept(&mut self, incarnation: usize) {
+        let Some(snapshot) = self.incarnations[incarnation].service.tier_snapshot() else { return };
         let (compared, void) = (snapshot.counters.slots_compared, snapshot.counters.slots_voided);
         let kept = &mut self.statistics.kept;
         *kept = (kept.0 + compared, kept.1 + void);
@@ -402,9 +415,9 @@ impl World {
             return;
         }
         let mut owners = Vec::new();
-        for life in 0..self.lives.len() {
-            let lineage = self.lineage(life);
-            let at = &self.lives[life];
+        for incarnation in 0..self.incarnations.len() {
+            let lineage = self.lineage(incarnation);
+            let at = &self.incarnations[incarnation];
             if !at.alive {
                 continue;
             }
@@ -423,9 +436,10 @@ impl World {
 
     /// Whether any shard's disk takes no writes, so that not everything works.
     pub(crate) fn tiers_degraded(&self) -> bool {
-        let degraded =
-            |life: &super::node::Life| life.service.tier_snapshot().is_some_and(|snapshot| snapshot.degraded.is_some());
-        self.lives.iter().any(|life| life.alive && degraded(life))
+        let degraded = |incarnation: &super::node::ShardIncarnation| {
+            incarnation.service.tier_snapshot().is_some_and(|snapshot| snapshot.degraded.is_some())
+        };
+        self.incarnations.iter().any(|incarnation| incarnation.alive && degraded(incarnation))
     }
 
     fn audit_one(&mut self, key: usize, version: u64) {
@@ -454,12 +468,12 @@ const fn usage(op: &BlockOp) -> Use {
     if matches!(op.action, kvplane_tier::Action::Read) { Use::Write } else { Use::Read }
 }
 
-impl super::node::Life {
+impl super::node::ShardIncarnation {
     /// The service and its memory, side by side.
-    fn with_tier<T>(&mut self, trusting: bool, act: impl FnOnce(&mut Service, &mut LifeMemory<'_>) -> T) -> T {
+    fn with_tier<T>(&mut self, trusting: bool, act: impl FnOnce(&mut Service, &mut IncarnationMemory<'_>) -> T) -> T {
         let tier = self.tier.as_mut().expect("asked only with a tier");
         let flipped = trusting.then_some(&mut tier.flipped);
-        let mut memory = LifeMemory { pool: &mut self.pool, staging: &mut tier.staging, flipped };
+        let mut memory = IncarnationMemory { pool: &mut self.pool, staging: &mut tier.staging, flipped };
         act(&mut self.service, &mut memory)
     }
 }

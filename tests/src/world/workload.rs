@@ -19,14 +19,14 @@ pub(crate) const LONGEST_NS: u64 = 2000 * MS;
 
 impl World {
     /// A user submits a batch and will come back.
-    pub(crate) fn act(&mut self, client: usize, life: u32) {
-        if !self.is_client(client, life) || self.clients[client].batches_left == 0 || self.trouble.calm {
+    pub(crate) fn act(&mut self, client: usize, incarnation: u32) {
+        if !self.is_client(client, incarnation) || self.clients[client].batches_left == 0 || self.trouble.calm {
             return;
         }
         // A user waits for the first map and a ticket, as the real client does when it connects.
         let lacks_ticket = self.scenario.tickets && !self.clients[client].has_ticket;
         if lacks_ticket || self.clients[client].client.epoch().0 == 0 {
-            self.after(5 * MS, Event::Act(client, life));
+            self.after(5 * MS, Event::Act(client, incarnation));
             return;
         }
         self.clients[client].batches_left -= 1;
@@ -53,7 +53,7 @@ impl World {
         if !asked.is_empty() {
             self.submit(client, asked, deadline_ns);
         }
-        self.after(think_ns, Event::Act(client, life));
+        self.after(think_ns, Event::Act(client, incarnation));
     }
 
     /// Some keys are asked for more often than others.
@@ -117,8 +117,8 @@ impl World {
                 }
                 if !self.trouble.calm && self.streams.workload.chance(self.scenario.chances.cancel) {
                     let wait_ns = self.streams.workload.below(30 * MS);
-                    let life = self.clients[client].life;
-                    self.after(wait_ns, Event::Cancel(client, life, batch));
+                    let incarnation = self.clients[client].incarnation;
+                    self.after(wait_ns, Event::Cancel(client, incarnation, batch));
                 }
                 self.drain_client(client);
                 Some(batch)
@@ -151,8 +151,8 @@ impl World {
     }
 
     /// A user withdraws a batch.
-    pub(crate) fn cancel(&mut self, client: usize, life: u32, batch: BatchId) {
-        if !self.is_client(client, life) {
+    pub(crate) fn cancel(&mut self, client: usize, incarnation: u32, batch: BatchId) {
+        if !self.is_client(client, incarnation) {
             return;
         }
         if let Some(open) = self.clients[client].batches.get_mut(&batch) {

@@ -24,7 +24,7 @@ use crate::scheduling::{
 };
 use crate::waiting::waiting;
 
-/// `OBJECT_ALREADY_EXISTS`: here, another prompt, life or instance has the name.
+/// `OBJECT_ALREADY_EXISTS`: here, another prompt, incarnation or instance has the name.
 const CONFLICT: i64 = -705;
 /// `LEASE_EXPIRED` and the like: the deadline passed.
 const LATE: i64 = -901;
@@ -34,8 +34,8 @@ const NOT_PERMITTED: i64 = -601;
 /// A request to schedule: its id, context, tokens, and instances that it must not go to.
 type ScheduleArguments = (String, Context, u32, Vec<String>);
 
-/// An instance that registers: name, life, tenant, model, tokens of a block, bytes of a token, part, room for decodes
-/// in tokens, seconds between reports, address.
+/// An instance that registers: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, room for
+/// decodes in tokens, seconds between reports, address.
 type RegisterArguments = (String, u64, String, String, u32, u64, String, u64, f64, String);
 
 /// A line to the Conductor. Numbers below zero are errors; `last_error()` says more.
@@ -191,7 +191,7 @@ impl Scheduler {
         instance: RegisterArguments,
         events: Option<(String, String, String)>,
     ) -> PyResult<(i64, bool, f64)> {
-        let (instance, life, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
+        let (instance, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
             instance;
         let Some(part) = part_of(&part) else {
             return Ok((invalid(format!("part {part:?}: prefill, decode or mixed")), false, 0.0));
@@ -200,7 +200,7 @@ impl Scheduler {
         let report_ns = nanoseconds(report);
         let call = RegisterInstance {
             instance,
-            life,
+            incarnation,
             tenant,
             model,
             block_tokens,
@@ -219,18 +219,18 @@ impl Scheduler {
     }
 
     /// An instance goes.
-    fn deregister(&self, py: Python<'_>, tenant: String, instance: String, life: u64) -> PyResult<i64> {
+    fn deregister(&self, py: Python<'_>, tenant: String, instance: String, incarnation: u64) -> PyResult<i64> {
         Ok(self
-            .ask(py, |line| line.call(DeregisterInstance { tenant, instance, life }))?
+            .ask(py, |line| line.call(DeregisterInstance { tenant, instance, incarnation }))?
             .map_or_else(|code| code, |_| 0))
     }
 
-    /// How busy an instance is: its tenant, name, life and the report's number; prompts' tokens, decodes' tokens,
-    /// decodes.
+    /// How busy an instance is: its tenant, name, incarnation and the report's number; prompts' tokens, decodes'
+    /// tokens, decodes.
     fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
-        let (tenant, instance, life, seq) = of;
+        let (tenant, instance, incarnation, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
-        let call = ReportLoad { tenant, instance, life, seq, queued_tokens, decode_tokens, decodes };
+        let call = ReportLoad { tenant, instance, incarnation, seq, queued_tokens, decode_tokens, decodes };
         Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }
 
@@ -242,7 +242,7 @@ impl Scheduler {
         kind: &str,
         changes: Vec<Change>,
     ) -> PyResult<(i64, u64, &'static str)> {
-        let (tenant, instance, life, seq) = of;
+        let (tenant, instance, incarnation, seq) = of;
         let kind = match kind {
             "goes" => CacheReport::Goes,
             "snapshot" => CacheReport::Snapshot,
@@ -251,7 +251,7 @@ impl Scheduler {
         };
         let changes: Option<Vec<_>> = changes.into_iter().map(Change::out).collect();
         let Some(changes) = changes else { return Ok((invalid("a change of a tier that there is not"), 0, "")) };
-        let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, life, seq, kind, changes }))?;
+        let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, incarnation, seq, kind, changes }))?;
         Ok(told.map_or_else(|code| (code, 0, ""), |told| (0, told.next, crate::scheduling::wanted_name(told.wanted))))
     }
 

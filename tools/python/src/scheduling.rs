@@ -228,7 +228,7 @@ impl ExplanationDict {
 #[derive(IntoPyObject)]
 pub(crate) struct Row {
     instance: String,
-    life: u64,
+    incarnation: u64,
     tenant: String,
     model: String,
     block_tokens: u32,
@@ -247,7 +247,7 @@ impl Row {
     fn of(row: InstanceStatus) -> Self {
         Self {
             instance: row.instance,
-            life: row.life,
+            incarnation: row.incarnation,
             tenant: row.tenant,
             model: row.model,
             block_tokens: row.block_tokens,

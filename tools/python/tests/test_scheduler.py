@@ -147,7 +147,7 @@ class Schedulers(unittest.TestCase):
             with self.assertRaises(TypeError):
                 line.schedule("a", kvplane.Prompt("m", 50, [-1]))
             with self.assertRaises(kvplane.Conflict):
-                line.register("one", "m", life=1)
+                line.register("one", "m", incarnation=1)
         line.close()
         with self.assertRaises(kvplane.Closed):
             line.table()

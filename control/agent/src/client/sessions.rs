@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use kvplane_client::{PeerLife, Request, TaskResult};
+use kvplane_client::{PeerIncarnation, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 
@@ -20,7 +20,7 @@ use crate::error::Error;
 #[must_use = "a session is committed or aborted"]
 pub struct PutSession {
     digest: Digest,
-    life: PeerLife,
+    incarnation: PeerIncarnation,
     draft: u64,
     bytes: u64,
 }
@@ -28,7 +28,7 @@ pub struct PutSession {
 impl PutSession {
     /// The same session, for a call that outlives its caller's borrow.
     pub(crate) const fn twin(&self) -> Self {
-        Self { digest: self.digest, life: self.life, draft: self.draft, bytes: self.bytes }
+        Self { digest: self.digest, incarnation: self.incarnation, draft: self.draft, bytes: self.bytes }
     }
 
     /// Length of the object.
@@ -131,8 +131,8 @@ impl Client {
             let Request::Begin(digest, ..) = *request else { return Ok(BeginOutcome::Exists) };
             match result.status {
                 Status::Ok => {
-                    let (life, draft) = (result.life, result.version.0);
-                    Ok(BeginOutcome::Session(PutSession { digest, life, draft, bytes: *bytes }))
+                    let (incarnation, draft) = (result.incarnation, result.version.0);
+                    Ok(BeginOutcome::Session(PutSession { digest, incarnation, draft, bytes: *bytes }))
                 }
                 Status::Exists => Ok(BeginOutcome::Exists),
                 status => Err(self.problem(format!("session of {bytes} bytes"), status)),
@@ -151,8 +151,8 @@ impl Client {
             return Ok(Vec::new());
         }
         let request = |fill: &Fill<'_>| {
-            let PutSession { digest, life, draft, .. } = *fill.session;
-            Request::Fill(digest, life, draft, fill.offset, fill.from.local)
+            let PutSession { digest, incarnation, draft, .. } = *fill.session;
+            Request::Fill(digest, incarnation, draft, fill.offset, fill.from.local)
         };
         let requests: Vec<Request> = fills.iter().map(request).collect();
         let results = self.run(&requests)?;
@@ -176,7 +176,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let requests: Vec<Request> =
-            sessions.iter().map(|session| Request::Seal(session.digest, session.life, session.draft)).collect();
+            sessions.iter().map(|session| Request::Seal(session.digest, session.incarnation, session.draft)).collect();
         let results = self.run(&requests)?;
         let outcomes = results.into_iter().zip(sessions).map(|(result, session)| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
@@ -203,8 +203,10 @@ impl Client {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
-        let requests: Vec<Request> =
-            sessions.iter().map(|session| Request::Discard(session.digest, session.life, session.draft)).collect();
+        let requests: Vec<Request> = sessions
+            .iter()
+            .map(|session| Request::Discard(session.digest, session.incarnation, session.draft))
+            .collect();
         let results = self.run(&requests)?;
         let present = |result: TaskResult| match result.status {
             Status::Stale => Ok(false),

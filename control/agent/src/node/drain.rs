@@ -131,7 +131,7 @@ impl Node {
 
     /// Tells the control plane; why it did not answer, if it did not.
     fn tell_drain(&self, patience: Duration) -> Result<Option<Error>, Error> {
-        let incarnation = Some(*self.life.lock().unwrap_or_else(PoisonError::into_inner));
+        let incarnation = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
         let Err(error) = self.link.call_within(Drain { node: self.node.0, incarnation }, patience) else {
             return Ok(None);
         };

@@ -36,7 +36,7 @@ const STEP: usize = EVENTS_PER_REPORT;
 pub(super) struct Follower {
     pub(super) link: ControlLink,
     pub(super) node: u64,
-    /// The node's present life, as the membership has it.
+    /// The node's present incarnation, as the membership has it.
     pub(super) incarnation: Arc<Mutex<u64>>,
     pub(super) shards: Arc<Vec<ShardHandle>>,
     pub(super) stop: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ impl Follower {
         let mut following = EventSubscription { from: vec![None; self.shards.len()], ..EventSubscription::default() };
         while !self.stop.load(Ordering::Relaxed) {
             let incarnation = *self.incarnation.lock().unwrap_or_else(PoisonError::into_inner);
-            orders = orders.filter(|(life, _)| *life == incarnation);
+            orders = orders.filter(|(of, _)| *of == incarnation);
             if orders.is_none() && tried_at.elapsed() >= wait {
                 tried_at = Instant::now();
                 orders = self.subscribe(incarnation, &signal).map(|receiver| (incarnation, receiver));

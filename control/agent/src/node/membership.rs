@@ -2,7 +2,7 @@
 //!
 //! A control plane that lost its state knows no members. Whoever is not known offers the map that it follows, and goes
 //! on by it: the control plane adopts that, unless it has given slots to others by then. In that case nobody can say
-//! who had our slots meanwhile: whoever finds that out first, the offer or the map, begins a new life.
+//! who had our slots meanwhile: whoever finds that out first, the offer or the map, begins a new incarnation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use kvplane_rpc::message::{
     AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, SettleReport,
 };
 
-use super::life;
+use super::incarnation;
 use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
 use crate::shard_report::ShardReports;
@@ -42,7 +42,7 @@ pub(super) struct Membership {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) trouble: Arc<Mutex<Option<String>>>,
     pub(super) seen_map: u64,
-    /// The map that the shards were told last in this life.
+    /// The map that the shards were told last in this incarnation.
     pub(super) applied: Epoch,
     /// The map as of which the control plane was told that all has come.
     pub(super) settled: Option<Epoch>,
@@ -55,8 +55,8 @@ pub(super) struct Membership {
     pub(super) kept_since: Epoch,
     /// Offers of the map that were not answered, in a row.
     pub(super) unanswered: u32,
-    /// The present life, for who reports beside.
-    pub(super) life: Arc<Mutex<u64>>,
+    /// The present incarnation, for who reports beside.
+    pub(super) incarnation: Arc<Mutex<u64>>,
     /// What peers of the shards prove, if they do.
     pub(super) tickets: NodeTickets,
 }
@@ -105,7 +105,7 @@ impl Membership {
         self.shards.iter().fold(0, fold)
     }
 
-    /// Says which devices this life has, and hears which maps they must have known for what is on them to count.
+    /// Says which devices this incarnation has, and hears which maps they must have known for what is on them to count.
     fn attach_devices(&mut self) -> Result<(), Error> {
         let devices = self.devices();
         if devices == 0 {
@@ -216,8 +216,8 @@ impl Membership {
         let Some(StateMap { state, map }) = self.link.state_map() else { return };
         if self.applied != Epoch(0) && self.state != state {
             // Epochs of two states do not compare, and nobody knows who was given our slots by either.
-            tracing::warn!(node = self.member.node.0, "the control plane has another state: a new life begins");
-            if let Err(error) = self.begin_life() {
+            tracing::warn!(node = self.member.node.0, "the control plane has another state: a new incarnation begins");
+            if let Err(error) = self.begin_incarnation() {
                 *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
             return;
@@ -277,9 +277,12 @@ impl Membership {
                     .to_owned(),
             )),
             // Our slots are others' by now, or may be. What we hold may be older than what they were given.
-            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => {
-                tracing::warn!(node = self.member.node.0, "its life was declared over: a new one begins ({error})");
-                self.begin_life()
+            Some(RefusalCode::UnknownMember | RefusalCode::IncarnationEnded) => {
+                tracing::warn!(
+                    node = self.member.node.0,
+                    "its incarnation was declared over: a new one begins ({error})"
+                );
+                self.begin_incarnation()
             }
             _ => Err(error),
         }
@@ -305,15 +308,15 @@ impl Membership {
         }
     }
 
-    /// Drops what the shards have, and joins as a new life of this node. The shards are first: no member ever has what
-    /// it had before it was one.
-    fn begin_life(&mut self) -> Result<(), Error> {
-        let incarnation = Incarnation(life::next(self.member.incarnation.0));
+    /// Drops what the shards have, and joins as a new incarnation of this node. The shards are first: no member ever
+    /// has what it had before it was one.
+    fn begin_incarnation(&mut self) -> Result<(), Error> {
+        let incarnation = Incarnation(incarnation::next(self.member.incarnation.0));
         for shard in self.shards.iter() {
-            shard.begin_life(incarnation)?;
+            shard.begin_incarnation(incarnation)?;
         }
         self.member.incarnation = incarnation;
-        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
+        *self.incarnation.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
         (self.applied, self.unanswered) = (Epoch(0), 0);
         self.join()?;
         self.list_pool()

@@ -1,6 +1,7 @@
-//! Names that say how to reach an engine, for engines that take no handshakes: `kvplane://ADDRESS/LIFE/HOST/SOCKET`.
+//! Names that say how to reach an engine, for engines that take no handshakes:
+//! `kvplane://ADDRESS/INCARNATION/HOST/SOCKET`.
 //!
-//! `ADDRESS` is its data port, `LIFE` the number that it drew at its start, `HOST` the identity of its host, and
+//! `ADDRESS` is its data port, `INCARNATION` the number that it drew at its start, `HOST` the identity of its host, and
 //! `SOCKET` the path of its Unix socket, where it has one. Who opens one asks there, over our own protocol, and proves
 //! a ticket; what the name says wrongly leads to nobody.
 
@@ -32,12 +33,12 @@ pub(super) fn descriptor_of(name: &str) -> Result<Descriptor, Error> {
     let wrong = |what: &str| Error::Malformed(format!("the segment name {name:?}: {what}"));
     let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin as such names do"))?;
     let mut parts = rest.splitn(3, '/');
-    let (address, life, host) = (parts.next(), parts.next(), parts.next());
-    let (Some(address), Some(life), Some(host)) = (address, life, host) else {
-        return Err(wrong("an address, a life and a host are needed"));
+    let (address, incarnation, host) = (parts.next(), parts.next(), parts.next());
+    let (Some(address), Some(incarnation), Some(host)) = (address, incarnation, host) else {
+        return Err(wrong("an address, an incarnation and a host are needed"));
     };
     let address: SocketAddr = address.parse().map_err(|_| wrong("it begins with no address"))?;
-    let incarnation = u64::from_str_radix(life, 16).map_err(|_| wrong("the life is no number"))?;
+    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong("the incarnation is no number"))?;
     let (host, shm) = host.find('/').map_or((host, ""), |slash| host.split_at(slash));
     let mut descriptor = Descriptor::tcp(name, &address.ip().to_string(), 0);
     descriptor.native = Some(Native {

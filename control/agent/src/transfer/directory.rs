@@ -147,7 +147,7 @@ impl Directory {
             directory.check_name(&**store)?;
             let key = keys::rpc_meta(&directory.prefix, &directory.name);
             let meta = directory.meta();
-            // Some servers do not replace what a former life left there.
+            // Some servers do not replace what a former incarnation left there.
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
@@ -168,8 +168,8 @@ impl Directory {
         Ok(meta.filter(|meta| *meta != self.meta()).map(|meta| daemon_at(&meta)))
     }
 
-    /// A name that a former life left in the store is taken over, and one that a living engine has is not: its peers
-    /// would find us, and it would be taken out when we end.
+    /// A name that a former incarnation left in the store is taken over, and one that a living engine has is not: its
+    /// peers would find us, and it would be taken out when we end.
     fn check_name(&self, store: &dyn MetadataStore) -> Result<(), Error> {
         let Some(holder) = self.other_holder(store)? else { return Ok(()) };
         let caller = Caller { timeout: self.caller.timeout.min(LIVING), ..self.caller };
@@ -314,7 +314,7 @@ impl Directory {
             let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-            // The life that the descriptor is of, and no other.
+            // The incarnation that the descriptor is of, and no other.
             return Ok(PeerAddress { node: NodeId(native.incarnation), ..PeerAddress::native(tcp, shm) });
         }
         if self.is_stock_rdma(descriptor) {

@@ -68,7 +68,7 @@ impl TransferEngine {
             return Ok(SegmentHandle::LOCAL);
         }
         let opened = self.describe(name, DESCRIBE).and_then(|remote| self.segments.write().open(Arc::new(remote)));
-        // What was known of it before may have been a former life's.
+        // What was known of it before may have been a former incarnation's.
         self.settle();
         opened
     }

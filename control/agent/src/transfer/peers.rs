@@ -1,8 +1,8 @@
 //! Those whom the initiators ask: numbered, shared by all who refer to them, and left when nobody does any more.
 //!
 //! What is known of a segment, and every batch that asks it, holds its peer. When the last of them lets go, a peer that
-//! was replaced by a newer life of itself or whose segment was closed is done with: each initiator closes it the next
-//! time that it is driven, which its own thread sees to within seconds.
+//! was replaced by a newer incarnation of itself or whose segment was closed is done with: each initiator closes it the
+//! next time that it is driven, which its own thread sees to within seconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -124,11 +124,15 @@ mod tests {
         drop(first);
         assert_eq!(peers.departures().count(), 1);
         assert_ne!(peers.at(&address(1), "a").number, number, "a number is never given twice");
-        for life in 0..10_000 {
-            drop(peers.at(&address(life), "a"));
+        for incarnation in 0..10_000 {
+            drop(peers.at(&address(incarnation), "a"));
             assert!(peers.by_address.len() <= FORGET_AT);
         }
-        let held: Vec<Arc<Peer>> = (0..1000).map(|life| peers.at(&address(life), "a")).collect();
-        assert!(held.iter().enumerate().all(|(life, peer)| peers.at(&address(life as u64), "a").number == peer.number));
+        let held: Vec<Arc<Peer>> = (0..1000).map(|incarnation| peers.at(&address(incarnation), "a")).collect();
+        assert!(
+            held.iter()
+                .enumerate()
+                .all(|(incarnation, peer)| peers.at(&address(incarnation as u64), "a").number == peer.number)
+        );
     }
 }

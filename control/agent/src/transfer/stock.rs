@@ -51,7 +51,7 @@ struct Line {
 }
 
 impl Stock {
-    /// For an engine of this name. `unique` is that of its life.
+    /// For an engine of this name. `unique` is that of its incarnation.
     pub(super) fn new(
         environment: &Environment,
         store: Option<Arc<dyn MetadataStore>>,

@@ -176,7 +176,7 @@ fn a_peer_that_restarted_is_asked_again() {
     let b = Side::new(config, BYTES);
     fill(&b.region, 0, BYTES, 24);
     let mut failures = 0;
-    // The new life's memory may lie at the old address or elsewhere; the old description leads nowhere.
+    // The new incarnation's memory may lie at the old address or elsewhere; the old description leads nowhere.
     let state = loop {
         match a.engine.submit(&[write], &SubmitOptions::default()).map(|batch| batch.wait().state) {
             Ok(TaskState::Failed) if failures < 5 => failures += 1,
@@ -199,12 +199,12 @@ fn restarts_of_peers_do_not_add_up() {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
         let mut opened = None;
-        for life in 0..6u64 {
+        for incarnation in 0..6u64 {
             let b = Side::new(TransferEngineConfig { listen, ..way.config() }, BYTES);
             listen = b.engine.local_address();
             let handle = a.engine.open_segment_no_cache(b.engine.name()).unwrap();
             assert_eq!(*opened.get_or_insert(handle), handle);
-            fill(&b.region, 0, BYTES, 40 + life);
+            fill(&b.region, 0, BYTES, 40 + incarnation);
             std::thread::scope(|scope| {
                 for half in 0..2 {
                     let (a, b) = (&a, &b);
@@ -217,10 +217,10 @@ fn restarts_of_peers_do_not_add_up() {
                 }
             });
             let rails = a.engine.metrics().rails;
-            // Of this life in two initiators, and of the former one where a connection is not gone yet.
+            // Of this incarnation in two initiators, and of the former one where a connection is not gone yet.
             // Devices are let go a little later.
             let most = if way == Way::Rdma { 16 } else { 8 };
-            assert!(rails.len() <= most, "life {life}: {} rails", rails.len());
+            assert!(rails.len() <= most, "incarnation {incarnation}: {} rails", rails.len());
             assert!(rails.iter().filter(|rail| rail.peer == b.engine.name()).count() <= 4);
         }
     }

@@ -83,7 +83,8 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// None, from this time on. Numbers of members begin after `first`, which differs from life to life of a catalog.
+    /// None, from this time on. Numbers of members begin after `first`, which differs from incarnation to incarnation
+    /// of a catalog.
     #[must_use]
     pub fn new(config: ObjectsConfig, first: u64, now_ns: u64) -> Self {
         Self {

@@ -34,14 +34,14 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
     }
     assert_eq!(driver.in_map(), [(1, 6), (2, 6), (3, 6)]);
     assert_eq!((driver.cluster.layout_since(), driver.cluster.counters().restarts), (since, 3));
-    // From another place too: nothing is heard of the life before any more.
+    // From another place too: nothing is heard of the incarnation before any more.
     restart(&mut driver, 3, 6);
     attach(&mut driver, 3, 7);
     driver.join(support::member(3, 7, 7900)).expect("it is taken at once");
 }
 
 #[test]
-fn whose_next_life_does_not_come_is_dead_at_the_deadline() {
+fn whose_next_incarnation_does_not_come_is_dead_at_the_deadline() {
     let mut driver = Driver::new(config());
     attach(&mut driver, 1, 5);
     (1..=2).for_each(|node| driver.admit(node, 5));
@@ -95,7 +95,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
     refuse(&mut driver, 3);
     driver.beat(1, 5).expect("it is alive");
     assert_eq!((driver.in_map(), driver.published.epoch), (vec![(1, 5)], Epoch(epoch.0 + 1)));
-    // So does the next life of one that had died with them.
+    // So does the next incarnation of one that had died with them.
     let mut driver = three(2);
     driver.sleep(201 * MS);
     (1..=2).for_each(|node| refuse(&mut driver, node));
@@ -238,9 +238,10 @@ fn owners(driver: &Driver) -> Vec<u64> {
     driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
 }
 
-/// Each of these lives is heard, and has all that moved by the newest map; also by one that begins a liveness probe.
-fn settle(driver: &mut Driver, lives: &[(u64, u64)]) {
-    for (node, incarnation) in lives.iter().chain(lives) {
+/// Each of these incarnations is heard, and has all that moved by the newest map; also by one that begins a liveness
+/// probe.
+fn settle(driver: &mut Driver, incarnations: &[(u64, u64)]) {
+    for (node, incarnation) in incarnations.iter().chain(incarnations) {
         driver.beat(*node, *incarnation).expect("it is a member");
         let (node, incarnation) = (NodeId(*node), Incarnation(*incarnation));
         let epoch = driver.published.epoch;

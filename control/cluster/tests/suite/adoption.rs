@@ -60,7 +60,7 @@ fn what_all_members_say_is_adopted_at_once_and_nothing_moves() {
     assert_eq!((&after.members, &after.former), (&before.members, &before.former));
     assert!(owners(&after) == owners(&before), "slots moved");
     for node in 1..=3 {
-        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it goes on in its life");
+        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it goes on in its incarnation");
     }
     // It is durable, and offers that come late change nothing.
     let mut driver = driver.restart();
@@ -159,7 +159,7 @@ fn a_restart_of_a_member_while_others_offer_is_one_of_a_known_member() {
 
 /// A member whose own answer was lost asks to join, when others have offered the map that it is in.
 #[test]
-fn who_is_in_an_adopted_map_may_join_in_the_life_that_it_has_there() {
+fn who_is_in_an_adopted_map_may_join_in_the_incarnation_that_it_has_there() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     let again = || member(2, 1, before.member(NodeId(2)).expect("a member").shards[0].tcp.port());
@@ -167,7 +167,7 @@ fn who_is_in_an_adopted_map_may_join_in_the_life_that_it_has_there() {
     assert!(matches!(driver.join(again()), Err(Rejection::Adopting { .. })));
     assert_eq!(driver.adopted, Some(STATE));
     for _ in 0..2 {
-        assert!(matches!(driver.join(again()), Ok(Reply::Joined { .. })), "it is the life that the map names");
+        assert!(matches!(driver.join(again()), Ok(Reply::Joined { .. })), "it is the incarnation that the map names");
     }
     driver.beat(2, 1).expect("alive");
     let elsewhere = driver.join(member(2, 1, 7999));
@@ -183,12 +183,12 @@ fn offers_that_make_no_sense_are_refused() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     let good = offer_of(&before, 1);
-    let other_life = Member { incarnation: Incarnation(5), ..good.member.clone() };
+    let other_incarnation = Member { incarnation: Incarnation(5), ..good.member.clone() };
     let stranger = member(8, 1, 7800);
     let late = ClusterMap { epoch: Epoch(u64::MAX / 2), ..before.clone() };
     let disordered = ClusterMap { members: before.members.iter().rev().cloned().collect(), ..before.clone() };
     for bad in [
-        Offer { member: other_life, ..good.clone() },
+        Offer { member: other_incarnation, ..good.clone() },
         Offer { member: stranger, ..good.clone() },
         Offer { map: late, ..good.clone() },
         Offer { map: disordered, ..good.clone() },

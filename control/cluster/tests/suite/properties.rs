@@ -68,13 +68,13 @@ fn any_owner() -> impl Strategy<Value = SegmentOwner> {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let life = || (0u64..6, 1u64..4);
+    let incarnation = || (0u64..6, 1u64..4);
     prop_oneof![
-        6 => (life(), 7000u16..7002).prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
-        12 => life().prop_map(|(node, incarnation)| Step::Beat { node, incarnation }),
-        8 => (life(), 0u64..12)
+        6 => (incarnation(), 7000u16..7002).prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
+        12 => incarnation().prop_map(|(node, incarnation)| Step::Beat { node, incarnation }),
+        8 => (incarnation(), 0u64..12)
             .prop_map(|((node, incarnation), epoch)| Step::Settled { node, incarnation, epoch }),
-        2 => life().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
+        2 => incarnation().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
         2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
         2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Undrain { node, incarnation }),
         4 => (any_owner(), 0u8..8, 0u64..3000).prop_map(|(owner, name, ttl_ms)| Step::Register { owner, name, ttl_ms }),
@@ -155,7 +155,10 @@ fn check_former(map: &ClusterMap) {
     let owners = map.members.iter().filter(|member| member.weight > 0);
     for member in owners {
         let began = former.began.iter().find(|(node, _)| *node == member.node);
-        assert!(began.is_some_and(|(_, life)| *life <= member.incarnation), "{former:?} began with {member:?}");
+        assert!(
+            began.is_some_and(|(_, incarnation)| *incarnation <= member.incarnation),
+            "{former:?} began with {member:?}"
+        );
     }
 }
 

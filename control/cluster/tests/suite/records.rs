@@ -68,7 +68,7 @@ fn engine(publishes: bool) -> InstanceRecord {
     };
     InstanceRecord {
         name: "e@0".to_owned(),
-        life: 3,
+        incarnation: 3,
         tenant: String::new(),
         model: "llama".to_owned(),
         block_tokens: 16,

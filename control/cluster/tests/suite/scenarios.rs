@@ -84,7 +84,7 @@ fn many_deaths_at_once_make_one_epoch() {
 }
 
 #[test]
-fn a_restart_in_place_is_one_epoch_and_makes_the_old_life_stale() {
+fn a_restart_in_place_is_one_epoch_and_makes_the_old_incarnation_stale() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.join(member(1, 6, 7000)).unwrap();
@@ -132,7 +132,7 @@ fn who_is_unknown_must_join() {
     let unknown =
         |node, incarnation| Err(Rejection::Unknown { node: NodeId(node), incarnation: Incarnation(incarnation) });
     assert_eq!(driver.beat(2, 5), unknown(2, 5));
-    assert_eq!(driver.beat(1, 6), unknown(1, 6), "a later life must join too");
+    assert_eq!(driver.beat(1, 6), unknown(1, 6), "a later incarnation must join too");
     assert_eq!(leave(&mut driver, 2, 5), unknown(2, 5));
 }
 
@@ -210,9 +210,9 @@ fn other_replicas_after_a_restart_make_an_epoch() {
 }
 
 #[test]
-fn ended_lives_are_forgotten_beyond_their_limit() {
+fn ended_incarnations_are_forgotten_beyond_their_limit() {
     let mut config = config();
-    config.limits.ended_lives = 2;
+    config.limits.ended_incarnations = 2;
     let mut driver = Driver::new(config);
     for node in [3, 1, 2] {
         driver.admit(node, 5);
@@ -234,7 +234,7 @@ fn a_full_cluster_refuses_newcomers_but_not_restarts() {
 }
 
 #[test]
-fn segments_of_a_member_go_with_its_life() {
+fn segments_of_a_member_go_with_its_incarnation() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     let register = |driver: &mut Driver, name, incarnation| {
@@ -263,7 +263,7 @@ fn segments_of_a_member_go_with_its_life() {
 }
 
 #[test]
-fn stored_segments_of_a_life_that_is_over_are_dropped_at_the_start() {
+fn stored_segments_of_an_incarnation_that_is_over_are_dropped_at_the_start() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     for (name, incarnation) in [("old", 4), ("new", 5)] {
@@ -341,7 +341,7 @@ fn a_driver_that_skips_outputs_is_stopped() {
 }
 
 #[test]
-fn devices_count_only_while_no_life_went_without_them() {
+fn devices_count_only_while_no_incarnation_went_without_them() {
     let mut driver = Driver::new(config());
     let attach = |driver: &mut Driver, incarnation: u64, devices: u128| {
         let input = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(incarnation), devices };
@@ -350,10 +350,10 @@ fn devices_count_only_while_no_life_went_without_them() {
             other => panic!("{other:?}"),
         }
     };
-    // The first life with devices: what they knew before is not known to be of any use.
+    // The first incarnation with devices: what they knew before is not known to be of any use.
     let since = attach(&mut driver, 5, 7);
     driver.admit(1, 5);
-    assert!(since <= driver.cluster.map().epoch, "a note of this life is of a map that counts");
+    assert!(since <= driver.cluster.map().epoch, "a note of this incarnation is of a map that counts");
     let noted = driver.cluster.map().epoch;
     // Lives with the same ones, one that never joined among them, and a control plane that was killed between.
     assert_eq!(attach(&mut driver, 6, 7), since);
@@ -361,7 +361,7 @@ fn devices_count_only_while_no_life_went_without_them() {
     assert_eq!(attach(&mut driver, 7, 7), since);
     driver.admit(1, 7);
     assert!(noted >= since);
-    // A life without: it says nothing. Then the devices are as good as new.
+    // An incarnation without: it says nothing. Then the devices are as good as new.
     driver.admit(1, 8);
     let noted = driver.cluster.map().epoch;
     let since = attach(&mut driver, 9, 7);
@@ -375,7 +375,7 @@ fn devices_count_only_while_no_life_went_without_them() {
     driver.admit(1, 10);
     let noted = driver.cluster.map().epoch;
     assert!(attach(&mut driver, 11, 7) > noted);
-    // A life that is over says nothing any more.
+    // An incarnation that is over says nothing any more.
     let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
     assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
 }

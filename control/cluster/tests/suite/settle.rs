@@ -104,7 +104,7 @@ fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
     assert_eq!(owners(&driver), [1, 2, 3]);
     let mut driver = Driver::new(patient());
     (1..=3).for_each(|node| driver.admit(node, 1));
-    assert_eq!(owners(&driver), [1, 2, 3], "lives of an earlier version");
+    assert_eq!(owners(&driver), [1, 2, 3], "incarnations of an earlier version");
 }
 
 #[test]
@@ -134,7 +134,11 @@ fn deaths_farewells_and_restarts_do_not_wait() {
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
     assert_eq!(owners(&driver), [2], "it left at once");
     driver.join(member(2, 2, 7000)).unwrap();
-    assert_eq!((driver.in_map(), owners(&driver)), (vec![(2, 2), (3, 1)], vec![2]), "its next life has its slots");
+    assert_eq!(
+        (driver.in_map(), owners(&driver)),
+        (vec![(2, 2), (3, 1)], vec![2]),
+        "its next incarnation has its slots"
+    );
     for _ in 0..6 {
         driver.sleep(100 * MS);
         driver.beat(3, 1).unwrap();
@@ -236,7 +240,7 @@ fn a_drain_waits_for_a_node_that_restarts() {
         let epoch = driver.published.epoch;
         follow(&mut driver, &[1, 2]);
         driver.handle(Input::Settled { node: NodeId(3), incarnation: Incarnation(2), epoch }).unwrap();
-        assert_eq!(owners(&driver), owned, "its next life takes its part of what is drained");
+        assert_eq!(owners(&driver), owned, "its next incarnation takes its part of what is drained");
     }
 }
 
@@ -302,10 +306,10 @@ fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
     drain(&mut driver, 2);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1]);
-    let undrain = |driver: &mut Driver, life: u64| {
-        driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(life)) })
+    let undrain = |driver: &mut Driver, incarnation: u64| {
+        driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(incarnation)) })
     };
-    assert!(undrain(&mut driver, 9).is_err(), "a life that is not known");
+    assert!(undrain(&mut driver, 9).is_err(), "an incarnation that is not known");
     undrain(&mut driver, 1).unwrap();
     assert_eq!(owners(&driver), [1], "node 1 has not said that it has all");
     all_settled(&mut driver);

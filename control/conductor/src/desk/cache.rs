@@ -100,11 +100,11 @@ impl Desk {
     ///
     /// # Errors
     /// When the instance is unknown, does not prefill, or the batch is too long.
-    pub fn cache(&mut self, name: &str, life: u64, batch: CacheBatch, now_ns: u64) -> Result<Ack, DeskError> {
+    pub fn cache(&mut self, name: &str, incarnation: u64, batch: CacheBatch, now_ns: u64) -> Result<Ack, DeskError> {
         if batch.events.len() > MOST_CHANGES {
             return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.events.len())));
         }
-        let known = self.known(name, life)?;
+        let known = self.known(name, incarnation)?;
         known.heard_ns = now_ns;
         let (number, Some(at)) = (known.pool, known.prefill) else {
             return Err(bad(format!("instance {name:?} only decodes; its cache is not indexed")));
@@ -166,12 +166,12 @@ impl Desk {
     /// asked for from the first on.
     ///
     /// # Errors
-    /// When it is not registered in this life.
-    pub fn away(&mut self, name: &str, life: u64, for_ns: u64, now_ns: u64) -> Result<bool, DeskError> {
-        let known = self.known(name, life)?;
+    /// When it is not registered in this incarnation.
+    pub fn away(&mut self, name: &str, incarnation: u64, for_ns: u64, now_ns: u64) -> Result<bool, DeskError> {
+        let known = self.known(name, incarnation)?;
         let silent_ns = for_ns.min(now_ns.saturating_sub(known.heard_ns));
         self.version += u64::from(!std::mem::replace(&mut known.away, true));
-        let known = self.known(name, life)?;
+        let known = self.known(name, incarnation)?;
         let doubted = known.spec.report_ns == 0 && silent_ns >= AWAY_DOUBTED_NS;
         let forgotten = (for_ns >= AWAY_FORGOTTEN_NS).then(|| (known.pool, known.prefill, known.events.take()));
         if doubted {
@@ -180,7 +180,7 @@ impl Desk {
         let Some((number, at, events)) = forgotten else { return Ok(false) };
         if let (Some(at), Some(_)) = (at, events) {
             // It may hold what it held, and is degraded until that is known again, also when it is within reach.
-            self.known(name, life)?.degraded = true;
+            self.known(name, incarnation)?.degraded = true;
             self.clear(number, at)?;
         }
         Ok(true)
@@ -189,9 +189,9 @@ impl Desk {
     /// What an instance publishes is within reach, and what it still had of what was missed has been taken.
     ///
     /// # Errors
-    /// When it is not registered in this life.
-    pub fn reached(&mut self, name: &str, life: u64, now_ns: u64) -> Result<(), DeskError> {
-        let known = self.known(name, life)?;
+    /// When it is not registered in this incarnation.
+    pub fn reached(&mut self, name: &str, incarnation: u64, now_ns: u64) -> Result<(), DeskError> {
+        let known = self.known(name, incarnation)?;
         let (was, number) = (std::mem::replace(&mut known.away, false), known.pool);
         let promised = known.spec.report_ns != 0;
         if was {
@@ -200,7 +200,7 @@ impl Desk {
         if promised {
             return Ok(());
         }
-        self.known(name, life)?.heard_ns = now_ns;
+        self.known(name, incarnation)?.heard_ns = now_ns;
         self.believe(name)?;
         self.poll_pool(number, now_ns);
         Ok(())
@@ -222,9 +222,9 @@ impl Desk {
     /// marked: nobody who hashes as one should would find anything there.
     ///
     /// # Errors
-    /// When it is not registered in this life.
-    pub fn hashes_as_expected(&mut self, name: &str, life: u64, does: bool) -> Result<(), DeskError> {
-        let known = self.known(name, life)?;
+    /// When it is not registered in this incarnation.
+    pub fn hashes_as_expected(&mut self, name: &str, incarnation: u64, does: bool) -> Result<(), DeskError> {
+        let known = self.known(name, incarnation)?;
         if known.alien == does {
             known.alien = !does;
             self.version += 1;

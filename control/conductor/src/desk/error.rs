@@ -12,7 +12,7 @@ pub enum DeskError {
         /// What, with its number.
         what: String,
     },
-    /// Nobody of that name, or not in that life.
+    /// Nobody of that name, or not in that incarnation.
     UnknownInstance {
         /// The name.
         name: String,
@@ -48,12 +48,12 @@ pub enum DeskError {
         /// How many.
         most: usize,
     },
-    /// A later life of the instance has registered.
-    StaleLife {
+    /// A later incarnation of the instance has registered.
+    StaleIncarnation {
         /// The instance.
         name: String,
-        /// Its present life.
-        life: u64,
+        /// Its present incarnation.
+        incarnation: u64,
     },
     /// What the books say.
     Books(ConductorError),
@@ -74,8 +74,11 @@ impl fmt::Display for DeskError {
                  {tenant:?}"
             ),
             Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
-            Self::StaleLife { name, life } => {
-                write!(f, "instance {name:?} has registered again with life {life}; an earlier one is over")
+            Self::StaleIncarnation { name, incarnation } => {
+                write!(
+                    f,
+                    "instance {name:?} has registered again with incarnation {incarnation}; an earlier one is over"
+                )
             }
             Self::Books(error) => error.fmt(f),
         }

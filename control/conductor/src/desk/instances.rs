@@ -1,4 +1,4 @@
-//! Instances by name: they register with a life, report, are doubted when they do not, and go.
+//! Instances by name: they register with an incarnation, report, are doubted when they do not, and go.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ pub enum Part {
 pub struct InstanceSpec {
     /// Its name, unique among all.
     pub name: String,
-    /// Its life: larger each time that it starts, such as the time of its start.
-    pub life: u64,
+    /// Its incarnation: larger each time that it starts, such as the time of its start.
+    pub incarnation: u64,
     /// Whose requests it serves; empty for the default tenant's.
     pub tenant: String,
     /// The model it serves.
@@ -68,7 +68,7 @@ pub struct Publisher {
 pub struct Registration {
     /// Whether nothing is known of its cache: it sends a snapshot.
     pub fresh: bool,
-    /// True for an instance that was registered already, in the same life.
+    /// True for an instance that was registered already, in the same incarnation.
     pub again: bool,
     /// After how long without a report it is not chosen any more; 0 for never.
     pub doubted_after_ns: u64,
@@ -97,7 +97,7 @@ pub(super) struct Instance {
     pub heard_ns: u64,
     /// Whether it missed reports.
     pub doubted: bool,
-    /// Whether an operator has taken it out: it gets nothing new, in this life.
+    /// Whether an operator has taken it out: it gets nothing new, in this incarnation.
     pub held: bool,
     /// The number of its latest report.
     pub seq: u64,
@@ -162,21 +162,21 @@ impl InstanceSpec {
 }
 
 impl Desk {
-    /// An instance registers. The same again does no harm; a later life takes the place of an earlier one.
+    /// An instance registers. The same again does no harm; a later incarnation takes the place of an earlier one.
     ///
     /// # Errors
-    /// When it makes no sense, is another than one of the same name and life, is of an earlier life, or there are too
-    /// many.
+    /// When it makes no sense, is another than one of the same name and incarnation, is of an earlier incarnation, or
+    /// there are too many.
     pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registration, DeskError> {
         spec.check()?;
         let doubted_after_ns = spec.report_ns.saturating_mul(u64::from(self.config.missed.0));
         if let Some(known) = self.instances.get_mut(spec.name.as_str()) {
-            if spec.life < known.spec.life {
-                return Err(DeskError::StaleLife { name: spec.name, life: known.spec.life });
+            if spec.incarnation < known.spec.incarnation {
+                return Err(DeskError::StaleIncarnation { name: spec.name, incarnation: known.spec.incarnation });
             }
-            if spec.life == known.spec.life {
+            if spec.incarnation == known.spec.incarnation {
                 if known.spec != spec {
-                    let what = format!("instance {:?} is registered otherwise in this life", spec.name);
+                    let what = format!("instance {:?} is registered otherwise in this incarnation", spec.name);
                     return Err(DeskError::Conflict { what });
                 }
                 known.heard_ns = now_ns;
@@ -257,11 +257,11 @@ impl Desk {
     /// An instance goes; its requests are told so. One that is not there does no harm.
     ///
     /// # Errors
-    /// When a later life of it is there.
-    pub fn deregister(&mut self, name: &str, life: u64, now_ns: u64) -> Result<bool, DeskError> {
+    /// When a later incarnation of it is there.
+    pub fn deregister(&mut self, name: &str, incarnation: u64, now_ns: u64) -> Result<bool, DeskError> {
         match self.instances.get(name) {
-            Some(known) if known.spec.life > life => {
-                Err(DeskError::StaleLife { name: name.to_owned(), life: known.spec.life })
+            Some(known) if known.spec.incarnation > incarnation => {
+                Err(DeskError::StaleIncarnation { name: name.to_owned(), incarnation: known.spec.incarnation })
             }
             Some(_) => {
                 self.remove(name);
@@ -293,11 +293,11 @@ impl Desk {
         self.instances.get(name).map(|known| known.spec.tenant.as_str())
     }
 
-    pub(super) fn known(&mut self, name: &str, life: u64) -> Result<&mut Instance, DeskError> {
+    pub(super) fn known(&mut self, name: &str, incarnation: u64) -> Result<&mut Instance, DeskError> {
         match self.instances.get_mut(name) {
-            Some(known) if known.spec.life == life => Ok(known),
-            Some(known) if known.spec.life > life => {
-                Err(DeskError::StaleLife { name: name.to_owned(), life: known.spec.life })
+            Some(known) if known.spec.incarnation == incarnation => Ok(known),
+            Some(known) if known.spec.incarnation > incarnation => {
+                Err(DeskError::StaleIncarnation { name: name.to_owned(), incarnation: known.spec.incarnation })
             }
             _ => Err(DeskError::UnknownInstance { name: name.to_owned() }),
         }
@@ -306,9 +306,9 @@ impl Desk {
     /// An instance reports. A report older than the latest one says only that it lives.
     ///
     /// # Errors
-    /// When it is not registered in this life.
-    pub fn report(&mut self, name: &str, life: u64, load: Load, now_ns: u64) -> Result<(), DeskError> {
-        let known = self.known(name, life)?;
+    /// When it is not registered in this incarnation.
+    pub fn report(&mut self, name: &str, incarnation: u64, load: Load, now_ns: u64) -> Result<(), DeskError> {
+        let known = self.known(name, incarnation)?;
         known.heard_ns = now_ns;
         let (number, prefill, decode) = (known.pool, known.prefill, known.decode);
         if load.seq <= known.seq && known.seq != 0 {
@@ -336,7 +336,7 @@ impl Desk {
     }
 
     /// Takes an instance out, or lets it take requests again. What it has goes on, and others may fetch from it. Its
-    /// next life begins like any other. Returns the requests that are booked there.
+    /// next incarnation begins like any other. Returns the requests that are booked there.
     ///
     /// # Errors
     /// When there is no such instance.

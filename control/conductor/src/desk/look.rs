@@ -46,8 +46,8 @@ pub struct PrefixHolding {
 pub struct InstanceRow {
     /// Its name.
     pub name: Arc<str>,
-    /// Its life.
-    pub life: u64,
+    /// Its incarnation.
+    pub incarnation: u64,
     /// Whose, of which model.
     pub pool: PoolKey,
     /// What it does.
@@ -251,7 +251,7 @@ impl Desk {
                 (prefill.unwrap_or_default(), decode.unwrap_or_default());
             instances.push(InstanceRow {
                 name: Arc::clone(name),
-                life: known.spec.life,
+                incarnation: known.spec.incarnation,
                 pool: known.spec.pool(),
                 part: known.spec.part,
                 address: known.spec.address.clone(),

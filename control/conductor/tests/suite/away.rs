@@ -59,7 +59,8 @@ fn who_is_heard_of_otherwise_is_believed() {
     desk.away("e0", 1, at_ns, at_ns).expect("known");
     assert!(!desk.table(at_ns).instances[0].doubted);
     // Who promised reports is judged by these.
-    desk.register(InstanceSpec { report_ns: SECOND, life: 2, ..spec("e0", Part::Mixed) }, at_ns).expect("a later life");
+    desk.register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
+        .expect("a later incarnation");
     desk.away("e0", 2, at_ns, 2 * at_ns).expect("known");
     assert!(!desk.table(at_ns).instances[0].doubted);
 }

@@ -1,4 +1,4 @@
-//! The desk: retried ids, lives, silence, gaps, lies, floods; and at random that nothing is left behind.
+//! The desk: retried ids, incarnations, silence, gaps, lies, floods; and at random that nothing is left behind.
 
 use crate::support;
 
@@ -128,8 +128,8 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
     assert!((40..60).all(|at| takes(&mut desk, at) == held));
     let answer = desk.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
     desk.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
-    // A new life is not what was taken out.
-    desk.register(InstanceSpec { life: 2, ..spec(other, Part::Prefill) }, 0).expect("a later life");
+    // A new incarnation is not what was taken out.
+    desk.register(InstanceSpec { incarnation: 2, ..spec(other, Part::Prefill) }, 0).expect("a later incarnation");
     assert!(desk.table(0).instances.iter().all(|row| !row.held));
     assert!(matches!(desk.hold("nobody", true, 0), Err(DeskError::UnknownInstance { .. })));
 }
@@ -156,17 +156,20 @@ fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
 }
 
 #[test]
-fn lives_and_bodies_are_compared() {
+fn incarnations_and_bodies_are_compared() {
     let mut desk = desk(1);
     assert!(!desk.register(spec("p0", Part::Mixed), 0).is_ok_and(|registered| registered.fresh));
     let changed = InstanceSpec { capacity_tokens: 5, ..spec("p0", Part::Prefill) };
     assert!(matches!(desk.register(changed, 0), Err(DeskError::Conflict { .. })));
-    let later = InstanceSpec { life: 2, ..spec("p0", Part::Prefill) };
-    assert!(desk.register(later, 0).expect("a later life").fresh);
-    assert!(matches!(desk.register(spec("p0", Part::Prefill), 0), Err(DeskError::StaleLife { life: 2, .. })));
-    assert!(matches!(desk.report("p0", 1, Load::default(), 0), Err(DeskError::StaleLife { .. })));
-    assert!(matches!(desk.deregister("p0", 1, 0), Err(DeskError::StaleLife { .. })));
-    assert!(desk.deregister("p0", 2, 0).expect("its own life"));
+    let later = InstanceSpec { incarnation: 2, ..spec("p0", Part::Prefill) };
+    assert!(desk.register(later, 0).expect("a later incarnation").fresh);
+    assert!(matches!(
+        desk.register(spec("p0", Part::Prefill), 0),
+        Err(DeskError::StaleIncarnation { incarnation: 2, .. })
+    ));
+    assert!(matches!(desk.report("p0", 1, Load::default(), 0), Err(DeskError::StaleIncarnation { .. })));
+    assert!(matches!(desk.deregister("p0", 1, 0), Err(DeskError::StaleIncarnation { .. })));
+    assert!(desk.deregister("p0", 2, 0).expect("its own incarnation"));
     assert!(!desk.deregister("p0", 2, 0).expect("gone already"));
     // Bytes of a token are one number for a model.
     let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
@@ -275,7 +278,7 @@ fn floods_end_at_limits() {
     assert_eq!(full, 36);
     let models = (0..100).filter(|at| {
         let other = InstanceSpec { model: format!("m{at}"), ..spec("p0", Part::Prefill) };
-        desk.register(InstanceSpec { life: 2 + at, ..other }, 0).is_ok()
+        desk.register(InstanceSpec { incarnation: 2 + at, ..other }, 0).is_ok()
     });
     assert_eq!(models.count(), 100, "a pool goes with its last instance");
     assert_eq!(desk.table(0).pools.len(), 2);
@@ -361,7 +364,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        (0..4u8, 1..3u64).prop_map(|(name, life)| Act::Register(name, life)),
+        (0..4u8, 1..3u64).prop_map(|(name, incarnation)| Act::Register(name, incarnation)),
         (0..4u8).prop_map(Act::Deregister),
         (0..4u8, any::<u64>()).prop_map(|(name, load)| Act::Report(name, load)),
         (0..4u8, 0..9u64, 0..5u64).prop_map(|(name, seq, seed)| Act::Cache(name, seq, seed)),
@@ -381,9 +384,9 @@ proptest! {
         let (mut now_ns, mut reservations) = (0, vec![0u64; 30]);
         for act in acts {
             match act {
-                Act::Register(name, life) => {
+                Act::Register(name, incarnation) => {
                     let part = if name == 3 { Part::Decode } else { Part::Mixed };
-                    let _ = desk.register(InstanceSpec { life, ..spec(&format!("i{name}"), part) }, now_ns);
+                    let _ = desk.register(InstanceSpec { incarnation, ..spec(&format!("i{name}"), part) }, now_ns);
                 }
                 Act::Deregister(name) => drop(desk.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Report(name, load) => {

@@ -88,17 +88,20 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
 
     kept.restart(SECOND);
     let rows = kept.desk.table(SECOND).instances;
-    let shown: Vec<_> = rows.iter().map(|row| (&*row.name, row.life, row.held, row.doubted, row.prefills)).collect();
+    let shown: Vec<_> =
+        rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.doubted, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
     assert_eq!(kept.desk.placement().0, PolicyName::RoundRobin);
     assert!(kept.desk.specs().any(|spec| *spec == followed), "whoever follows it knows where");
     assert!(kept.desk.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
-    // Another source of events under the same life is another registration.
+    // Another source of events under the same incarnation is another registration.
     let elsewhere = Publisher { replay: String::new(), ..publisher() };
     let other = InstanceSpec { events: Some(elsewhere), ..followed };
     assert!(matches!(kept.desk.register(other, SECOND), Err(DeskError::Conflict { .. })));
-    // Its next life is not held, which is remembered too.
-    kept.desk.register(InstanceSpec { life: 2, ..spec("quic", Part::Prefill) }, SECOND).expect("a later life");
+    // Its next incarnation is not held, which is remembered too.
+    kept.desk
+        .register(InstanceSpec { incarnation: 2, ..spec("quic", Part::Prefill) }, SECOND)
+        .expect("a later incarnation");
     kept.keep();
     kept.restart(2 * SECOND);
     assert!(kept.desk.table(0).instances.iter().all(|row| !row.held));
@@ -205,7 +208,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        3 => (0..5u8, 1..3u64, 0..6u8).prop_map(|(name, life, kind)| Act::Register(name, life, kind)),
+        3 => (0..5u8, 1..3u64, 0..6u8).prop_map(|(name, incarnation, kind)| Act::Register(name, incarnation, kind)),
         1 => (0..5u8).prop_map(Act::Deregister),
         1 => (0..5u8, any::<bool>()).prop_map(|(name, held)| Act::Hold(name, held)),
         2 => (0..5u8).prop_map(Act::Report),
@@ -220,7 +223,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn remembered(desk: &mut Desk, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
     let rows = desk.table(now_ns).instances;
     let specs: BTreeMap<String, InstanceSpec> = desk.specs().map(|spec| (spec.name.clone(), spec.clone())).collect();
-    rows.iter().map(|row| (row.name.to_string(), row.life, row.held, specs[&*row.name].clone())).collect()
+    rows.iter().map(|row| (row.name.to_string(), row.incarnation, row.held, specs[&*row.name].clone())).collect()
 }
 
 proptest! {
@@ -234,13 +237,13 @@ proptest! {
         let mut missing: BTreeMap<String, bool> = BTreeMap::new();
         for act in acts {
             match act {
-                Act::Register(name, life, kind) => {
+                Act::Register(name, incarnation, kind) => {
                     let part = if name == 4 { Part::Decode } else { Part::Mixed };
                     let events = (kind == 5).then(publisher);
                     let token_bytes = [0, 0, 0, 64, 128, 0][usize::from(kind)];
                     let model = if kind == 4 { "other" } else { "m" }.to_owned();
-                    let spec = InstanceSpec { life, events, token_bytes, model, ..spec(&format!("i{name}"), part) };
-                    let is_new = !kept.desk.specs().any(|known| known.name == spec.name && known.life == spec.life);
+                    let spec = InstanceSpec { incarnation, events, token_bytes, model, ..spec(&format!("i{name}"), part) };
+                    let is_new = !kept.desk.specs().any(|known| known.name == spec.name && known.incarnation == spec.incarnation);
                     let name = spec.name.clone();
                     if kept.desk.register(spec, now_ns).is_ok() && is_new {
                         missing.insert(name, false);
@@ -249,16 +252,16 @@ proptest! {
                 Act::Deregister(name) => drop(kept.desk.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Hold(name, held) => drop(kept.desk.hold(&format!("i{name}"), held, now_ns)),
                 Act::Report(name) => {
-                    for life in 1..3 {
-                        let _ = kept.desk.report(&format!("i{name}"), life, Load::default(), now_ns);
+                    for incarnation in 1..3 {
+                        let _ = kept.desk.report(&format!("i{name}"), incarnation, Load::default(), now_ns);
                     }
                 }
                 Act::Cache(name, seq, kind) => {
                     let name = format!("i{name}");
                     let change = [CacheChange::Goes, CacheChange::Snapshot, CacheChange::Lost][usize::from(kind)];
-                    for life in 1..3 {
+                    for incarnation in 1..3 {
                         let batch = CacheBatch { seq, change, events: vec![stored(prompt(seq, 5))] };
-                        if kept.desk.cache(&name, life, batch, now_ns).is_ok() && kind == 1 {
+                        if kept.desk.cache(&name, incarnation, batch, now_ns).is_ok() && kind == 1 {
                             missing.insert(name.clone(), false);
                         } else if kind == 0 && seq == 0 {
                             // Nothing came before it, or it was there before.

@@ -102,7 +102,7 @@ fn desk_with_a_store() -> (Desk, Vec<u64>) {
     for at in 0..16 {
         let spec = InstanceSpec {
             name: format!("i{at}"),
-            life: 1,
+            incarnation: 1,
             tenant: String::new(),
             model: "m".to_owned(),
             block_tokens: LONG,

@@ -40,7 +40,7 @@ fn who_is_kept_from_the_free_instance_keeps_nobody_from_it() {
 #[test]
 fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
     let (mut desk, reservation) = kept_from_the_free_one();
-    desk.deregister("p1", 1, 0).expect("its own life");
+    desk.deregister("p1", 1, 0).expect("its own incarnation");
     let mut told = told(&mut desk);
     told.retain(|told| &*told.request == "kept");
     assert!(

@@ -30,7 +30,7 @@ pub struct Native {
     /// Its process id, as it sees it.
     #[serde(default)]
     pub pid: u32,
-    /// Which life of the engine this is, so that a restarted one is not taken for its predecessor.
+    /// Which incarnation of the engine this is, so that a restarted one is not taken for its predecessor.
     pub incarnation: u64,
     /// The region id of each buffer, in the order of `buffers`; or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -81,7 +81,7 @@ fn golden_frames() {
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("Undrain", encode(&Undrain { node: 7, incarnation: None }));
-    show_lives(&mut show);
+    show_incarnations(&mut show);
     show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));
@@ -108,7 +108,7 @@ fn golden_frames() {
     let joined = JoinReply { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
     show("JoinReply", encode(&joined));
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
-    show("LastLife", encode(&LastLife { incarnation: 9 }));
+    show("LastIncarnation", encode(&LastIncarnation { incarnation: 9 }));
     show("DevicesKept", encode(&DevicesKept { since: 5 }));
     show("RenewReply", encode(&RenewReply { segments: 2 }));
     show("EmptyReply", encode(&EmptyReply));
@@ -139,13 +139,13 @@ fn golden_frames() {
     check_complete(&found);
 }
 
-/// What a node says of its lives before it is a member.
-fn show_lives(show: Show<'_>) {
+/// What a node says of its incarnations before it is a member.
+fn show_incarnations(show: Show<'_>) {
     let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
     show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
     show("GetMoves", encode(&GetMoves { node: 7 }));
     show("Moves", encode(&Moves { unsettled: 2 }));
-    show("GetLife", encode(&GetLife { node: 7 }));
+    show("GetIncarnation", encode(&GetIncarnation { node: 7 }));
 }
 
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);
@@ -343,7 +343,7 @@ fn refusal_codes_never_change() {
             "Storage",
             "ShuttingDown",
             "TooLarge",
-            "LifeEnded",
+            "IncarnationEnded",
             "IncarnationReused",
             "NodeIdInUse",
             "UnknownClient",

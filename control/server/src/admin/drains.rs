@@ -30,15 +30,15 @@ use crate::http::Answer;
 /// Nodes of one job.
 const NODES_MOST: usize = 256;
 
-/// Lives of which is remembered when their drain began.
-const LIVES_MOST: usize = 1 << 16;
+/// Incarnations of which is remembered when their drain began.
+const INCARNATIONS_MOST: usize = 1 << 16;
 
-/// A life of a node.
-type Life = (u64, u64);
+/// An incarnation of a node.
+type NodeIncarnation = (u64, u64);
 
-/// When lives were asked to drain, and how many bytes they had then, as long as this process lives.
+/// When incarnations were asked to drain, and how many bytes they had then, as long as this process lives.
 #[derive(Debug, Default)]
-pub(crate) struct DrainStarts(Mutex<BTreeMap<Life, (Instant, u64)>>);
+pub(crate) struct DrainStarts(Mutex<BTreeMap<NodeIncarnation, (Instant, u64)>>);
 
 /// How one node of a job is.
 struct Unit {
@@ -57,7 +57,7 @@ enum UnitState {
     Succeeded,
     /// It has its share again.
     Canceled,
-    /// It died, or lives another life.
+    /// It died, or incarnations another incarnation.
     Failed,
     /// Nobody knows such a node.
     Unknown,
@@ -77,10 +77,10 @@ pub(super) async fn answer(control: &Control, path: &str, request: Request<Incom
     let Some(id) = parameter(&request, "job_id") else {
         return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query must have a job_id");
     };
-    let Some(lives) = lives_of(&id) else { return unknown(&id) };
+    let Some(incarnations) = incarnations_of(&id) else { return unknown(&id) };
     match (path == super::DRAIN_CANCEL, method) {
-        (false, Method::GET | Method::HEAD) => show(control, &lives),
-        (true, Method::POST) => cancel(control, &lives),
+        (false, Method::GET | Method::HEAD) => show(control, &incarnations),
+        (true, Method::POST) => cancel(control, &incarnations),
         (false, _) => wrong("only GET is served here"),
         (true, _) => wrong("only POST is served here"),
     }
@@ -107,24 +107,24 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
         Ok(view) => view,
         Err(refusal) => return refused(&refusal),
     };
-    let mut lives = Vec::new();
+    let mut incarnations = Vec::new();
     for name in names {
         let segment = match segments::find(&view, name) {
             Ok(segment) => segment,
             Err(answer) => return answer,
         };
         match segment.owner {
-            Owner::Node { node, incarnation } if !lives.contains(&(node, incarnation)) => {
-                lives.push((node, incarnation));
+            Owner::Node { node, incarnation } if !incarnations.contains(&(node, incarnation)) => {
+                incarnations.push((node, incarnation));
             }
             Owner::Node { .. } => {}
             Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's, which keeps no objects")),
         }
     }
-    if let Err(refusal) = drain_all(control, &lives) {
+    if let Err(refusal) = drain_all(control, &incarnations) {
         return failure(StatusCode::CONFLICT, UNAVAILABLE, &refusal.reason);
     }
-    show(control, &lives)
+    show(control, &incarnations)
 }
 
 /// The segments that a job is to drain.
@@ -142,25 +142,25 @@ fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
 }
 
 /// Drains all, or none: if one is refused, those before it are members as before.
-fn drain_all(control: &Control, lives: &[Life]) -> Result<(), Refusal> {
-    let units = units(control, lives)?;
-    for (at, ((node, life), unit)) in lives.iter().zip(&units).enumerate() {
-        if let Err(refusal) = control.drain_now(NodeId(*node), Some(Incarnation(*life))) {
-            let fresh = lives.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
-            fresh.for_each(|(life, _)| drop(undrain(control, *life)));
+fn drain_all(control: &Control, incarnations: &[NodeIncarnation]) -> Result<(), Refusal> {
+    let units = units(control, incarnations)?;
+    for (at, ((node, incarnation), unit)) in incarnations.iter().zip(&units).enumerate() {
+        if let Err(refusal) = control.drain_now(NodeId(*node), Some(Incarnation(*incarnation))) {
+            let fresh = incarnations.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
+            fresh.for_each(|(incarnation, _)| drop(undrain(control, *incarnation)));
             return Err(refusal);
         }
-        control.drained.begin((*node, *life), unit);
+        control.drained.begin((*node, *incarnation), unit);
     }
     Ok(())
 }
 
-fn undrain(control: &Control, (node, life): Life) -> Result<EmptyReply, Refusal> {
-    control.undrain_now(NodeId(node), Some(Incarnation(life)))
+fn undrain(control: &Control, (node, incarnation): NodeIncarnation) -> Result<EmptyReply, Refusal> {
+    control.undrain_now(NodeId(node), Some(Incarnation(incarnation)))
 }
 
 impl Control {
-    /// Drains a node, of this life if one is named.
+    /// Drains a node, of this incarnation if one is named.
     pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<EmptyReply, Refusal> {
         self.refuse_unless_live(node, incarnation)?;
         self.handle(Input::Drain { node, incarnation })?;
@@ -176,8 +176,8 @@ impl Control {
         Ok(EmptyReply)
     }
 
-    /// Tells an operator, who names no life of a node, that the node is not there. A node that names its own gets the
-    /// core's refusal, which says what to do.
+    /// Tells an operator, who names no incarnation of a node, that the node is not there. A node that names its own
+    /// gets the core's refusal, which says what to do.
     fn refuse_unless_live(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<(), Refusal> {
         if incarnation.is_some() {
             return Ok(());
@@ -195,25 +195,25 @@ impl Control {
     }
 }
 
-fn cancel(control: &Control, lives: &[Life]) -> Answer {
-    let units = match units(control, lives) {
+fn cancel(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
+    let units = match units(control, incarnations) {
         Ok(units) => units,
         Err(refusal) => return refused(&refusal),
     };
-    for (life, unit) in lives.iter().zip(units) {
+    for (incarnation, unit) in incarnations.iter().zip(units) {
         let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
         // One that has gone meanwhile cannot be kept, and needs not.
-        if is_drained && let Err(refusal) = undrain(control, *life) {
-            tracing::debug!(node = life.0, reason = refusal.reason, "nothing to take back");
+        if is_drained && let Err(refusal) = undrain(control, *incarnation) {
+            tracing::debug!(node = incarnation.0, reason = refusal.reason, "nothing to take back");
         }
     }
-    show(control, lives)
+    show(control, incarnations)
 }
 
-fn show(control: &Control, lives: &[Life]) -> Answer {
-    match units(control, lives) {
-        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Unknown) => unknown(&id_of(lives)),
-        Ok(units) => ok(&job(control, lives, &units)),
+fn show(control: &Control, incarnations: &[NodeIncarnation]) -> Answer {
+    match units(control, incarnations) {
+        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Unknown) => unknown(&id_of(incarnations)),
+        Ok(units) => ok(&job(control, incarnations, &units)),
         Err(refusal) => refused(&refusal),
     }
 }
@@ -225,27 +225,27 @@ fn list(control: &Control) -> Answer {
     };
     let drained = holdings.iter().filter(|(_, of)| of.state == MemberState::Draining);
     let job_of = |(node, of): (&u64, &NodeHoldings)| {
-        let life = (*node, of.incarnation);
-        job(control, &[life], &[unit(control, Some(of), life)])
+        let incarnation = (*node, of.incarnation);
+        job(control, &[incarnation], &[unit(control, Some(of), incarnation)])
     };
     let jobs: Vec<Value> = drained.map(job_of).collect();
     ok(&json!({ "success": true, "jobs": jobs }))
 }
 
 /// How the nodes of a job are.
-fn units(control: &Control, lives: &[Life]) -> Result<Vec<Unit>, Refusal> {
+fn units(control: &Control, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit>, Refusal> {
     let holdings = control.holdings()?;
-    Ok(lives.iter().map(|life| unit(control, holdings.get(&life.0), *life)).collect())
+    Ok(incarnations.iter().map(|incarnation| unit(control, holdings.get(&incarnation.0), *incarnation)).collect())
 }
 
-fn unit(control: &Control, holding: Option<&NodeHoldings>, (node, life): Life) -> Unit {
+fn unit(control: &Control, holding: Option<&NodeHoldings>, (node, incarnation): NodeIncarnation) -> Unit {
     let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
     let state = match of.state {
-        _ if of.incarnation != life => UnitState::Failed,
+        _ if of.incarnation != incarnation => UnitState::Failed,
         MemberState::Draining if of.shared => UnitState::Blocked,
         // What it said before it was asked to drain says nothing about what it has left.
         MemberState::Draining
-            if of.objects == Some(0) && !of.moving && control.drained.heard_since((node, life), of) =>
+            if of.objects == Some(0) && !of.moving && control.drained.heard_since((node, incarnation), of) =>
         {
             UnitState::Succeeded
         }
@@ -254,12 +254,12 @@ fn unit(control: &Control, holding: Option<&NodeHoldings>, (node, life): Life) -
         MemberState::Dead => UnitState::Failed,
         MemberState::Joining | MemberState::Active | MemberState::Suspect => UnitState::Canceled,
     };
-    let is_left = of.state.is_live() && of.incarnation == life;
+    let is_left = of.state.is_live() && of.incarnation == incarnation;
     let (objects, bytes) = if is_left { (of.objects.unwrap_or(0), of.bytes) } else { (0, 0) };
     Unit { state, objects, bytes }
 }
 
-fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
+fn job(control: &Control, incarnations: &[NodeIncarnation], units: &[Unit]) -> Value {
     let count = |state: UnitState| units.iter().filter(|unit| unit.state == state).count();
     let [blocked, active, succeeded, canceled] =
         [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled].map(count);
@@ -280,7 +280,7 @@ fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
     };
     json!({
         "success": true,
-        "job_id": id_of(lives),
+        "job_id": id_of(incarnations),
         "status": status,
         "status_name": name,
         "succeeded_units": succeeded,
@@ -288,48 +288,51 @@ fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
         "blocked_units": blocked,
         "active_units": active,
         "canceled_units": canceled,
-        "migrated_bytes": control.drained.migrated(lives, units),
+        "migrated_bytes": control.drained.migrated(incarnations, units),
         "remaining_objects": left,
         "message": message,
     })
 }
 
 impl DrainStarts {
-    /// Remembers since when a life is drained and what it had, and forgets other lives of the node.
-    fn begin(&self, life: Life, unit: &Unit) {
+    /// Remembers since when an incarnation is drained and what it had, and forgets other incarnations of the node.
+    fn begin(&self, incarnation: NodeIncarnation, unit: &Unit) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|(node, of), _| *node != life.0 || *of == life.1);
-        if unit.state == UnitState::Canceled && known.len() < LIVES_MOST {
-            known.insert(life, (Instant::now(), unit.bytes));
+        known.retain(|(node, of), _| *node != incarnation.0 || *of == incarnation.1);
+        if unit.state == UnitState::Canceled && known.len() < INCARNATIONS_MOST {
+            known.insert(incarnation, (Instant::now(), unit.bytes));
         }
     }
 
-    /// Whether a life was heard of since its drain began; of a drain that an earlier process began, at all.
-    fn heard_since(&self, life: Life, of: &NodeHoldings) -> bool {
+    /// Whether an incarnation was heard of since its drain began; of a drain that an earlier process began, at all.
+    fn heard_since(&self, incarnation: NodeIncarnation, of: &NodeHoldings) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        of.heard.is_some_and(|heard| known.get(&life).is_none_or(|(began, _)| heard > *began))
+        of.heard.is_some_and(|heard| known.get(&incarnation).is_none_or(|(began, _)| heard > *began))
     }
 
-    /// How many bytes of memory lives do not have any more that they had at the beginning, as far as that is known.
-    fn migrated(&self, lives: &[Life], units: &[Unit]) -> u64 {
+    /// How many bytes of memory these incarnations do not have any more that they had at the beginning, as far as that
+    /// is known.
+    fn migrated(&self, incarnations: &[NodeIncarnation], units: &[Unit]) -> u64 {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = |(life, unit): (&Life, &Unit)| known.get(life).map_or(0, |(_, had)| had.saturating_sub(unit.bytes));
-        lives.iter().zip(units).map(gone).sum()
+        let gone = |(incarnation, unit): (&NodeIncarnation, &Unit)| {
+            known.get(incarnation).map_or(0, |(_, had)| had.saturating_sub(unit.bytes))
+        };
+        incarnations.iter().zip(units).map(gone).sum()
     }
 }
 
-fn id_of(lives: &[Life]) -> String {
-    let parts: Vec<String> = lives.iter().map(|(node, life)| format!("{node}.{life}")).collect();
+fn id_of(incarnations: &[NodeIncarnation]) -> String {
+    let parts: Vec<String> = incarnations.iter().map(|(node, incarnation)| format!("{node}.{incarnation}")).collect();
     format!("drain-{}", parts.join("-"))
 }
 
-fn lives_of(id: &str) -> Option<Vec<Life>> {
+fn incarnations_of(id: &str) -> Option<Vec<NodeIncarnation>> {
     let parts: Vec<&str> = id.strip_prefix("drain-")?.split('-').take(NODES_MOST + 1).collect();
-    let life = |part: &&str| {
-        let (node, life) = part.split_once('.')?;
-        Some((node.parse().ok()?, life.parse().ok()?))
+    let incarnation = |part: &&str| {
+        let (node, incarnation) = part.split_once('.')?;
+        Some((node.parse().ok()?, incarnation.parse().ok()?))
     };
-    (parts.len() <= NODES_MOST).then(|| parts.iter().map(life).collect())?
+    (parts.len() <= NODES_MOST).then(|| parts.iter().map(incarnation).collect())?
 }
 
 #[cfg(test)]
@@ -337,14 +340,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_say_which_lives_they_are_about() {
-        for lives in [vec![(7, 3)], vec![(u64::MAX, 0), (1, u64::MAX)]] {
-            assert_eq!(lives_of(&id_of(&lives)), Some(lives));
+    fn ids_say_which_incarnations_they_are_about() {
+        for incarnations in [vec![(7, 3)], vec![(u64::MAX, 0), (1, u64::MAX)]] {
+            assert_eq!(incarnations_of(&id_of(&incarnations)), Some(incarnations));
         }
         for wrong in
             ["", "drain-", "drain-7", "drain-7.x", "drain-7.1-", "job-7.1", &format!("drain-{}", "7.1-".repeat(300))]
         {
-            assert_eq!(lives_of(wrong), None, "{wrong}");
+            assert_eq!(incarnations_of(wrong), None, "{wrong}");
         }
     }
 

@@ -69,13 +69,13 @@ pub(super) fn detail(view: &View) -> Value {
         .map(|segment| {
             let used = used_bytes(view, segment);
             let percent = if segment.bytes == 0 { 0.0 } else { used as f64 * 100.0 / segment.bytes as f64 };
-            let (owner, life) = match segment.owner {
+            let (owner, incarnation) = match segment.owner {
                 Owner::Node { node, incarnation } => (node, incarnation),
                 Owner::Client { client } => (client, 0),
             };
             json!({
                 "segment_name": segment.name,
-                "segment_id": format!("{owner:016x}-{life:016x}"),
+                "segment_id": format!("{owner:016x}-{incarnation:016x}"),
                 "client_id": owner.to_string(),
                 // Places are named by offsets from here.
                 "base_address": "0x0",

@@ -24,7 +24,7 @@ pub(crate) fn refusal(error: &DeskError) -> Refusal {
             RefusalCode::NotFound
         }
         DeskError::Conflict { .. } => RefusalCode::AlreadyExists,
-        DeskError::StaleLife { .. } => RefusalCode::StaleIncarnation,
+        DeskError::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
         DeskError::Limit { .. } | DeskError::Books(_) => RefusalCode::LimitReached,
     };
     Refusal::new(code, error.to_string())
@@ -40,7 +40,7 @@ pub(crate) fn spec_in(call: RegisterInstance, is_vllm: bool) -> InstanceSpec {
     let events = |EventSource { publisher, replay, topic }| Publisher { publisher, replay, topic, is_vllm };
     InstanceSpec {
         name: call.instance,
-        life: call.life,
+        incarnation: call.incarnation,
         tenant: call.tenant,
         model: call.model,
         block_tokens: call.block_tokens,
@@ -65,7 +65,7 @@ fn tier_in(tier: BlockTier) -> Tier {
     }
 }
 
-/// The instance, its life, and what it says.
+/// The instance, its incarnation, and what it says.
 pub(crate) fn batch_in(call: ReportCache) -> (String, u64, CacheBatch) {
     let change = match call.kind {
         CacheReport::Goes => CacheChange::Goes,
@@ -82,7 +82,7 @@ pub(crate) fn batch_in(call: ReportCache) -> (String, u64, CacheBatch) {
         BlockChange::Cleared => CacheEvent::Cleared,
     };
     let events = call.changes.into_iter().map(event).collect();
-    (call.instance, call.life, CacheBatch { seq: call.seq, change, events })
+    (call.instance, call.incarnation, CacheBatch { seq: call.seq, change, events })
 }
 
 pub(crate) fn ack_out(ack: Ack) -> CacheTaken {
@@ -202,7 +202,7 @@ pub(super) const fn part_name(part: Part) -> &'static str {
 fn row_out(row: &InstanceRow) -> InstanceStatus {
     InstanceStatus {
         instance: row.name.to_string(),
-        life: row.life,
+        incarnation: row.incarnation,
         tenant: row.pool.tenant.clone(),
         model: row.pool.model.clone(),
         block_tokens: row.pool.block_tokens,

@@ -145,8 +145,8 @@ pub(super) fn followed(spec: &InstanceSpec) -> Option<EventOrigin> {
     let source =
         EventSource { publisher: events.publisher.clone(), replay: events.replay.clone(), topic: events.topic.clone() };
     let hashes = events.is_vllm.then(|| spec.pool());
-    let (instance, life, block_tokens) = (spec.name.clone(), spec.life, spec.block_tokens);
-    Some(EventOrigin { source, feed: Feed::Engine { instance, life, block_tokens, hashes } })
+    let (instance, incarnation, block_tokens) = (spec.name.clone(), spec.incarnation, spec.block_tokens);
+    Some(EventOrigin { source, feed: Feed::Engine { instance, incarnation, block_tokens, hashes } })
 }
 
 /// The change of a master that came.
@@ -194,7 +194,7 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
     };
     InstanceRecord {
         name: spec.name,
-        life: spec.life,
+        incarnation: spec.incarnation,
         tenant: spec.tenant,
         model: spec.model,
         block_tokens: spec.block_tokens,
@@ -221,7 +221,7 @@ fn instance_in(record: InstanceRecord) -> DurableInstance {
     };
     let spec = InstanceSpec {
         name: record.name,
-        life: record.life,
+        incarnation: record.incarnation,
         tenant: record.tenant,
         model: record.model,
         block_tokens: record.block_tokens,
@@ -248,7 +248,7 @@ mod tests {
     fn what_is_remembered_comes_back_as_it_was() {
         let spec = |events| InstanceSpec {
             name: "e".to_owned(),
-            life: 7,
+            incarnation: 7,
             tenant: "t".to_owned(),
             model: "m".to_owned(),
             block_tokens: 16,

@@ -316,7 +316,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
     };
     let call = RegisterInstance {
         instance: instance.clone(),
-        life: 0,
+        incarnation: 0,
         tenant,
         model,
         block_tokens,
@@ -345,7 +345,7 @@ fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
     if !known {
         return Err(Wrong(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
     }
-    host.deregister(&DeregisterInstance { tenant, instance: instance.clone(), life: 0 })?;
+    host.deregister(&DeregisterInstance { tenant, instance: instance.clone(), incarnation: 0 })?;
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
 }
 

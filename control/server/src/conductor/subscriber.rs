@@ -45,7 +45,7 @@ pub(super) enum Feed {
     /// An engine's.
     Engine {
         instance: String,
-        life: u64,
+        incarnation: u64,
         block_tokens: u32,
         /// Whose seed its hashes should begin with, where that is known.
         hashes: Option<PoolKey>,
@@ -127,7 +127,7 @@ impl Line {
     }
 }
 
-/// Follows until the instance is not registered any more in this life.
+/// Follows until the instance is not registered any more in this incarnation.
 pub(super) async fn follow(host: Arc<Host>, followed: EventOrigin) {
     let mut follower = Follower { host, followed, next: None, away: false };
     let mut away_since = None;
@@ -186,11 +186,11 @@ impl Follower {
             self.host.lost_publishers.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(publisher, "a publisher of cache events is out of reach, and is tried again: {error}");
         }
-        let Feed::Engine { instance, life, .. } = &self.followed.feed else { return Ok(()) };
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(()) };
         let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *life, for_ns, now_ns)));
+        let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *incarnation, for_ns, now_ns)));
         match said {
-            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. })) => Err(FollowEnd::Gone),
+            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleIncarnation { .. })) => Err(FollowEnd::Gone),
             Ok(Ok(true)) => {
                 if self.next.take().is_some() {
                     tracing::warn!(publisher, instance, "out of reach for long: it is taken to hold nothing");
@@ -209,9 +209,9 @@ impl Follower {
                 "a publisher of cache events is within reach again"
             );
         }
-        if let Feed::Engine { instance, life, .. } = &self.followed.feed {
+        if let Feed::Engine { instance, incarnation, .. } = &self.followed.feed {
             // One that is not registered any more is not followed for long.
-            let _ = self.host.with(|desk, now_ns| desk.reached(instance, *life, now_ns));
+            let _ = self.host.with(|desk, now_ns| desk.reached(instance, *incarnation, now_ns));
         }
     }
 
@@ -220,7 +220,7 @@ impl Follower {
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
         let words = subscription(source.topic.as_bytes());
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
-        // What was published before we came, or while we were away. Numbers before it are of another life.
+        // What was published before we came, or while we were away. Numbers before it are of another incarnation.
         let mut before = self.next;
         let replayed = self.replay(self.next.unwrap_or(0)).await?;
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
@@ -327,10 +327,10 @@ impl Follower {
 
     /// Sees whether the engine hashes as questions with tokens are hashed.
     fn compare(&self, root: &RootBlock) {
-        let Feed::Engine { instance, life, hashes: Some(pool), .. } = &self.followed.feed else { return };
+        let Feed::Engine { instance, incarnation, hashes: Some(pool), .. } = &self.followed.feed else { return };
         let does = root.is_of(&self.host.seed(pool));
         // One that is not registered any more is not followed for long.
-        let _ = self.host.with(|desk, _| desk.hashes_as_expected(instance, *life, does));
+        let _ = self.host.with(|desk, _| desk.hashes_as_expected(instance, *incarnation, does));
     }
 
     fn batch(
@@ -339,7 +339,7 @@ impl Follower {
         change: CacheChange,
         events: Vec<kvplane_conductor::desk::CacheEvent>,
     ) -> Result<(), FollowEnd> {
-        let Feed::Engine { instance, life, .. } = &self.followed.feed else {
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
             return Ok(());
         };
@@ -347,8 +347,8 @@ impl Follower {
         let mut gone = false;
         // What else is wrong with a batch is the batch's loss.
         let _ = self.host.with(|desk, now_ns| {
-            let taken = desk.cache(instance, *life, batch, now_ns);
-            gone = matches!(taken, Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. }));
+            let taken = desk.cache(instance, *incarnation, batch, now_ns);
+            gone = matches!(taken, Err(DeskError::UnknownInstance { .. } | DeskError::StaleIncarnation { .. }));
             taken
         });
         self.next = Some(seq.wrapping_add(1));

@@ -8,13 +8,13 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply, GetLife,
-    GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply, LastLife, Leave,
-    ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers, Owner, RegisterSegment,
-    RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, Room,
-    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply,
-    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
+    GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
+    LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers,
+    Owner, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard,
+    ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, SettleReport,
+    ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply,
+    TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -84,8 +84,8 @@ impl Service for Control {
         }
     }
 
-    fn get_life(&self, _: Caller, call: GetLife) -> Result<LastLife, Refusal> {
-        Ok(LastLife { incarnation: self.core()?.cluster.last_life(NodeId(call.node)).0 })
+    fn get_incarnation(&self, _: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal> {
+        Ok(LastIncarnation { incarnation: self.core()?.cluster.last_incarnation(NodeId(call.node)).0 })
     }
 
     fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {
@@ -129,7 +129,7 @@ impl Service for Control {
                 found.member.incarnation
             }
             (None, Role::Node | Role::Client | Role::Scheduler) => {
-                let reason = format!("node {node} must say which of its lives ends");
+                let reason = format!("node {node} must say which of its incarnations ends");
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
@@ -144,12 +144,12 @@ impl Service for Control {
     }
 
     fn drain(&self, caller: Caller, call: Drain) -> Result<EmptyReply, Refusal> {
-        check_names_life(caller, call.node, call.incarnation)?;
+        check_names_incarnation(caller, call.node, call.incarnation)?;
         self.drain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
     fn undrain(&self, caller: Caller, call: Undrain) -> Result<EmptyReply, Refusal> {
-        check_names_life(caller, call.node, call.incarnation)?;
+        check_names_incarnation(caller, call.node, call.incarnation)?;
         self.undrain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
@@ -208,7 +208,7 @@ impl Service for Control {
     fn report_tiers(&self, _: Caller, call: ReportTiers) -> Result<TierOrders, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
-        let shards = core.check_life(call.node, call.incarnation)?;
+        let shards = core.check_incarnation(call.node, call.incarnation)?;
         if call.shards.len() > SHARDS_PER_REPORT || call.shards.iter().any(|shard| usize::from(shard.shard) >= shards) {
             let reason = format!("node {} has {shards} shards, and reports of others or too many", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
@@ -240,7 +240,7 @@ impl Service for Control {
     fn report_shard(&self, _: Caller, call: ReportShard) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
-        let shards = core.check_life(call.node, call.incarnation)?;
+        let shards = core.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards {
             let reason = format!("node {} has {shards} shards, and reports of {}", call.node, call.shard.shard);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
@@ -252,7 +252,7 @@ impl Service for Control {
     fn report_hot(&self, _: Caller, call: ReportHot) -> Result<EmptyReply, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
-        let shards = core.check_life(call.node, call.incarnation)?;
+        let shards = core.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards || !Shards::is_sound(&call.shard) {
             let reason = format!("node {} has {shards} shards, and reports of others or too much", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
@@ -314,20 +314,20 @@ impl Service for Control {
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         let mut core = self.core()?;
-        core.check_life(call.node, call.incarnation)?;
+        core.check_incarnation(call.node, call.incarnation)?;
         core.follow.line(call.node, call.incarnation)
     }
 
     fn answer_order(&self, _: Caller, call: AnswerOrder) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
-        core.check_life(call.node, call.incarnation)?;
+        core.check_incarnation(call.node, call.incarnation)?;
         core.follow.answered(call);
         Ok(EmptyReply)
     }
 
     fn answer_copies(&self, _: Caller, call: AnswerCopies) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
-        core.check_life(call.node, call.incarnation)?;
+        core.check_incarnation(call.node, call.incarnation)?;
         core.follow.copied(call);
         Ok(EmptyReply)
     }
@@ -352,7 +352,7 @@ impl Service for Control {
     fn report_events(&self, _: Caller, call: ReportEvents) -> Result<EmptyReply, Refusal> {
         let mut core = self.core()?;
         let events = &call.events;
-        core.check_life(events.node, events.incarnation)?;
+        core.check_incarnation(events.node, events.incarnation)?;
         if !core.follow.knows(events.node, events.incarnation) {
             let reason = format!("node {} reports events without being told to", events.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
@@ -489,11 +489,11 @@ impl Service for Control {
     }
 }
 
-/// Whoever is no operator may speak of one life of a node only.
-fn check_names_life(caller: Caller, node: u64, incarnation: Option<u64>) -> Result<(), Refusal> {
+/// Whoever is no operator may speak of one incarnation of a node only.
+fn check_names_incarnation(caller: Caller, node: u64, incarnation: Option<u64>) -> Result<(), Refusal> {
     if incarnation.is_some() || matches!(caller.role, Role::Admin | Role::Control) {
         return Ok(());
     }
-    let reason = format!("node {node} must say which of its lives is meant");
+    let reason = format!("node {node} must say which of its incarnations is meant");
     Err(Refusal::new(RefusalCode::BadRequest, reason))
 }

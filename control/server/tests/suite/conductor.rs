@@ -22,7 +22,7 @@ fn start() -> ControlHandle {
 fn register(instance: &str, part: InstancePart, report_ns: u64) -> RegisterInstance {
     RegisterInstance {
         instance: instance.to_owned(),
-        life: 1,
+        incarnation: 1,
         tenant: String::new(),
         model: "m".to_owned(),
         block_tokens: BLOCK,
@@ -60,12 +60,12 @@ fn cache(instance: &str, seq: u64, hashes: Vec<u64>) -> ReportCache {
     let (lora, salt) = (String::new(), String::new());
     let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
     let kind = CacheReport::Goes;
-    ReportCache { tenant: String::new(), instance: instance.to_owned(), life: 1, seq, kind, changes }
+    ReportCache { tenant: String::new(), instance: instance.to_owned(), incarnation: 1, seq, kind, changes }
 }
 
 fn load(instance: &str, seq: u64) -> ReportLoad {
     let (tenant, instance) = (String::new(), instance.to_owned());
-    ReportLoad { tenant, instance, life: 1, seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 }
+    ReportLoad { tenant, instance, incarnation: 1, seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 }
 }
 
 fn assigned(answer: ScheduleReply) -> Assignment {
@@ -230,7 +230,7 @@ fn a_lost_instances_requests_go_elsewhere() {
         instances(&router, &["p0", "p1"]).await;
         let placed = assigned(router.call(&schedule("a", prompt(1, 100))).await.expect("served"));
         let (tenant, instance) = (String::new(), placed.prefill.clone());
-        router.call(&DeregisterInstance { tenant, instance, life: 1 }).await.expect("known");
+        router.call(&DeregisterInstance { tenant, instance, incarnation: 1 }).await.expect("known");
         let step = RequestStep::Alive;
         let error = router.call(&UpdateRequest { reservation: placed.reservation, step }).await.expect_err("lost");
         assert!(error.to_string().contains("rescheduled"), "{error}");
@@ -239,7 +239,7 @@ fn a_lost_instances_requests_go_elsewhere() {
         assert_ne!(other.prefill, placed.prefill);
         // With nobody left it is said so.
         let (tenant, instance) = (String::new(), other.prefill.clone());
-        router.call(&DeregisterInstance { tenant, instance, life: 1 }).await.expect("known");
+        router.call(&DeregisterInstance { tenant, instance, incarnation: 1 }).await.expect("known");
         let refused = router.call(&schedule("b", prompt(2, 100))).await.expect("served");
         assert!(matches!(refused, ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, .. }), "{refused:?}");
     });
@@ -277,7 +277,7 @@ fn rights_limits_and_nonsense() {
         assert_eq!(code(&router.call(&short).await.expect_err("bad")), RefusalCode::BadRequest as u16);
         let thief = ReportLoad { tenant: "other".to_owned(), ..load("p0", 1) };
         assert_eq!(code(&engine.call(&thief).await.expect_err("bad")), RefusalCode::NotPermitted as u16);
-        let old = RegisterInstance { life: 0, ..register("p0", InstancePart::Prefill, 0) };
+        let old = RegisterInstance { incarnation: 0, ..register("p0", InstancePart::Prefill, 0) };
         assert_eq!(code(&engine.call(&old).await.expect_err("bad")), RefusalCode::StaleIncarnation as u16);
         // More hashes than a message holds do not leave; the connection lives on.
         let error = router.call(&schedule("a", prompt(1, 150_000))).await.expect_err("too large");

@@ -218,7 +218,7 @@ fn an_engine_that_published_nothing_yet_is_whole_once_it_says_so() {
 fn instance(name: &str) -> RegisterInstance {
     RegisterInstance {
         instance: name.to_owned(),
-        life: 3,
+        incarnation: 3,
         tenant: String::new(),
         model: "q".to_owned(),
         block_tokens: 4,
@@ -234,7 +234,7 @@ fn instance(name: &str) -> RegisterInstance {
 fn report(seq: u64, kind: CacheReport, hashes: Vec<u64>) -> ReportCache {
     let (lora, salt) = (String::new(), String::new());
     let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes }];
-    ReportCache { tenant: String::new(), instance: "q0".to_owned(), life: 3, seq, kind, changes }
+    ReportCache { tenant: String::new(), instance: "q0".to_owned(), incarnation: 3, seq, kind, changes }
 }
 
 #[test]
@@ -281,8 +281,8 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         assert_eq!(holders.len(), 1);
         assert_eq!((holders[0].gpu_tokens, holders[0].degraded), (12, false));
         // The instance that is held gets nothing.
-        let refused = engine.call(&RegisterInstance { life: 2, ..instance("q1") }).await;
-        assert!(refused.is_err(), "an earlier life of an instance that is remembered");
+        let refused = engine.call(&RegisterInstance { incarnation: 2, ..instance("q1") }).await;
+        assert!(refused.is_err(), "an earlier incarnation of an instance that is remembered");
     });
 }
 

@@ -45,17 +45,17 @@ fn a_node_joins_is_seen_and_leaves() {
         assert_eq!((member.node, member.state.as_str(), member.shards), (1, "active", 1));
         assert_eq!(member.load, Some(beat(1, 1).load));
 
-        let stale = node.call(&beat(1, 9)).await.expect_err("no such life");
+        let stale = node.call(&beat(1, 9)).await.expect_err("no such incarnation");
         assert_eq!(stale.refusal(), Some(RefusalCode::UnknownMember));
         let nameless = Leave { node: 1, incarnation: None };
-        let error = node.call(&nameless).await.expect_err("a node says which life");
+        let error = node.call(&nameless).await.expect_err("a node says which incarnation");
         assert_eq!(error.refusal(), Some(RefusalCode::BadRequest));
         admin.call(&nameless).await.expect("an admin removes members");
         let map = watch.newer(Some(map.epoch)).await;
         assert!(map.members.is_empty());
         assert_eq!(admin.call(&Status).await.expect("an admin may").members, [], "it is no member any more");
-        let ended = node.call(&beat(1, 1)).await.expect_err("that life is over");
-        assert_eq!(ended.refusal(), Some(RefusalCode::LifeEnded));
+        let ended = node.call(&beat(1, 1)).await.expect_err("that incarnation is over");
+        assert_eq!(ended.refusal(), Some(RefusalCode::IncarnationEnded));
     });
     control.shutdown(Duration::from_secs(5)).expect("it stops");
 }

@@ -25,7 +25,7 @@ fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {
 fn register(events: EventSource) -> RegisterInstance {
     RegisterInstance {
         instance: "e0".to_owned(),
-        life: 1,
+        incarnation: 1,
         tenant: String::new(),
         model: "m".to_owned(),
         block_tokens: 16,

@@ -57,7 +57,7 @@ async fn fill(local: &LocalCluster) {
     for instance in [EVIL, "p1"] {
         let register = RegisterInstance {
             instance: instance.to_owned(),
-            life: 1,
+            incarnation: 1,
             tenant: String::new(),
             model: EVIL.to_owned(),
             block_tokens: 16,
@@ -72,7 +72,7 @@ async fn fill(local: &LocalCluster) {
         let (lora, salt) = (String::new(), String::new());
         let stored = BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes: hashes.clone() };
         let (tenant, instance, kind) = (String::new(), instance.to_owned(), CacheReport::Goes);
-        let report = ReportCache { tenant, instance, life: 1, seq: 0, kind, changes: vec![stored] };
+        let report = ReportCache { tenant, instance, incarnation: 1, seq: 0, kind, changes: vec![stored] };
         router.call(&report).await.expect("taken");
     }
     for at in 0..4 {

@@ -112,19 +112,22 @@ fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
 fn what_departed_peers_counted_stays_in_the_sums() {
     let (mut rig, first) = rig(|_| ());
     let mut peer = first;
-    for life in 1..=3u64 {
+    for incarnation in 1..=3u64 {
         let batch = rig.submit(&[write(peer, 1, true, 100), write(peer, 2, false, 30)]);
         run(&mut rig, 0);
         rig.finish(batch);
-        assert_eq!(rig.client.departed_metrics().len(), if life == 1 { 0 } else { 2 });
+        assert_eq!(rig.client.departed_metrics().len(), if incarnation == 1 { 0 } else { 2 });
         assert!(rig.client.close_peer(peer, rig.now_ns));
         rig.run();
         assert_eq!(counted(&rig), []);
         let mut departed: Vec<_> = rig.client.departed_metrics().to_vec();
         departed.sort_by_key(|(transport, _)| *transport);
         let sums: Vec<_> = departed.iter().map(|(one, counts)| (*one, counts.operations, counts.bytes)).collect();
-        assert_eq!(sums, [(Transport::Shm, life, 100 * life), (Transport::Cma, life, 30 * life)]);
-        assert!(departed.iter().all(|(_, counts)| counts.service.count() == life));
+        assert_eq!(
+            sums,
+            [(Transport::Shm, incarnation, 100 * incarnation), (Transport::Cma, incarnation, 30 * incarnation)]
+        );
+        assert!(departed.iter().all(|(_, counts)| counts.service.count() == incarnation));
         peer = rig.segment_peer(true);
     }
 }

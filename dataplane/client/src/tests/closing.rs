@@ -9,11 +9,11 @@ use crate::{Config, Path, PeerAddress, PeerId, Request, SegmentTarget, SubmitErr
 
 const PIECE_BYTES: u64 = 64 << 10;
 
-fn address(life: u64) -> PeerAddress {
+fn address(incarnation: u64) -> PeerAddress {
     let tcp = ([127, 0, 0, 1], 50).into();
     PeerAddress {
         node: NodeId(50),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
         ..PeerAddress::native(tcp, Some("/run/50.sock".into()))
     }
 }
@@ -30,15 +30,15 @@ fn reads(peer: PeerId, count: u64) -> Vec<Request> {
     (0..count).map(|number| Request::Read(target(number), local(0, 2 * number * PIECE_BYTES, PIECE_BYTES))).collect()
 }
 
-/// Each life of a peer is closed with requests on its lanes, waiting for room, or parked for later.
-fn lives(config: Config) {
+/// Each incarnation of a peer is closed with requests on its lanes, waiting for room, or parked for later.
+fn incarnations(config: Config) {
     let mut rig = Rig::new(config, 0);
     let mut ids = std::collections::BTreeSet::new();
-    for life in 1..60u64 {
-        let peer = rig.client.open_peer(address(life));
+    for incarnation in 1..60u64 {
+        let peer = rig.client.open_peer(address(incarnation));
         ids.insert(peer);
         let batch = rig.submit(&reads(peer, 40));
-        match life % 4 {
+        match incarnation % 4 {
             // Not even connected.
             0 => {}
             1 => drop(rig.frames()),
@@ -55,8 +55,8 @@ fn lives(config: Config) {
         assert_eq!(refused, Err(SubmitError::UnknownPeer { index: 0 }));
         rig.run();
         for (status, ..) in rig.finish(batch) {
-            let expected: &[Status] = if life % 4 == 2 { &[Status::Ok] } else { &[Status::Stale, Status::Ok] };
-            assert!(expected.contains(&status), "life {life}: {status:?}");
+            let expected: &[Status] = if incarnation % 4 == 2 { &[Status::Ok] } else { &[Status::Stale, Status::Ok] };
+            assert!(expected.contains(&status), "incarnation {incarnation}: {status:?}");
         }
         rig.done.clear();
         rig.assert_empty();
@@ -70,9 +70,9 @@ fn lives(config: Config) {
 
 #[test]
 fn closed_peers_leave_nothing_behind() {
-    lives(stream_config());
-    lives(shared_config());
-    lives(Config { slow_ns: 0, ..shared_config() });
+    incarnations(stream_config());
+    incarnations(shared_config());
+    incarnations(Config { slow_ns: 0, ..shared_config() });
 }
 
 #[test]

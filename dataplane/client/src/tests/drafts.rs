@@ -1,4 +1,4 @@
-//! Drafts: what is said of one goes to the life of the shard that gave its number, or to nobody.
+//! Drafts: what is said of one goes to the incarnation of the shard that gave its number, or to nobody.
 
 use kvplane_proto::flags::ItemFlags;
 use kvplane_proto::frame::Header;
@@ -7,7 +7,7 @@ use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, Operation, Reserve
 use kvplane_proto::status::Status;
 
 use super::rig::{Reply, Rig, SentFrame, digest, local, map, push_name, shared_config, stream_config};
-use crate::{Config, PeerLife, PutBook, Request, SubmitOptions};
+use crate::{Config, PeerIncarnation, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100;
 const NUMBER: u64 = 0x8000_0000_1234_5678;
@@ -18,7 +18,7 @@ fn answer(rig: &mut Rig, sent: &SentFrame, items: usize, body: &[u8]) {
 }
 
 /// Begins a draft: with which life of its owner.
-fn begin(rig: &mut Rig, key: u64) -> PeerLife {
+fn begin(rig: &mut Rig, key: u64) -> PeerIncarnation {
     let mut book = PutBook::new();
     let number = push_name(&mut book, key, BYTES);
     let options = SubmitOptions::until(rig.now_ns + super::rig::SECOND_NS);
@@ -33,21 +33,21 @@ fn begin(rig: &mut Rig, key: u64) -> PeerLife {
     let result = rig.client.results(batch)[0];
     assert_eq!((result.status, result.version.0), (Status::Ok, NUMBER));
     rig.finish(batch);
-    result.life
+    result.incarnation
 }
 
-fn requests(key: u64, life: PeerLife) -> [Request; 3] {
+fn requests(key: u64, incarnation: PeerIncarnation) -> [Request; 3] {
     let digest = digest(key);
     [
-        Request::Fill(digest, life, NUMBER, 0, local(0, 0, BYTES)),
-        Request::Seal(digest, life, NUMBER),
-        Request::Discard(digest, life, NUMBER),
+        Request::Fill(digest, incarnation, NUMBER, 0, local(0, 0, BYTES)),
+        Request::Seal(digest, incarnation, NUMBER),
+        Request::Discard(digest, incarnation, NUMBER),
     ]
 }
 
 /// All of it is over, and nobody was asked.
-fn assert_stale(rig: &mut Rig, key: u64, life: PeerLife) {
-    let batch = rig.submit(&requests(key, life));
+fn assert_stale(rig: &mut Rig, key: u64, incarnation: PeerIncarnation) {
+    let batch = rig.submit(&requests(key, incarnation));
     assert!(rig.frames().is_empty(), "nobody is asked");
     assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0); 3]);
 }
@@ -62,13 +62,13 @@ fn key_of(node: u64) -> u64 {
 }
 
 #[test]
-fn what_is_said_of_a_draft_goes_to_the_life_that_began_it() {
+fn what_is_said_of_a_draft_goes_to_the_incarnation_that_began_it() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(Config { lanes: 1, ..config }, 2);
-        let life = begin(&mut rig, 1);
-        // Another map with the same lives changes nothing.
+        let incarnation = begin(&mut rig, 1);
+        // Another map with the same incarnations changes nothing.
         rig.client.set_map(map(2, 2, 1), rig.now_ns);
-        for request in &requests(1, life)[1..] {
+        for request in &requests(1, incarnation)[1..] {
             let batch = rig.submit(&[*request]);
             let frames = rig.frames();
             let [sent] = &frames[..] else { panic!("{frames:?}") };
@@ -89,10 +89,10 @@ fn what_is_said_of_a_draft_goes_to_the_life_that_began_it() {
         // The nodes start again.
         rig.client.set_map(map(3, 2, 2), rig.now_ns);
         rig.run();
-        assert_stale(&mut rig, 1, life);
+        assert_stale(&mut rig, 1, incarnation);
         let next = begin(&mut rig, 1);
-        assert_ne!(next, life);
-        assert_stale(&mut rig, 1, life);
+        assert_ne!(next, incarnation);
+        assert_stale(&mut rig, 1, incarnation);
         rig.assert_empty();
     }
 }
@@ -112,17 +112,17 @@ fn nothing_is_said_of_a_draft_to_the_next_owner_of_its_object() {
     rig.client.cancel(batch, rig.now_ns);
     rig.run();
     rig.finish(batch);
-    // Its owner comes back, which is another life of it to this client.
+    // Its owner comes back, which is another incarnation of it to this client.
     rig.client.set_map(map(3, 2, 1), rig.now_ns);
     rig.run();
     assert_stale(&mut rig, second, moved);
 }
 
 #[test]
-fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_life() {
+fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_incarnation() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
-    let life = begin(&mut rig, 1);
-    let batch = rig.submit(&requests(1, life));
+    let incarnation = begin(&mut rig, 1);
+    let batch = rig.submit(&requests(1, incarnation));
     let frames = rig.frames();
     assert!(!frames.is_empty());
     let lane = frames[0].lane;

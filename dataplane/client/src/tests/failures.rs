@@ -175,7 +175,7 @@ fn a_refusal_fails_at_once_and_says_why() {
 }
 
 #[test]
-fn another_life_of_a_node_is_not_taken_for_the_one_that_was_meant() {
+fn another_incarnation_of_a_node_is_not_taken_for_the_one_that_was_meant() {
     let mut rig = Rig::new(one_lane(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::OpenSegment(peer)]);

@@ -46,7 +46,7 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
     }
     assert!(rig.frames().is_empty(), "parked, not asked again at once");
     assert_eq!(rig.maps_wanted, 1, "one question for both");
-    // The new map names other lives, so that the requests must go over new connections.
+    // The new map names other incarnations, so that the requests must go over new connections.
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 5, 2), (Status::Ok, 0, 0)]);
@@ -113,13 +113,13 @@ fn departed_members_leave_nothing_behind() {
     let opened = rig.submit(&[Request::OpenSegment(segment)]);
     rig.run();
     rig.finish(opened);
-    for life in 2..50 {
+    for incarnation in 2..50 {
         let requests: Vec<Request> = (0..20).map(|number| Request::Put(digest(number), local(0, 0, 5))).collect();
         let batch = rig.submit(&requests);
         // Half of the requests are in flight when the members restart.
         let frames = rig.frames();
         frames.into_iter().step_by(2).for_each(|sent| rig.act(ClientOutput::Frame(sent)));
-        rig.client.set_map(map(life, 2, life), rig.now_ns);
+        rig.client.set_map(map(incarnation, 2, incarnation), rig.now_ns);
         rig.run_until(rig.now_ns + SECOND_NS);
         assert_eq!(rig.finish(batch).len(), 20);
         rig.done.clear();

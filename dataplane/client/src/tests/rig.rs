@@ -155,12 +155,12 @@ pub(super) fn shared_config() -> Config {
     Config { cluster: "test".into(), client: 7, host: "here".into(), ..Config::default() }
 }
 
-/// Members `1..=members` of one shard each, all on this host, in life `life`.
-pub(super) fn map(epoch: u64, members: u64, life: u64) -> ClusterMap {
+/// Members `1..=members` of one shard each, all on this host, in incarnation `incarnation`.
+pub(super) fn map(epoch: u64, members: u64, incarnation: u64) -> ClusterMap {
     let members = (1..=members)
         .map(|node| Member {
             node: NodeId(node),
-            incarnation: Incarnation(life),
+            incarnation: Incarnation(incarnation),
             weight: 1,
             failure_domain: format!("rack-{node}"),
             host: "here".into(),

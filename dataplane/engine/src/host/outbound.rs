@@ -224,7 +224,7 @@ impl Host {
         }
     }
 
-    /// The connection of a lane, unless it is one of the lane's former lives.
+    /// The connection of a lane, unless it is one of the lane's former incarnations.
     pub(super) fn link_of(&self, lane: LaneId) -> Option<Link> {
         let (held, link) = (*self.lanes.get(lane.index as usize)?)?;
         (held == lane).then_some(link)

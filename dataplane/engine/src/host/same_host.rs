@@ -194,7 +194,7 @@ impl Host {
             let waiting = self.same_host.waiting.remove(&(id, segment)).unwrap_or_default();
             let mapped = answer.map(|region| self.regions.mapped.insert((id, segment), region));
             for (lane, copy) in waiting {
-                // Of another life of the lane, whoever waited for it knows that it has ended.
+                // Of another incarnation of the lane, whoever waited for it knows that it has ended.
                 if self.link_of(lane) != Some(Link::Shm(id)) {
                     continue;
                 }

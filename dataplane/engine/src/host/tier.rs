@@ -274,7 +274,7 @@ impl Host {
         work.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
     }
 
-    /// Says so when the first map of this life left nothing of what the device had, or less than it had.
+    /// Says so when the first map of this incarnation left nothing of what the device had, or less than it had.
     fn tell_voided(&mut self) {
         let Some(service) = &mut self.service else { return };
         let text = match (service.poll_tier_voided(), service.poll_slots_voided()) {

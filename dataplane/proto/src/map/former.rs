@@ -3,26 +3,26 @@
 //!
 //! A change of owners makes a new *layout*. A map carries, beside its members, the claims from which the owners of the
 //! layout before follow, and who was there when the present one began. So an owner that got a slot knows whom to ask
-//! for what was in it; and it knows whether that is still true: only whoever has been there, in one life, since the
-//! layout began may ask, and only a former owner that is still in the same life has anything to tell.
+//! for what was in it; and it knows whether that is still true: only whoever has been there, in one incarnation, since
+//! the layout began may ask, and only a former owner that is still in the same incarnation has anything to tell.
 
 use super::codec::{DecodeError, Reader};
 use super::{ClusterMap, MAX_MEMBER_SHARDS, MAX_MEMBERS, Member, OwnerTable, ShardAddress};
 use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
 
-/// Bytes of a claim on the wire, and of a life.
+/// Bytes of a claim on the wire, and of an incarnation.
 const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
-const LIFE_BYTES: usize = 8 + 8;
+const INCARNATION_BYTES: usize = 8 + 8;
 /// Most bytes of it in a map.
 pub(super) const MAX_FORMER_BYTES: usize =
-    8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES) + 8 + 8 + 2 + MAX_MEMBERS * LIFE_BYTES;
+    8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + INCARNATION_BYTES) + 8 + 8 + 2 + MAX_MEMBERS * INCARNATION_BYTES;
 
 /// What a member brought to the draw of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Who.
     pub node: NodeId,
-    /// Which life, when the layout ended.
+    /// Which incarnation, when the layout ended.
     pub incarnation: Incarnation,
     /// Its share.
     pub weight: u32,
@@ -41,19 +41,19 @@ pub struct Former {
     pub claims: Vec<Claim>,
     /// Who owned slots when the present one began, ordered by node.
     pub began: Vec<(NodeId, Incarnation)>,
-    /// Owners that went on with their slots in another life, where slots have two owners.
+    /// Owners that went on with their slots in another incarnation, where slots have two owners.
     pub restarts: Option<Restarts>,
 }
 
-/// Members whose lives changed from one map to the next, while the layout stayed.
+/// Members whose incarnations changed from one map to the next, while the layout stayed.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Restarts {
-    /// The epoch in which they were seen in their present lives first.
+    /// The epoch in which they were seen in their present incarnations first.
     pub at: Epoch,
-    /// The epoch of the change before that, of lives or of the layout.
+    /// The epoch of the change before that, of incarnations or of the layout.
     pub from: Epoch,
     /// Who, and in which lives they were before, ordered by node.
-    pub lives: Vec<(NodeId, Incarnation)>,
+    pub incarnations: Vec<(NodeId, Incarnation)>,
 }
 
 impl Former {
@@ -74,11 +74,11 @@ impl Former {
             out.extend_from_slice(&incarnation.0.to_le_bytes());
         }
         // A node that does not know it takes none of this: slots that have two owners need nodes of this version.
-        if let Some(Restarts { at, from, lives }) = &self.restarts {
+        if let Some(Restarts { at, from, incarnations }) = &self.restarts {
             out.extend_from_slice(&at.0.to_le_bytes());
             out.extend_from_slice(&from.0.to_le_bytes());
-            out.extend_from_slice(&(lives.len() as u16).to_le_bytes());
-            for (node, incarnation) in lives {
+            out.extend_from_slice(&(incarnations.len() as u16).to_le_bytes());
+            for (node, incarnation) in incarnations {
                 out.extend_from_slice(&node.0.to_le_bytes());
                 out.extend_from_slice(&incarnation.0.to_le_bytes());
             }
@@ -91,7 +91,8 @@ impl Former {
         self.claims.len() <= MAX_MEMBERS
             && self.began.len() <= MAX_MEMBERS
             && self.restarts.as_ref().is_none_or(|restarts| {
-                restarts.lives.len() <= MAX_MEMBERS && restarts.lives.is_sorted_by(|one, next| one.0 < next.0)
+                restarts.incarnations.len() <= MAX_MEMBERS
+                    && restarts.incarnations.is_sorted_by(|one, next| one.0 < next.0)
             })
             && self.claims.is_sorted_by(|one, next| one.node < next.node)
             && self.began.is_sorted_by(|one, next| one.0 < next.0)
@@ -128,10 +129,10 @@ impl Former {
 }
 
 impl Restarts {
-    /// In which life a node was before, if it is one of them.
+    /// In which incarnation a node was before, if it is one of them.
     fn before(&self, node: NodeId) -> Option<Incarnation> {
-        let at = self.lives.binary_search_by_key(&node, |(node, _)| *node).ok()?;
-        Some(self.lives[at].1)
+        let at = self.incarnations.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        Some(self.incarnations[at].1)
     }
 }
 
@@ -153,18 +154,18 @@ impl Reader<'_> {
                 shards: self.u16()?,
             });
         }
-        former.began.reserve(self.bounded(began, LIFE_BYTES)?);
+        former.began.reserve(self.bounded(began, INCARNATION_BYTES)?);
         for _ in 0..began {
             former.began.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
         }
         if self.left_bytes() > 0 {
             let (at, from) = (Epoch(self.u64()?), Epoch(self.u64()?));
             let count = usize::from(self.u16()?);
-            let mut lives = Vec::with_capacity(self.bounded(count, LIFE_BYTES)?);
+            let mut incarnations = Vec::with_capacity(self.bounded(count, INCARNATION_BYTES)?);
             for _ in 0..count {
-                lives.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+                incarnations.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
             }
-            former.restarts = Some(Restarts { at, from, lives });
+            former.restarts = Some(Restarts { at, from, incarnations });
         }
         if !former.is_valid() {
             return Err(DecodeError::Field { what: "former layout", found: former.claims.len() as u64 });
@@ -173,12 +174,12 @@ impl Reader<'_> {
     }
 }
 
-/// A shard of one life of a node.
+/// A shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ShardKey {
     /// The node.
     pub node: NodeId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// The shard.
     pub shard: ShardId,
@@ -193,8 +194,9 @@ pub struct SlotOwners {
     pub since: Epoch,
     /// See [`Self::since`].
     pub from: Epoch,
-    /// What the devices of this node hold counts only if they knew a map of this epoch or of a later one: a life of the
-    /// node may have gone without them before. Not in the map: the control plane tells it to each node. 0 for nothing.
+    /// What the devices of this node hold counts only if they knew a map of this epoch or of a later one: an
+    /// incarnation of the node may have gone without them before. Not in the map: the control plane tells it to each
+    /// node. 0 for nothing.
     pub kept: Epoch,
     now: Vec<Option<ShardKey>>,
     /// The second owners; empty where slots have one.
@@ -202,9 +204,9 @@ pub struct SlotOwners {
     before: Vec<Option<ShardKey>>,
     /// Who owned slots in the layout before, wherever it is now.
     past: Vec<Option<ShardKey>>,
-    /// The same, also of owners that go on in another life since. Empty where it is the same.
+    /// The same, also of owners that go on in another incarnation since. Empty where it is the same.
     laid: Vec<Option<ShardKey>>,
-    /// Owners that go on in another life.
+    /// Owners that go on in another incarnation.
     restarts: Option<Restarts>,
     /// Who owned slots when the layout began.
     began: Vec<(NodeId, Incarnation)>,
@@ -275,7 +277,7 @@ impl SlotOwners {
         *self.next.get(usize::from(slot.0))?
     }
 
-    /// Whether a slot changed hands, or its owner its life, exactly once since this epoch, by the map: then
+    /// Whether a slot changed hands, or its owner its incarnation, exactly once since this epoch, by the map: then
     /// [`Self::past`] says from whom.
     #[must_use]
     pub fn changed_once(&self, slot: Slot, heard: Epoch) -> bool {
@@ -295,28 +297,29 @@ impl SlotOwners {
         self.change_of(slot).0 > heard
     }
 
-    /// When a slot changed hands, or its owner its life, and the last such change anywhere before that.
+    /// When a slot changed hands, or its owner its incarnation, and the last such change anywhere before that.
     fn change_of(&self, slot: Slot) -> (Epoch, Epoch) {
         let owner = self.owner(slot);
-        let life = |restarts: &&Restarts| owner.is_some_and(|owner| restarts.before(owner.node).is_some());
-        let restarts = self.restarts.as_ref().filter(life);
+        let incarnation = |restarts: &&Restarts| owner.is_some_and(|owner| restarts.before(owner.node).is_some());
+        let restarts = self.restarts.as_ref().filter(incarnation);
         restarts.map_or((self.since, self.from), |restarts| (restarts.at, restarts.from))
     }
 
-    /// Who owned a slot when the layout before ended, in the life that it was in then. It may be gone. Of an owner that
-    /// goes on with its slots in another life: its life before.
+    /// Who owned a slot when the layout before ended, in the incarnation that it was in then. It may be gone. Of an
+    /// owner that goes on with its slots in another incarnation: its incarnation before.
     #[must_use]
     pub fn past(&self, slot: Slot) -> Option<ShardKey> {
         *self.past.get(usize::from(slot.0))?
     }
 
-    /// Whether an owner has been one, in its present life, since the layout began.
+    /// Whether an owner has been one, in its present incarnation, since the layout began.
     #[must_use]
     pub fn has_lasted(&self, owner: ShardKey) -> bool {
         self.began.binary_search(&(owner.node, owner.incarnation)).is_ok()
     }
 
-    /// Who owned a slot when the layout before ended, in the life that it was in then, whatever became of it since.
+    /// Who owned a slot when the layout before ended, in the incarnation that it was in then, whatever became of it
+    /// since.
     #[must_use]
     pub fn owner_before(&self, slot: Slot) -> Option<ShardKey> {
         let laid = if self.laid.is_empty() { &self.past } else { &self.laid };
@@ -324,15 +327,15 @@ impl SlotOwners {
     }
 
     /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there
-    /// since, in one life. An owner that had it before is its own. Where that one is gone, it is the second owner: it
-    /// was that before too, unless it has become the first, and may have copies.
+    /// since, in one incarnation. An owner that had it before is its own. Where that one is gone, it is the second
+    /// owner: it was that before too, unless it has become the first, and may have copies.
     #[must_use]
     pub fn former(&self, slot: Slot) -> Option<ShardKey> {
         *self.before.get(usize::from(slot.0))?
     }
 
-    /// The lives of the map's members that have shards, in the order of their numbers; some more than once.
-    pub fn lives(&self) -> impl Iterator<Item = (NodeId, Incarnation)> {
+    /// The incarnations of the map's members that have shards, in the order of their numbers; some more than once.
+    pub fn incarnations(&self) -> impl Iterator<Item = (NodeId, Incarnation)> {
         self.addresses.iter().map(|(key, ..)| (key.node, key.incarnation))
     }
 

@@ -1,11 +1,10 @@
 //! Bytes of a cluster map and of its members, in the parts that [`super::codec`] provides.
 //!
-//! ```text
-//! map:    sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member... | former, or nothing
-//! member: node u64 | incarnation u64 | weight u32 | shards u16 | failure domain text | host text | shard...
-//! former: since u64 | from u64 | claims u16 | lives u16 | (node u64 | incarnation u64 | weight u32 | shards u16)... |
+//! ```text map:    sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member... | former, or nothing member: node
+//! u64 | incarnation u64 | weight u32 | shards u16 | failure domain text | host text | shard... former: since u64 |
+//! from u64 | claims u16 | incarnations u16 | (node u64 | incarnation u64 | weight u32 | shards u16)... |
 //!         (node u64 | incarnation u64)... | restarts, or nothing
-//! restarts: at u64 | from u64 | lives u16 | (node u64 | incarnation u64)...
+//! restarts: at u64 | from u64 | incarnations u16 | (node u64 | incarnation u64)...
 //! shard:  address | 0 u8, or 1 u8 and the path of the shared-memory socket as text
 //! ```
 //!

@@ -60,7 +60,7 @@ pub struct ShardAddress {
 pub struct Member {
     /// Stable identity.
     pub node: NodeId,
-    /// Which life of the node.
+    /// Which incarnation of the node.
     pub incarnation: Incarnation,
     /// Share of the slots relative to the other members; 0 owns none.
     pub weight: u32,

@@ -83,18 +83,18 @@ prop_compose! {
             (any::<u64>(), any::<u64>(), prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5)),
         ),
     ) -> Former {
-        let claim = |(node, (life, weight, shards))| {
-            Claim { node: NodeId(node), incarnation: Incarnation(life), weight, shards }
+        let claim = |(node, (incarnation, weight, shards))| {
+            Claim { node: NodeId(node), incarnation: Incarnation(incarnation), weight, shards }
         };
         Former {
             since: Epoch(since),
             from: Epoch(from),
             claims: claims.into_iter().map(claim).collect(),
-            began: began.into_iter().map(|(node, life)| (NodeId(node), Incarnation(life))).collect(),
-            restarts: restarts.map(|(at, from, lives)| Restarts {
+            began: began.into_iter().map(|(node, incarnation)| (NodeId(node), Incarnation(incarnation))).collect(),
+            restarts: restarts.map(|(at, from, incarnations)| Restarts {
                 at: Epoch(at),
                 from: Epoch(from),
-                lives: lives.into_iter().map(|(node, life)| (NodeId(node), Incarnation(life))).collect(),
+                incarnations: incarnations.into_iter().map(|(node, incarnation)| (NodeId(node), Incarnation(incarnation))).collect(),
             }),
         }
     }
@@ -382,11 +382,11 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_moves_nothing(map in any_map(8), lives: u64) {
+    fn a_restart_moves_nothing(map in any_map(8), incarnations: u64) {
         let mut restarted = map.clone();
-        restarted.epoch = Epoch(lives);
+        restarted.epoch = Epoch(incarnations);
         for member in &mut restarted.members {
-            member.incarnation = Incarnation(member.incarnation.0.wrapping_add(lives));
+            member.incarnation = Incarnation(member.incarnation.0.wrapping_add(incarnations));
         }
         prop_assert_eq!(OwnerTable::compute(&map), OwnerTable::compute(&restarted));
     }

@@ -1,7 +1,8 @@
 //! The handshake: who speaks, to whom, and which protocol version.
 //!
 //! A client says [`Hello`] with the cluster, node and shard it believes to reach; the shard answers [`Welcome`] or
-//! refuses, so that a reused port of another cluster or another life of the node is noticed before any object moves.
+//! refuses, so that a reused port of another cluster or another incarnation of the node is noticed before any object
+//! moves.
 
 use core::fmt;
 
@@ -23,7 +24,7 @@ pub struct Hello {
     pub connection: u64,
     /// The node it wants; `NodeId(0)` for any.
     pub node: NodeId,
-    /// The life of that node; `Incarnation(0)` for any.
+    /// The incarnation of that node; `Incarnation(0)` for any.
     pub incarnation: Incarnation,
     /// The shard it wants.
     pub shard: ShardId,
@@ -43,7 +44,7 @@ pub struct Welcome {
     pub version: u8,
     /// Who answers.
     pub node: NodeId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Its shard.
     pub shard: ShardId,

@@ -1,10 +1,10 @@
 //! The numbers by which clients name drafts.
 //!
-//! A shard counts its drafts from the start in each of its lives, and so does every other shard. Told as they are,
-//! these counts would name drafts of others too: a client that goes on after a restart, or after the object's slot has
-//! gone to another shard, would write into another of its own drafts. So each life of a shard tells its counts through
-//! an order of its own of all 64-bit numbers. Two drafts of one life never have the same number; two of different lives
-//! have it with a probability of 2^-64.
+//! A shard counts its drafts from the start in each of its incarnations, and so does every other shard. Told as they
+//! are, these counts would name drafts of others too: a client that goes on after a restart, or after the object's slot
+//! has gone to another shard, would write into another of its own drafts. So each incarnation of a shard tells its
+//! counts through an order of its own of all 64-bit numbers. Two drafts of one incarnation never have the same number;
+//! two of different incarnations have it with a probability of 2^-64.
 
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::rng::mix64;
@@ -13,12 +13,12 @@ use super::DraftId;
 
 const ROUNDS: usize = 4;
 
-/// The order in which one life of a shard tells its drafts: a Feistel network under keys of that life.
+/// The order in which one incarnation of a shard tells its drafts: a Feistel network under keys of that incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers([u64; ROUNDS]);
 
 impl Numbers {
-    /// The order of this life of this shard.
+    /// The order of this incarnation of this shard.
     #[must_use]
     pub fn of(ShardKey { node, incarnation, shard }: ShardKey) -> Self {
         let mut word = mix64(0x6b76_6472_6166_7473);
@@ -38,7 +38,8 @@ impl Numbers {
         u64::from(left) << 32 | u64::from(right)
     }
 
-    /// The draft of which this was told; one that was never there, as good as always, if it was told by another life.
+    /// The draft of which this was told; one that was never there, as good as always, if it was told by another
+    /// incarnation.
     #[must_use]
     pub fn draft(&self, number: u64) -> DraftId {
         let (mut left, mut right) = ((number >> 32) as u32, number as u32);
@@ -62,32 +63,33 @@ mod tests {
 
     use super::*;
 
-    fn numbers(node: u64, life: u64, shard: u16) -> Numbers {
-        Numbers::of(ShardKey { node: NodeId(node), incarnation: Incarnation(life), shard: ShardId(shard) })
+    fn numbers(node: u64, incarnation: u64, shard: u16) -> Numbers {
+        Numbers::of(ShardKey { node: NodeId(node), incarnation: Incarnation(incarnation), shard: ShardId(shard) })
     }
 
     proptest! {
         #[test]
-        fn a_number_leads_back_to_its_draft(node: u64, life: u64, shard: u16, id: u64) {
-            let numbers = numbers(node, life, shard);
+        fn a_number_leads_back_to_its_draft(node: u64, incarnation: u64, shard: u16, id: u64) {
+            let numbers = numbers(node, incarnation, shard);
             prop_assert_eq!(numbers.draft(numbers.number(DraftId(id))), DraftId(id));
             prop_assert_eq!(numbers.number(numbers.draft(id)), id);
         }
     }
 
     #[test]
-    fn no_two_drafts_of_any_lives_have_the_same_number() {
+    fn no_two_drafts_of_any_incarnations_have_the_same_number() {
         let mut all = BTreeSet::new();
-        let lives = (1..5).flat_map(|node| (1..5).flat_map(move |life| (0..4).map(move |shard| (node, life, shard))));
-        for (node, life, shard) in lives {
-            let numbers = numbers(node, life, shard);
+        let incarnations = (1..5)
+            .flat_map(|node| (1..5).flat_map(move |incarnation| (0..4).map(move |shard| (node, incarnation, shard))));
+        for (node, incarnation, shard) in incarnations {
+            let numbers = numbers(node, incarnation, shard);
             for index in 0..256 {
                 for generation in 1..5 {
                     assert!(all.insert(numbers.number(DraftId::new(index, generation))));
                 }
             }
         }
-        // Nor does one of another life lead to a draft that may be there.
+        // Nor does one of another incarnation lead to a draft that may be there.
         let (one, other) = (numbers(1, 1, 0), numbers(1, 2, 0));
         for index in 0..1024 {
             let found = other.draft(one.number(DraftId::new(index, 1)));

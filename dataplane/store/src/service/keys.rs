@@ -166,7 +166,7 @@ impl Service {
         } else if item.walk != 0
             && item.walk != if item.flags & CHANGES == 0 { self.walk_tag() } else { self.changes_tag() }
         {
-            // Of another life, in which another order was walked.
+            // Of another incarnation, in which another order was walked.
             Status::Stale
         } else if item.flags & CHANGES != 0 {
             self.answer_changes(context.peer, header, item.from);
@@ -226,7 +226,7 @@ impl Service {
         names
     }
 
-    /// Names the order of this life of the shard; never 0.
+    /// Names the order of this incarnation of the shard; never 0.
     pub(super) fn walk_tag(&self) -> u64 {
         let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
         mix64(seed ^ mix64(self.ownership.identity().incarnation.0)) | 1

@@ -112,7 +112,7 @@ impl Service {
             let config = store.config();
             (config.pool_bytes, config.max_pins, config.max_reservations)
         });
-        let life = identity.node.0 ^ identity.incarnation.0.rotate_left(32);
+        let incarnation = identity.node.0 ^ identity.incarnation.0.rotate_left(32);
         let name = core::mem::take(&mut identity.segment_name);
         Self {
             ownership: Ownership::new(identity),
@@ -123,7 +123,7 @@ impl Service {
             copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
             tenancy: Tenancy::default(),
-            segments: Segments::new(name, (life ^ life >> 32) as u32),
+            segments: Segments::new(name, (incarnation ^ incarnation >> 32) as u32),
             lists: keys::Lists::default(),
             sessions: Sessions::new(pool_bytes, pins, reservations),
             answers: Answers::new(),

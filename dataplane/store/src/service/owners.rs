@@ -31,7 +31,7 @@ impl Service {
         self.change_owners(owners.epoch, standing, &owned, Some(owners));
         if self.sessions.needs_tickets() {
             self.ownership.note_incarnations(owners);
-            self.sessions.end_former_lives(&mut self.answers.outputs, &self.ownership);
+            self.sessions.end_former_incarnations(&mut self.answers.outputs, &self.ownership);
         }
     }
 
@@ -83,10 +83,10 @@ impl Service {
         self.serve_owned(epoch, &owned);
     }
 
-    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
-    /// were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every connection is
-    /// closed, and nothing is owned until the next [`Self::set_owned`].
-    pub fn begin_life(&mut self, incarnation: Incarnation) {
+    /// Starts a new incarnation of the shard: its former one was declared over, so its objects may be older than what
+    /// others were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every
+    /// connection is closed, and nothing is owned until the next [`Self::set_owned`].
+    pub fn begin_incarnation(&mut self, incarnation: Incarnation) {
         self.ownership.begin_incarnation(incarnation);
         let kept = self.doubt_owned();
         self.forget_wanted();

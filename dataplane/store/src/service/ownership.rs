@@ -90,7 +90,7 @@ impl Ownership {
 
     /// Notes the incarnations of nodes by the newest map.
     pub(super) fn note_incarnations(&mut self, owners: &SlotOwners) {
-        self.incarnations = owners.lives().map(|(node, incarnation)| (node.0, incarnation.0)).collect();
+        self.incarnations = owners.incarnations().map(|(node, incarnation)| (node.0, incarnation.0)).collect();
     }
 
     /// True where an incarnation of a node is over by the newest map.

@@ -16,7 +16,7 @@ pub struct Identity {
     pub cluster: String,
     /// This node.
     pub node: NodeId,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// This shard.
     pub shard: ShardId,
@@ -31,8 +31,8 @@ pub struct MapStanding {
     pub state: u64,
     /// From this epoch up to the map's no slot has changed hands.
     pub since: Epoch,
-    /// What a device holds counts only if it knew a map of this epoch or of a later one: a life of the node may have
-    /// gone without it before. 0 for nothing.
+    /// What a device holds counts only if it knew a map of this epoch or of a later one: an incarnation of the node may
+    /// have gone without it before. 0 for nothing.
     pub kept: Epoch,
 }
 
@@ -122,7 +122,7 @@ pub enum CloseReason {
     Malformed(&'static str),
     /// No hello in time, or a request before it.
     NotGreeted,
-    /// It wanted somebody else: another cluster, node, life, shard or version.
+    /// It wanted somebody else: another cluster, node, incarnation, shard or version.
     Refused(Status),
     /// A payload stopped arriving before its reservation's deadline.
     PutDeadline,

@@ -165,7 +165,7 @@ fn keys_do_not_grow_without_limit() {
 }
 
 #[test]
-fn a_key_of_a_former_life_goes_on() {
+fn a_key_of_a_former_incarnation_goes_on() {
     let first = mint("a", 1);
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&first);

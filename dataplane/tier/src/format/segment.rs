@@ -21,9 +21,9 @@ pub struct SegmentHeader {
     pub generation: u64,
     /// Segments of lesser generations hold nothing that counts.
     pub oldest_live: u64,
-    /// The generation of the segment that was filled before this one in the same life of the shard, or 0.
+    /// The generation of the segment that was filled before this one in the same incarnation of the shard, or 0.
     pub previous: u64,
-    /// Contents of the segment that was filled last before this header was made, in the same life.
+    /// Contents of the segment that was filled last before this header was made, in the same incarnation.
     pub filled: Option<FilledNote>,
 }
 

@@ -17,7 +17,7 @@ const CHECKSUM_AT: usize = 124;
 /// The superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Which of all superblocks ever written to the device: one more for each life of the shard.
+    /// Which of all superblocks ever written to the device: one more for each incarnation of the shard.
     pub generation: u64,
     /// Names the device, for good. Drawn when it is formatted.
     pub uuid: u128,

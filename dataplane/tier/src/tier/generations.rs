@@ -10,7 +10,7 @@ use crate::format::FilledNote;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Heritage {
     pub(super) oldest_live: u64,
-    /// The generation of the segment that was opened last in this life.
+    /// The generation of the segment that was opened last in this incarnation.
     pub(super) previous: u64,
     pub(super) filled: Option<FilledNote>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Generations {
     prepared_oldest_live: u64,
     preparing: Option<u32>,
     last_opened: u64,
-    /// Contents of the segment that was filled last in this life.
+    /// Contents of the segment that was filled last in this incarnation.
     filled: Option<FilledNote>,
     /// The last tombstone that was appended.
     last_tombstone: u64,

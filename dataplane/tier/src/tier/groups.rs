@@ -101,7 +101,7 @@ pub(super) struct Log {
     pub(super) open: Option<OpenSegment>,
     pub(super) groups: VecDeque<Group>,
     pub(super) first_group: u64,
-    /// Segments to which nothing more goes, in this life.
+    /// Segments to which nothing more goes, in this incarnation.
     pub(super) filled: u64,
     pub(super) buffers: Vec<u32>,
     /// Lists of groups that are over, for the next ones: appending allocates nothing once they have grown.
@@ -231,7 +231,8 @@ impl Tier {
         (end.next_multiple_of(self.block()) - self.block()).max(of_footer).min(room)
     }
 
-    /// How much of all segments was taken in this life, in the same bytes. One that was left early is taken whole.
+    /// How much of all segments was taken in this incarnation, in the same bytes. One that was left early is taken
+    /// whole.
     pub(super) fn log_taken(&self) -> u64 {
         let open = self.log.open.as_ref().map_or(0, |open| self.segment_taken(open.end, open.entries.len()));
         self.log.filled * self.segment_room() + open

@@ -112,8 +112,8 @@ impl Tier {
     /// Segments without a generation that counts are free; the others are recovered, the newest first.
     fn headers_known(&mut self) {
         let newest = self.segments.iter().map(|(_, segment)| segment.generation).max().unwrap_or(0);
-        self.life = self.life.max((newest >> super::SEQUENCE_BITS) + 1);
-        self.next_sequence = (self.life << super::SEQUENCE_BITS) + 1;
+        self.incarnation = self.incarnation.max((newest >> super::SEQUENCE_BITS) + 1);
+        self.next_sequence = (self.incarnation << super::SEQUENCE_BITS) + 1;
         self.generations.headers_read();
         self.recovery.report.missing_segments = self.missing_segments();
         let mut dead: Vec<(u64, u32)> = Vec::new();
@@ -137,15 +137,16 @@ impl Tier {
         self.opened(Phase::Recovering);
     }
 
-    /// How many segments are gone that were opened in the life before this one: a header is made when the segment
-    /// before it is open, whose own is durable by then and stays as it is until that one is reclaimed. Of earlier lives
-    /// nobody knows, as a start uses segments anew in which nothing was; nor where a header is damaged.
+    /// How many segments are gone that were opened in the incarnation before this one: a header is made when the
+    /// segment before it is open, whose own is durable by then and stays as it is until that one is reclaimed. Of
+    /// earlier incarnations nobody knows, as a start uses segments anew in which nothing was; nor where a header is
+    /// damaged.
     fn missing_segments(&self) -> u32 {
         let all = || self.segments.iter();
         if all().any(|(number, _)| self.recovery.is_damaged(number)) {
             return 0;
         }
-        let lately = |generation: u64| (generation >> super::SEQUENCE_BITS) + 1 == self.life;
+        let lately = |generation: u64| (generation >> super::SEQUENCE_BITS) + 1 == self.incarnation;
         let named = all().filter(|(_, segment)| lately(segment.generation) && segment.previous != 0);
         let named =
             named.map(|(_, segment)| segment.previous).filter(|previous| *previous >= self.generations.oldest_live());

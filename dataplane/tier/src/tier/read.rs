@@ -315,8 +315,8 @@ impl Tier {
         if frame_checksum(&self.scratch) == header.body_checksum { Ok(()) } else { Err(Miss::Damaged) }
     }
 
-    /// An object that could not be read whole is not given again in this life. A restart may find it once more, so from
-    /// now on a removal of what the index does not know is written.
+    /// An object that could not be read whole is not given again in this incarnation. A restart may find it once more,
+    /// so from now on a removal of what the index does not know is written.
     fn quarantine(&mut self, entry: &Entry, miss: Miss) {
         self.forget_record(entry.digest(), entry.sequence());
         self.untracked.note(entry.digest());

@@ -1,9 +1,9 @@
 //! Recovery: segments are looked at from the newest to the oldest, several at a time, while calls are served.
 //!
 //! A segment is shown when it and everything newer is known, so that nothing that was removed or replaced is seen on
-//! the way. A record counts when no record of its digest with a greater sequence is known; calls of this life have the
-//! greatest. Footers are believed where they are of the segment's generation, else the segment is scanned; a scanned
-//! segment gets a footer.
+//! the way. A record counts when no record of its digest with a greater sequence is known; calls of this incarnation
+//! have the greatest. Footers are believed where they are of the segment's generation, else the segment is scanned; a
+//! scanned segment gets a footer.
 //!
 //! Where something durable is missing that may have been a removal, every object older than it is given up: a cache may
 //! forget, but must not bring back what was removed.
@@ -71,13 +71,13 @@ pub(super) struct Recovery {
     ending: bool,
     /// What headers say of segments that were filled, by their generations.
     pub(super) filled: BTreeMap<u64, FilledNote>,
-    /// By lives: up to which sequence everything was durable while they lasted, as segments say that are known.
+    /// By incarnation: up to which sequence everything was durable while they lasted, as segments say that are known.
     durable: BTreeMap<u64, u64>,
     pub(super) report: RecoveryReport,
 }
 
-/// The life in which a sequence or a generation was given out.
-const fn life_of(sequence: u64) -> u64 {
+/// The incarnation in which a sequence or a generation was given out.
+const fn incarnation_of(sequence: u64) -> u64 {
     sequence >> super::SEQUENCE_BITS
 }
 
@@ -112,11 +112,11 @@ impl Recovery {
         self.to_scan.iter().any(|(segment, generation)| generation.is_none() || Some(segment) == next)
     }
 
-    /// How many tombstones a segment had, each durable by now, if that is known. Only what its own life says counts:
-    /// what the power took from that one was never durable, whatever a later life has flushed.
+    /// How many tombstones a segment had, each durable by now, if that is known. Only what its own incarnation says
+    /// counts: what the power took from that one was never durable, whatever a later incarnation has flushed.
     pub(super) fn durable_tombstones(&self, generation: u64, durable_sequence: u64) -> u32 {
         let filled = self.filled.get(&generation);
-        let known = self.durable.get(&life_of(generation)).copied();
+        let known = self.durable.get(&incarnation_of(generation)).copied();
         let durable = known.map_or(durable_sequence, |known| known.max(durable_sequence));
         filled.filter(|filled| filled.last_tombstone <= durable).map_or(0, |filled| filled.tombstones)
     }
@@ -363,7 +363,7 @@ impl Tier {
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
             self.removal_lost(self.ceiling(at.previous));
         }
-        let known = self.recovery.durable.entry(life_of(durable_sequence)).or_default();
+        let known = self.recovery.durable.entry(incarnation_of(durable_sequence)).or_default();
         *known = durable_sequence.max(*known);
         self.recovery.known[segment as usize] = true;
         self.show_known();
@@ -384,10 +384,10 @@ impl Tier {
     /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the
     /// one before it is opened, so it is the next but one that is surely above.
     pub(super) fn ceiling(&self, generation: u64) -> u64 {
-        let life = (self.life << super::SEQUENCE_BITS) + 1;
+        let incarnation = (self.incarnation << super::SEQUENCE_BITS) + 1;
         let above = |least: u64| {
             let newer = self.segments.iter().map(|(_, segment)| segment.generation).filter(|other| *other > least);
-            newer.min().unwrap_or(life).min(life)
+            newer.min().unwrap_or(incarnation).min(incarnation)
         };
         above(above(generation))
     }

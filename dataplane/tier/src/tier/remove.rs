@@ -98,11 +98,11 @@ impl Tier {
             if !self.may_have(digest) {
                 return Ok(Removal::Absent);
             }
-            // It is hidden in this life only: the device has it still, and recovery may not have come to it yet.
+            // It is hidden in this incarnation only: the device has it still, and recovery may not have come to it yet.
             self.untracked.note(digest);
             self.forget(digest);
             if self.phase == Phase::Recovering {
-                self.remember_removal(digest, Version(0), self.life << super::SEQUENCE_BITS);
+                self.remember_removal(digest, Version(0), self.incarnation << super::SEQUENCE_BITS);
             }
             return Err(RemoveError::Unavailable(reason));
         }
@@ -131,7 +131,7 @@ impl Tier {
     /// one is given up.
     pub(super) fn remember_removal(&mut self, digest: Digest, version: Version, sequence: u64) {
         if !self.place(Entry::new(Kind::Tombstone, digest, version, sequence)) {
-            let floor = self.life << super::SEQUENCE_BITS;
+            let floor = self.incarnation << super::SEQUENCE_BITS;
             self.raise_floor(floor.min(sequence));
         }
     }

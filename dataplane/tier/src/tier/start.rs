@@ -1,4 +1,4 @@
-//! Opening: whose device is it? Superblocks are read, checked, and written anew with this life's number.
+//! Opening: whose device is it? Superblocks are read, checked, and written anew with this incarnation's number.
 //!
 //! A device without superblocks is formatted when that was asked for and it is blank (`blank.rs`). Each of the two
 //! copies of the superblock is durable before the other is touched.
@@ -87,7 +87,7 @@ impl Tier {
         self.events.push_back(Event::Refused(error));
     }
 
-    /// Finds the superblock that counts and checks that it is ours. Leaves `uuid` and `life` set.
+    /// Finds the superblock that counts and checks that it is ours. Leaves `uuid` and `incarnation` set.
     fn choose(&mut self) -> Result<(), OpenError> {
         let found = self.superblocks;
         let ours = found.iter().filter_map(|found| match found {
@@ -106,9 +106,9 @@ impl Tier {
             self.check_owner(&superblock)?;
             self.check_layout(&superblock)?;
             if superblock.generation + 2 >= 1 << (64 - super::SEQUENCE_BITS) {
-                return Err(OpenError::TooManyLives { lives: superblock.generation });
+                return Err(OpenError::TooManyIncarnations { incarnations: superblock.generation });
             }
-            (self.uuid, self.life) = (superblock.uuid, superblock.generation + 1);
+            (self.uuid, self.incarnation) = (superblock.uuid, superblock.generation + 1);
             return Ok(());
         }
         if found.contains(&Some(SuperblockFound::Damaged)) {
@@ -121,7 +121,7 @@ impl Tier {
             return Err(OpenError::Unreadable);
         }
         self.uuid = self.options.format_blank.ok_or(OpenError::Blank)?;
-        self.life = 1;
+        self.incarnation = 1;
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Tier {
     fn write_superblock(&mut self, copy: usize, memory: &mut dyn Memory) {
         let (config, identity) = (&self.config, self.options.identity);
         let superblock = Superblock {
-            generation: self.life,
+            generation: self.incarnation,
             uuid: self.uuid,
             cluster: identity.cluster,
             node: identity.node,
@@ -228,13 +228,13 @@ impl Tier {
             self.segments.step(segment, SegmentEvent::FoundFree);
             self.segments.free.push_back(segment);
         }
-        self.next_sequence = (self.life << super::SEQUENCE_BITS) + 1;
+        self.next_sequence = (self.incarnation << super::SEQUENCE_BITS) + 1;
         self.opened(Phase::Running);
     }
 
     pub(super) fn opened(&mut self, phase: Phase) {
         self.phase = phase;
-        self.events.push_back(Event::Opened { uuid: self.uuid, life: self.life });
+        self.events.push_back(Event::Opened { uuid: self.uuid, incarnation: self.incarnation });
     }
 
     fn read_headers(&mut self) {

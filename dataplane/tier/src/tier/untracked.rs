@@ -17,7 +17,7 @@ const DIGESTS_MOST: usize = 16 << 10;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct UntrackedObjects {
-    /// Whether there was anything of the first kind in this life.
+    /// Whether there was anything of the first kind in this incarnation.
     any: bool,
     /// Whether not all digests of the first kind are known.
     all: bool,

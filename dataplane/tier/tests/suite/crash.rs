@@ -183,9 +183,9 @@ fn work(world: &mut World, rng: &mut Rng, turns: u64) {
 /// Removals that the power took before they were durable are not taken for lost by the start after the next, where the
 /// one in between ended before it had put on the device what it found.
 #[test]
-fn what_the_power_took_is_not_missed_two_lives_later() {
+fn what_the_power_took_is_not_missed_two_incarnations_later() {
     for seed in 0..60 {
-        let mut rng = Rng::new(seed, "two lives");
+        let mut rng = Rng::new(seed, "two incarnations");
         let config = TierConfig { segment_bytes: 64 << 10, segments: 64, max_object_bytes: 4 << 10, ..small(512) };
         let mut world = World::new(config, seed);
         world.until_recovered();

@@ -26,7 +26,7 @@ pub const SLOTS: usize = 16;
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Where the slots are in a channel.
 const SLOTS_AT: usize = 1024;
-/// Life, address, bytes, rights.
+/// Claim word, address, bytes, rights.
 const ENTRY_BYTES: usize = 32;
 pub(super) const TABLE_BYTES: usize = Limits::SEGMENTS * ENTRY_BYTES;
 const WRITABLE: u64 = 1;
@@ -88,7 +88,7 @@ impl Fence {
     pub(super) fn publish(&self, segment: SegmentId, extent: &Extent) {
         let Some(at) = entry_at(segment) else { return };
         let word = |index: usize| self.table.atomic_u64(at + index * 8);
-        // Dead while it changes: who reads a mix finds that the life changed.
+        // Dead while it changes: who reads a mix finds that the claim word changed.
         word(0).store(0, Ordering::SeqCst);
         word(1).store(extent.address, Ordering::Release);
         word(2).store(extent.bytes, Ordering::Release);
@@ -99,9 +99,9 @@ impl Fence {
     /// From now on no client starts to use it. Those that have started are found by [`is_named`].
     pub(super) fn retract(&self, segment: SegmentId) {
         let Some(at) = entry_at(segment) else { return };
-        let life = self.table.atomic_u64(at);
+        let claim = self.table.atomic_u64(at);
         // The position may be a successor's by now.
-        let _ = life.compare_exchange(named(segment), 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = claim.compare_exchange(named(segment), 0, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 }

@@ -31,7 +31,7 @@ pub enum Rule {
     Durable,
     /// What two owners were said to have is there when one of them has died.
     Lost,
-    /// Versions of a shard grow, also over its lives.
+    /// Versions of a shard grow, also over its incarnations.
     Version,
     /// A range of a pool is read or written, never both, and by one writer.
     Ledger,

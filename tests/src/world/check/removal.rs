@@ -1,17 +1,17 @@
 //! No read after remove, as far as it is promised.
 //!
-//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, no answer to a question that comes
-//! later names a version that it had before. (A question of several objects may be answered when the last of them came
-//! from a disk; the first were pinned before.)
+//! *At one shard*, strictly: once an incarnation of a shard has processed a remove of a key, no answer to a question
+//! that comes later names a version that it had before. (A question of several objects may be answered when the last of
+//! them came from a disk; the first were pinned before.)
 //!
 //! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that
 //! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
 //! that was made at an epoch up to `e` and whose put was acknowledged before the remove was submitted.
 //!
-//! *Of copies*, whatever the epochs: what a life of a shard has acknowledged as removed or replaced is not read from
-//! its second owners either by a get that begins later; and a client that was given an object by its first owner is
-//! not given an older one by a second after that. But for gets that fell over to the second owner as the first did not
-//! answer: they know no more than the map that they go by.
+//! *Of copies*, whatever the epochs: what an incarnation of a shard has acknowledged as removed or replaced is not read
+//! from its second owners either by a get that begins later; and a client that was given an object by its first owner
+//! is not given an older one by a second after that. But for gets that fell over to the second owner as the first did
+//! not answer: they know no more than the map that they go by.
 //!
 //! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it
 //! has, to clients whose maps are as old; for the same reason a remove that such a shard answers does not reach what
@@ -29,14 +29,14 @@ struct Removal {
     acked_ns: u64,
     epoch: u64,
     /// Who answered it.
-    life: usize,
+    incarnation: usize,
 }
 
 /// An answer to a remove.
 struct Answer {
     at_ns: u64,
     epoch: u64,
-    life: usize,
+    incarnation: usize,
 }
 
 /// Answers and removes so far.
@@ -46,7 +46,8 @@ pub(crate) struct Removals {
     /// Answers to removes, by client and key.
     removes: BTreeMap<(usize, usize), Vec<Answer>>,
     done: Vec<Vec<Removal>>,
-    /// The newest that each client was given of each key, by the life of the shard that made it, and when it had it.
+    /// The newest that each client was given of each key, by the incarnation of the shard that made it, and when it had
+    /// it.
     seen: BTreeMap<(usize, usize, usize), (u64, u64)>,
 }
 
@@ -89,16 +90,16 @@ impl Removals {
     }
 
     /// A shard answers a client's remove.
-    pub(crate) fn remove_answered(&mut self, at: (usize, usize), epoch: u64, life: usize, now_ns: u64) {
-        self.removes.entry(at).or_default().push(Answer { at_ns: now_ns, epoch, life });
+    pub(crate) fn remove_answered(&mut self, at: (usize, usize), epoch: u64, incarnation: usize, now_ns: u64) {
+        self.removes.entry(at).or_default().push(Answer { at_ns: now_ns, epoch, incarnation });
     }
 
     /// A user's remove is complete: it worked, or there was nothing.
     pub(crate) fn remove_done(&mut self, client: usize, key: usize, started_ns: u64, now_ns: u64) {
         let answers = self.removes.get(&(client, key)).map_or(&[][..], Vec::as_slice);
         let epoch = answers.iter().filter(|answer| answer.at_ns >= started_ns).map(|answer| answer.epoch).max();
-        if let (Some(epoch), Some(&Answer { life, .. })) = (epoch, answers.last()) {
-            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch, life });
+        if let (Some(epoch), Some(&Answer { incarnation, .. })) = (epoch, answers.last()) {
+            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch, incarnation });
         }
     }
 
@@ -113,8 +114,8 @@ impl Removals {
         now_ns: u64,
         inherited: bool,
     ) -> CheckResult {
-        let Some((life, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
-        let newest = self.seen.entry((client, key, life)).or_insert((root, now_ns));
+        let Some((incarnation, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
+        let newest = self.seen.entry((client, key, incarnation)).or_insert((root, now_ns));
         // Who inherited it knows nothing of what the first owner had not acknowledged.
         if is_copy && !inherited && root < newest.0 && newest.1 < started_ns {
             let what = format!("client {client} got {root} of key {key} from a copy, and {} before that", newest.0);
@@ -125,7 +126,7 @@ impl Removals {
         }
         let gone = |removal: &&Removal| {
             let acked_ns = shadow.commit_of(root).and_then(|commit| commit.acked_ns);
-            removal.life == life
+            removal.incarnation == incarnation
                 && removal.acked_ns < started_ns
                 && acked_ns.is_some_and(|acked_ns| acked_ns < removal.started_ns)
         };
@@ -133,7 +134,7 @@ impl Removals {
             None => Ok(()),
             Some(Removal { started_ns, acked_ns, .. }) => {
                 let what = format!(
-                    "client {client} got {root} of key {key} from the copy {version}, and life {life} answered from \
+                    "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} answered from \
                      {started_ns} to {acked_ns} ns that it is gone"
                 );
                 Err(broken(Rule::Removed, what))

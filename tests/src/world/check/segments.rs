@@ -17,7 +17,7 @@ pub(crate) const OF_SEGMENTS: Digest = Digest(0x5e60);
 pub(crate) const CELLS: usize = 4;
 
 struct Write {
-    life: usize,
+    incarnation: usize,
     first: usize,
     cells: usize,
     begun: u64,
@@ -42,18 +42,18 @@ impl Segments {
     }
 
     /// A client asks for these cells to be written; the write's number.
-    pub(crate) fn begin(&mut self, life: usize, first: usize, cells: usize) -> usize {
+    pub(crate) fn begin(&mut self, incarnation: usize, first: usize, cells: usize) -> usize {
         self.tick += 1;
-        self.writes.push(Write { life, first, cells, begun: self.tick, over: None, done: false });
+        self.writes.push(Write { incarnation, first, cells, begun: self.tick, over: None, done: false });
         self.writes.len() - 1
     }
 
-    /// It is over; the life and the cells that it was for.
+    /// It is over; the incarnation and the cells that it was for.
     pub(crate) fn end(&mut self, write: usize, done: bool) -> (usize, core::ops::Range<usize>) {
         self.tick += 1;
         let entry = &mut self.writes[write];
         (entry.over, entry.done) = (Some(self.tick), done);
-        (entry.life, entry.first..entry.first + entry.cells)
+        (entry.incarnation, entry.first..entry.first + entry.cells)
     }
 
     /// The process that wrote to these cells is no more: what it gave up may come at any time.
@@ -65,8 +65,10 @@ impl Segments {
     }
 
     /// Whether what is in a cell may be there.
-    pub(crate) fn check(&self, life: usize, cell: usize, segment: &[u8]) -> CheckResult {
-        let covers = |write: &Write| write.life == life && (write.first..write.first + write.cells).contains(&cell);
+    pub(crate) fn check(&self, incarnation: usize, cell: usize, segment: &[u8]) -> CheckResult {
+        let covers = |write: &Write| {
+            write.incarnation == incarnation && (write.first..write.first + write.cells).contains(&cell)
+        };
         let mut all = self.writes.iter().enumerate().filter(|(_, write)| covers(write)).rev();
         let Some((number, newest)) = all.next().filter(|(_, newest)| newest.done) else { return Ok(()) };
         if !all.all(|(_, older)| older.over.is_some_and(|over| over < newest.begun)) {
@@ -79,7 +81,9 @@ impl Segments {
         if found == &wanted[from..from + self.cell_bytes] {
             return Ok(());
         }
-        let what = format!("life {life}, cell {cell}: not the bytes of write {number}, the newest, which is done");
+        let what = format!(
+            "incarnation {incarnation}, cell {cell}: not the bytes of write {number}, the newest, which is done"
+        );
         Err(broken(Rule::Bytes, what))
     }
 }

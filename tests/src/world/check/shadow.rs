@@ -7,7 +7,7 @@
 //!
 //! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still under
 //! way; a write may be committed once for each time that its client sent it, not more. Versions are unique in the
-//! world, because each life of a shard starts at a number of its own.
+//! world, because each incarnation of a shard starts at a number of its own.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +34,8 @@ pub(crate) struct Commit {
     pub(crate) bytes: u64,
     /// Whether it took the place of those before it.
     pub(crate) replace: bool,
-    /// What holds it: a life of a shard, or the lives that share a disk.
-    pub(crate) life: usize,
+    /// What holds it: an incarnation of a shard, or the incarnations that share a disk.
+    pub(crate) incarnation: usize,
     /// By which epoch its shard served then.
     pub(crate) epoch: u64,
     /// When its put was acknowledged to a client.
@@ -46,7 +46,7 @@ pub(crate) struct Commit {
     pub(crate) promised: bool,
     /// Whether somebody asked for its removal, or wrote it anew: nothing is promised of it any more.
     pub(crate) void: bool,
-    /// The version of another life of which it is a copy, or that was taken over.
+    /// The version of another incarnation of which it is a copy, or that was taken over.
     pub(crate) origin: Option<u64>,
     /// Whether it is the copy of a second owner.
     pub(crate) is_copy: bool,
@@ -93,7 +93,7 @@ impl Shadow {
         self.writes[write].sends += 1;
     }
 
-    /// A shard, in a life and at an epoch, made these bytes visible.
+    /// A shard, in an incarnation and at an epoch, made these bytes visible.
     pub(crate) fn commit(
         &mut self,
         version: u64,
@@ -122,7 +122,7 @@ impl Shadow {
             let what = format!("write {write} of key {key} was sent {sends} times and committed {commits} times");
             return Err(broken(Rule::Commit, what));
         }
-        for former in self.commits.values_mut().filter(|former| former.key == key && former.life == place.0) {
+        for former in self.commits.values_mut().filter(|former| former.key == key && former.incarnation == place.0) {
             (former.promised, former.void) = (false, true);
         }
         let commit = Commit {
@@ -130,7 +130,7 @@ impl Shadow {
             write,
             bytes: length,
             replace,
-            life: place.0,
+            incarnation: place.0,
             epoch: place.1,
             acked_ns: None,
             removed: None,
@@ -145,14 +145,14 @@ impl Shadow {
         Ok(())
     }
 
-    /// A shard's life took an object over from a former owner of its slot, where it had the version `origin`: it is the
-    /// same object, made then.
+    /// A shard's incarnation took an object over from a former owner of its slot, where it had the version `origin`: it
+    /// is the same object, made then.
     pub(crate) fn imported(
         &mut self,
         version: u64,
         origin: u64,
         digest: Digest,
-        life: usize,
+        incarnation: usize,
         bytes: &[u8],
     ) -> CheckResult {
         let Some(former) = self.commits.get(&origin).copied() else {
@@ -163,8 +163,15 @@ impl Shadow {
         };
         let key = self.key(digest).unwrap_or(usize::MAX);
         self.check_read(key, origin, bytes)?;
-        let commit =
-            Commit { life, origin: Some(origin), replace: false, removed: None, promised: false, void: true, ..former };
+        let commit = Commit {
+            incarnation,
+            origin: Some(origin),
+            replace: false,
+            removed: None,
+            promised: false,
+            void: true,
+            ..former
+        };
         let commit = Commit { is_copy: false, ..commit };
         match self.commits.insert(version, commit) {
             Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
@@ -179,11 +186,11 @@ impl Shadow {
         }
     }
 
-    /// Which version of which life of a shard a reader was given, and whether by a copy of it.
+    /// Which version of which incarnation of a shard a reader was given, and whether by a copy of it.
     pub(crate) fn root_of(&self, version: u64) -> Option<(usize, u64, bool)> {
         let commit = self.commits.get(&version)?;
         let root = commit.origin.filter(|_| commit.is_copy).unwrap_or(version);
-        Some((self.commits.get(&root)?.life, root, commit.is_copy))
+        Some((self.commits.get(&root)?.incarnation, root, commit.is_copy))
     }
 
     /// A put was acknowledged with a version.
@@ -233,9 +240,11 @@ impl Shadow {
         self.by_key[key].iter().any(|&write| self.writes[write].bytes == bytes)
     }
 
-    /// A shard's life was told to remove a key: its versions below `floor` are gone.
-    pub(crate) fn removed(&mut self, key: usize, life: usize, floor: u64, event: u64) {
-        for (_, commit) in self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.life == life) {
+    /// A shard's incarnation was told to remove a key: its versions below `floor` are gone.
+    pub(crate) fn removed(&mut self, key: usize, incarnation: usize, floor: u64, event: u64) {
+        for (_, commit) in
+            self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.incarnation == incarnation)
+        {
             (commit.promised, commit.void) = (false, true);
             commit.removed.get_or_insert(event);
         }
@@ -243,8 +252,8 @@ impl Shadow {
 
     /// A version was answered for. If it replaces others, those are gone: of which key.
     pub(crate) fn replaced(&mut self, version: u64, event: u64) -> Option<usize> {
-        let Commit { key, life, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
-        self.removed(key, life, version, event);
+        let Commit { key, incarnation, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
+        self.removed(key, incarnation, version, event);
         Some(key)
     }
 
@@ -253,9 +262,11 @@ impl Shadow {
         format!("block-{key}")
     }
 
-    /// A shard's life was asked to remove a key: nothing is promised of its versions below `floor` any more.
-    pub(crate) fn removal_begins(&mut self, key: usize, life: usize, floor: u64) {
-        for (_, commit) in self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.life == life) {
+    /// A shard's incarnation was asked to remove a key: nothing is promised of its versions below `floor` any more.
+    pub(crate) fn removal_begins(&mut self, key: usize, incarnation: usize, floor: u64) {
+        for (_, commit) in
+            self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.incarnation == incarnation)
+        {
             (commit.promised, commit.void) = (false, true);
         }
     }
@@ -267,32 +278,36 @@ impl Shadow {
         }
     }
 
-    /// Keys and versions that must be there, of those that these lives hold.
-    pub(crate) fn promised(&self, lives: &[usize]) -> Vec<(usize, u64)> {
-        let here = |commit: &Commit| commit.promised && lives.contains(&commit.life);
+    /// Keys and versions that must be there, of those that these incarnations hold.
+    pub(crate) fn promised(&self, incarnations: &[usize]) -> Vec<(usize, u64)> {
+        let here = |commit: &Commit| commit.promised && incarnations.contains(&commit.incarnation);
         self.commits.iter().filter(|(_, commit)| here(commit)).map(|(&version, commit)| (commit.key, version)).collect()
     }
 
-    /// What a life had may be gone.
-    pub(crate) fn promises_void(&mut self, life: usize, which: impl Fn(Digest) -> bool) {
+    /// What an incarnation had may be gone.
+    pub(crate) fn promises_void(&mut self, incarnation: usize, which: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
-        for commit in self.commits.values_mut().filter(|commit| commit.life == life && which(digests[commit.key])) {
+        for commit in
+            self.commits.values_mut().filter(|commit| commit.incarnation == incarnation && which(digests[commit.key]))
+        {
             (commit.promised, commit.void) = (false, true);
         }
     }
 
-    /// What was removed from a life may be back.
-    pub(crate) fn removals_void(&mut self, life: usize, which: impl Fn(Digest) -> bool) {
+    /// What was removed from an incarnation may be back.
+    pub(crate) fn removals_void(&mut self, incarnation: usize, which: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
-        let may = |commit: &&mut Commit| commit.life == life && which(digests[commit.key]);
+        let may = |commit: &&mut Commit| commit.incarnation == incarnation && which(digests[commit.key]);
         self.commits.values_mut().filter(may).for_each(|commit| commit.removed = None);
     }
 
-    /// A shard's life dropped the objects of these digests: they may be older than what was written elsewhere
+    /// A shard's incarnation dropped the objects of these digests: they may be older than what was written elsewhere
     /// meanwhile.
-    pub(crate) fn dropped(&mut self, life: usize, event: u64, dropped: impl Fn(Digest) -> bool) {
+    pub(crate) fn dropped(&mut self, incarnation: usize, event: u64, dropped: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
-        for commit in self.commits.values_mut().filter(|commit| commit.life == life && dropped(digests[commit.key])) {
+        for commit in
+            self.commits.values_mut().filter(|commit| commit.incarnation == incarnation && dropped(digests[commit.key]))
+        {
             (commit.promised, commit.void) = (false, true);
             commit.removed.get_or_insert(event);
         }
@@ -315,13 +330,13 @@ impl Shadow {
     /// As [`Self::dropped`], but for the versions that are still there.
     pub(crate) fn dropped_but(
         &mut self,
-        life: usize,
+        incarnation: usize,
         event: u64,
         dropped: impl Fn(Digest) -> bool,
         there: &BTreeMap<Digest, u64>,
     ) {
         let digests = &self.digests;
-        for (version, commit) in self.commits.iter_mut().filter(|(_, commit)| commit.life == life) {
+        for (version, commit) in self.commits.iter_mut().filter(|(_, commit)| commit.incarnation == incarnation) {
             let digest = digests[commit.key];
             if dropped(digest) && there.get(&digest) != Some(version) {
                 (commit.promised, commit.void) = (false, true);

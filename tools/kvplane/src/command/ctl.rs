@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{
-    Drain, GetLife, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain,
+    Drain, GetIncarnation, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain,
 };
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
@@ -307,7 +307,7 @@ impl Ctl {
     /// operator means the present one, a node's own certificate has to say which.
     fn link_about(&self, node: u64) -> Result<(ControlLink, Option<u64>), Failure> {
         let (link, role) = self.link_as()?;
-        let incarnation = if role == Role::Node { Some(link.call(GetLife { node })?.incarnation) } else { None };
+        let incarnation = if role == Role::Node { Some(link.call(GetIncarnation { node })?.incarnation) } else { None };
         Ok((link, incarnation))
     }
 

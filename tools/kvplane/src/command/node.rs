@@ -375,8 +375,8 @@ pub(crate) struct RunningNode {
 }
 
 /// Starts a node. For up to `wait` it waits for a control plane that is not there yet, and for one that refuses it for
-/// now, as while it takes a former life of the node for alive: a restarted node has other ports. None where the process
-/// is told to stop meanwhile.
+/// now, as while it takes a former incarnation of the node for alive: a restarted node has other ports. None where the
+/// process is told to stop meanwhile.
 fn start_when_there(
     config: &NodeConfig,
     wait: Duration,

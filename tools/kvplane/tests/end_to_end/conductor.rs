@@ -18,7 +18,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     for instance in ["first", "second"] {
         let register = RegisterInstance {
             instance: instance.to_owned(),
-            life: 1,
+            incarnation: 1,
             tenant: String::new(),
             model: "m".to_owned(),
             block_tokens: 16,

@@ -141,14 +141,14 @@ fn long_objects_outlive_their_first_owner_and_keep_their_names() {
     }
 }
 
-/// In which life a node reported last, and how many objects all shards say that their second owners have.
+/// In which incarnation a node reported last, and how many objects all shards say that their second owners have.
 fn copied(control: &Process, node: u64) -> (u64, u64) {
     let (_, body) = http_get(control.http(), "/debug/shards");
     let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     let nodes = shown["nodes"].as_array().expect("nodes");
-    let life = nodes.iter().find(|one| one["node"] == node).and_then(|one| one["incarnation"].as_u64());
+    let incarnation = nodes.iter().find(|one| one["node"] == node).and_then(|one| one["incarnation"].as_u64());
     let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
-    (life.unwrap_or(0), shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum())
+    (incarnation.unwrap_or(0), shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum())
 }
 
 #[test]
@@ -169,13 +169,13 @@ fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
             assert_eq!(found, Some(value(key, 0)), "{} had two copies", name(key));
         }
     };
-    let (life, _) = copied(&control, 2);
+    let (incarnation, _) = copied(&control, 2);
     nodes[1].kill();
     nodes[1] = node(&place, 2);
     found(&mut client);
     let whole = wait_until(|| {
         let (now, copies) = copied(&control, 2);
-        (now > life && copies >= OBJECTS).then_some(())
+        (now > incarnation && copies >= OBJECTS).then_some(())
     });
     assert_eq!(whole, Some(()), "of {OBJECTS} objects have a copy again: {:?}", copied(&control, 2));
     let shown = place.run(&["ctl", "shards"]).text();

@@ -236,7 +236,7 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
     disk.set(Faults::default());
     let dev = bed.start();
     recovered(&dev);
-    // The life before served without the disk: it may have removed and replaced what is there.
+    // The incarnation before served without the disk: it may have removed and replaced what is there.
     assert_eq!(there(&bed, 0..16), 0);
     put_and_write(&mut bed.client(Way::Tcp), &dev, 0..16);
     assert_eq!(there(&bed, 0..16), 16);

@@ -104,7 +104,7 @@ fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
 
 /// A node that is started without its SSD, or with another one, may remove and replace what is on it.
 #[test]
-fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
+fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
     let place = Workplace::new("ssd-without");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));

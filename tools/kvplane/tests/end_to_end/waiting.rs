@@ -48,7 +48,7 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
     waiting.wait_for("trying again for up to");
     let _plane = control(&place, &address);
     waiting.wait_for("node 7 with");
-    // The same from other ports at once after a kill: the life before is taken for alive for some seconds yet.
+    // The same from other ports at once after a kill: the incarnation before is taken for alive for some seconds yet.
     waiting.kill();
     finish(of(&[]), &[]).failed(1, &["node id 7 is in use", "try again in"]);
     let again = Process::start(of(&["--wait-control", "600"]));

@@ -49,7 +49,7 @@ class NotFound(Error, LookupError):
 
 
 class Conflict(Error):
-    """The name is taken: by another request's prompt, or a later life of the instance."""
+    """The name is taken: by another request's prompt, or a later incarnation of the instance."""
 
 
 class Closed(Error):

@@ -120,7 +120,7 @@ class InstanceRow(NamedTuple):
     """An instance, as everybody sees it. One that is doubted, or held by an operator, is not to be chosen."""
 
     instance: str
-    life: int
+    incarnation: int
     tenant: str
     model: str
     block_tokens: int
@@ -194,11 +194,11 @@ class Instance:
     for too long is lost, which raises `NotFound`: then register again.
     """
 
-    def __init__(self, scheduler: "Scheduler", tenant: str, name: str, life: int, fresh: bool, doubted_after: float):
-        self._scheduler, self._of = scheduler, (tenant, name, life)
+    def __init__(self, scheduler: "Scheduler", tenant: str, name: str, incarnation: int, fresh: bool, doubted_after: float):
+        self._scheduler, self._of = scheduler, (tenant, name, incarnation)
         self._loads, self._batch, self._lock = 0, 1, threading.Lock()
         self.name = name
-        self.life = life
+        self.incarnation = incarnation
         self.fresh = fresh
         """Whether nothing is known of its cache: it begins with `report_cache(..., snapshot=True)`."""
         self.doubted_after = doubted_after
@@ -415,7 +415,7 @@ class Scheduler:
         *,
         block_tokens: int = 16,
         part: str = "mixed",
-        life: Optional[int] = None,
+        incarnation: Optional[int] = None,
         tenant: str = "",
         token_bytes: int = 0,
         capacity_tokens: int = 0,
@@ -425,17 +425,17 @@ class Scheduler:
         replay: str = "",
         topic: str = "",
     ) -> Instance:
-        """An instance comes. `part`: "prefill", "decode" or "mixed". `life` grows each time that it starts (the time,
+        """An instance comes. `part`: "prefill", "decode" or "mixed". `incarnation` grows each time that it starts (the time,
         unless it is said). `token_bytes`: of KV cache of a token. `capacity_tokens`: of KV cache that it has room for
         when it decodes. `report_every`: how often it will report its load, in seconds; 0 for never. `address`: where
         routers reach it. `publisher`, `replay`, `topic`: where it publishes KV events over ZeroMQ.
         """
-        life = time.time_ns() if life is None else life
-        spec = (name, life, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
+        incarnation = time.time_ns() if incarnation is None else incarnation
+        spec = (name, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
         events = (publisher, replay, topic) if publisher else None
         code, fresh, doubted_after = self._native().register(spec, events)
         _check(code)
-        return Instance(self, tenant, name, life, fresh, doubted_after)
+        return Instance(self, tenant, name, incarnation, fresh, doubted_after)
 
     @property
     def client(self) -> int:

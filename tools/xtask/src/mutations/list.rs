@@ -179,7 +179,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "removal-leaves-no-mark-on-the-device",
-        invariant: "what was removed never returns, over all lives of a disk",
+        invariant: "what was removed never returns, over all incarnations of a disk",
         file: "dataplane/tier/src/tier/remove.rs",
         find: "        if known.is_none() && !self.is_doubtful() && !self.strikes.may_return(digest) {",
         replace: "        if known.is_none() || !self.is_doubtful() {",

@@ -227,7 +227,7 @@ mod tests {
         // Two more before it left.
         assert_eq!(look(&mut exposition, &metrics(&[], 7)), [a(5), other(2)]);
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 3)], 7)), [a(8), other(2)]);
-        // A new life between two scrapes.
+        // A new incarnation between two scrapes.
         assert_eq!(look(&mut exposition, &metrics(&[("a", Tcp, 1)], 10)), [a(9), other(2)]);
         // One without a name is being left.
         let shown = look(&mut exposition, &metrics(&[("", Tcp, 1), ("b", Shm, 1), ("b", Cma, 2)], 10));

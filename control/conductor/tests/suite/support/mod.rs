@@ -22,7 +22,7 @@ pub fn config() -> DeskConfig {
 pub fn spec(name: &str, part: Part) -> InstanceSpec {
     InstanceSpec {
         name: name.to_owned(),
-        life: 1,
+        incarnation: 1,
         tenant: String::new(),
         model: "m".to_owned(),
         block_tokens: BLOCK,

@@ -16,7 +16,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let [publisher, replay, topic] = ["p", "r", "k"].map(str::to_owned);
     let register = RegisterInstance {
         instance: instance.clone(),
-        life: 2,
+        incarnation: 2,
         tenant: tenant.clone(),
         model: "m".to_owned(),
         block_tokens: 16,
@@ -28,10 +28,11 @@ pub(crate) fn show_requests(show: Show<'_>) {
         events: Some(EventSource { publisher, replay, topic }),
     };
     show("RegisterInstance", encode(&register));
-    let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), life: 2 };
+    let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), incarnation: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
-    let load = ReportLoad { tenant: t, instance: i, life: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
+    let load =
+        ReportLoad { tenant: t, instance: i, incarnation: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
     show("ReportLoad", encode(&load));
     let (lora, salt) = ("l".to_owned(), "s".to_owned());
     let (l, s) = (lora.clone(), salt.clone());
@@ -41,7 +42,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
         BlockChange::Cleared,
     ];
     let kind = CacheReport::Snapshot;
-    show("ReportCache", encode(&ReportCache { tenant, instance, life: 2, seq: 3, kind, changes }));
+    show("ReportCache", encode(&ReportCache { tenant, instance, incarnation: 2, seq: 3, kind, changes }));
     let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
     show("QueryPrefix", encode(&query));
     let schedule = Schedule {
@@ -93,7 +94,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
     show("ScheduleReply", encode(&ScheduleReply::Queued { reservation: 1, position: 2, eta_ns: 3 }));
     let row = InstanceStatus {
         instance: instance.clone(),
-        life: 2,
+        incarnation: 2,
         tenant: "t".to_owned(),
         model: "m".to_owned(),
         block_tokens: 16,

@@ -115,8 +115,8 @@ impl Service for Recorder {
     fn offer_map(&self, _: Caller, _: OfferMap) -> Result<EmptyReply, Refusal> {
         Ok(EmptyReply)
     }
-    fn get_life(&self, _: Caller, call: GetLife) -> Result<LastLife, Refusal> {
-        Ok(LastLife { incarnation: call.node })
+    fn get_incarnation(&self, _: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal> {
+        Ok(LastIncarnation { incarnation: call.node })
     }
     fn attach_devices(&self, _: Caller, _: AttachDevices) -> Result<DevicesKept, Refusal> {
         Ok(DevicesKept { since: 1 })

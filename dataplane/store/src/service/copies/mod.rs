@@ -17,7 +17,7 @@
 //!   very life of the first ([`Relation`]), and only from a peer with a map of that time.
 //! * When owners change, copies go, but for those whose first owner has left: the second then owns them, or keeps them
 //!   for the new first owner to fetch, as in a move. Both only if the map tells that nothing else happened in between.
-//! * A first owner that begins another life has no notes, and by another life its copies are void.
+//! * A first owner that begins another incarnation has no notes, and by another incarnation its copies are void.
 //!
 //! Copies are kept in memory only, and may be evicted like anything else: then there is one less than was thought. An
 //! SSD notes of which objects copies were asked for: they are made again after a start, as far as memory has room.
@@ -152,7 +152,7 @@ impl Service {
         self.copies.seconds.get(&slot).copied()
     }
 
-    /// Since which map this shard has been the second owner of a slot, for the same life of the first.
+    /// Since which map this shard has been the second owner of a slot, for the same incarnation of the first.
     #[must_use]
     pub fn second_since(&self, slot: Slot) -> Option<Epoch> {
         self.copies.relations.get(&slot).map(|relation| relation.since)

@@ -8,8 +8,9 @@
 //! What makes it right:
 //! * An absence says: whatever was put or removed in the slot by any other than this owner, under a map of this epoch
 //!   or a later one, is among the changes. It is begun with the first map that gives the slot to this shard, and only
-//!   by a life that has been there since that map's layout began: no life before it can have served the slot.
-//! * The epoch is the one since which that owner had the slot without a break, as far as this shard has heard: then
+//!   by an incarnation that has been there since that map's layout began: no incarnation before it can have served the
+//! slot. * The epoch is the one since which that owner had the slot without a break, as far as this shard has heard:
+//! then
 //!   nobody else changed anything up to the absence.
 //! * A slot that goes on takes its changes along: the next owner asks for them too, and knows of an absence only when
 //!   all of them have come.
@@ -46,12 +47,12 @@ pub(in crate::service) struct Absence {
 }
 
 impl Absence {
-    /// Whether it is of this owner, in whatever life.
+    /// Whether it is of this owner, in whatever incarnation.
     pub(in crate::service) fn is_of(&self, owner: ShardKey) -> bool {
         self.owner() == (owner.node, owner.shard)
     }
 
-    /// The owner that is absent, in whatever life.
+    /// The owner that is absent, in whatever incarnation.
     const fn owner(&self) -> (NodeId, ShardId) {
         (self.node, self.shard)
     }
@@ -306,7 +307,7 @@ impl Service {
         self.moves.witness.clear();
     }
 
-    /// Names the walk through what changed, in this life and while nothing of it is forgotten; never 0.
+    /// Names the walk through what changed, in this incarnation and while nothing of it is forgotten; never 0.
     pub(in crate::service) fn changes_tag(&self) -> u64 {
         mix64(self.walk_tag() ^ mix64(self.moves.witness.forgotten)) | 1
     }

@@ -10,7 +10,8 @@
 //!   From then on nobody changes what it has of it.
 //! * What was put or removed at the new owner counts, whatever the former one has: such an object is *masked* until the
 //!   former owner has dropped it, and a fetch of it under way comes to nothing.
-//! * A fetch belongs to one layout of the cluster. When the slot moves on, when either side begins another life, or
+//! * A fetch belongs to one layout of the cluster. When the slot moves on, when either side begins another incarnation,
+//! or
 //!   when the new owner may have missed a layout, everything that was fetched and not taken over yet is void.
 //! * Whatever cannot be fetched counts as evicted: nothing waits for a former owner for long.
 //!

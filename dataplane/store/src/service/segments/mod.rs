@@ -48,14 +48,14 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Generations go on from `life`, which differs between the lives of a process: an id that was told in a former one
-    /// names nothing.
-    pub(super) const fn new(name: String, life: u32) -> Self {
+    /// Generations go on from `incarnation`, which differs between the incarnations of a process: an id that was told
+    /// in a former one names nothing.
+    pub(super) const fn new(name: String, incarnation: u32) -> Self {
         Self {
             name,
             entries: Vec::new(),
             by_address: BTreeMap::new(),
-            generation: life,
+            generation: incarnation,
             reads: Vec::new(),
             free_reads: Vec::new(),
             many: ManyReads::new(),

@@ -228,8 +228,8 @@ impl Sessions {
         }
     }
 
-    /// Closes the connections of lives of nodes that are over by the newest map.
-    pub(in crate::service) fn end_former_lives(&mut self, outputs: &mut Outputs, shard: &Ownership) {
+    /// Closes the connections of incarnations of nodes that are over by the newest map.
+    pub(in crate::service) fn end_former_incarnations(&mut self, outputs: &mut Outputs, shard: &Ownership) {
         let over = self.select(|session| {
             let ticket = session.pass.ticket.map(|shown| shown.ticket).filter(|ticket| ticket.role == Role::Node);
             ticket.is_some_and(|ticket| shard.is_over(ticket.holder, ticket.incarnation))

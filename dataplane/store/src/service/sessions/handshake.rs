@@ -80,7 +80,7 @@ fn refusal(shard: &Ownership, hello: &Hello) -> Option<Status> {
         return Some(Status::Incompatible);
     }
     let other_node = hello.node != NodeId(0) && hello.node != me.node;
-    let other_life = hello.incarnation != Incarnation(0) && hello.incarnation != me.incarnation;
+    let other_incarnation = hello.incarnation != Incarnation(0) && hello.incarnation != me.incarnation;
     let other_shard = hello.node != NodeId(0) && hello.shard != me.shard;
-    (other_node || other_life || other_shard).then_some(Status::WrongOwner)
+    (other_node || other_incarnation || other_shard).then_some(Status::WrongOwner)
 }

@@ -1,4 +1,4 @@
-//! Drafts and their numbers: what was begun with another shard, or in another life, is nobody's here.
+//! Drafts and their numbers: what was begun with another shard, or in another incarnation, is nobody's here.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ReservationId, ShardId, Version};
@@ -43,7 +43,8 @@ impl Rig {
         self.answer().bits()[0]
     }
 
-    /// A shard as another node, life or shard has it, and a welcomed connection of the one client of these tests.
+    /// A shard as another node, incarnation or shard has it, and a welcomed connection of the one client of these
+    /// tests.
     fn of(identity: Identity) -> (Self, PeerKey) {
         let mut rig = Self::new();
         let hello = kvplane_proto::message::Hello {
@@ -80,7 +81,7 @@ fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
 }
 
 #[test]
-fn drafts_of_another_life_node_or_shard_are_nobodys() {
+fn drafts_of_another_incarnation_node_or_shard_are_nobodys() {
     let begun = |identity: Identity| {
         let (mut rig, peer) = Rig::of(identity);
         (0..8).map(|key| rig.begin(peer, key)).collect::<Vec<u64>>()
@@ -96,11 +97,11 @@ fn drafts_of_another_life_node_or_shard_are_nobodys() {
 }
 
 #[test]
-fn drafts_of_a_life_that_was_declared_over_are_nobodys_in_the_next() {
+fn drafts_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
     let (mut rig, peer) = Rig::of(identity());
     let draft = rig.begin(peer, 1);
     assert_eq!(rig.fill(peer, draft, 0, 8), Status::Ok);
-    rig.service.begin_life(Incarnation(4));
+    rig.service.begin_incarnation(Incarnation(4));
     rig.drain();
     rig.gone(peer);
     rig.service.set_owned(Epoch(6), |_| true);

@@ -49,7 +49,7 @@ fn only_the_askers_own_connections_of_these_numbers_are_closed() {
         rig.gone(peer);
     }
     assert!(fenced(&mut rig, asks, &[11, 12]).is_empty());
-    // Its place may be another's, and its number too: only that of another asker, or of this one's next life.
+    // Its place may be another's, and its number too: only that of another asker, or of this one's next incarnation.
     rig.join_as(Path::Stream, 3, 11);
     assert!(fenced(&mut rig, asks, &[11]).is_empty());
     rig.gone(silent);

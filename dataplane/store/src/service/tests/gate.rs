@@ -460,7 +460,7 @@ impl crate::service::PoolBytes for NoPool {
 }
 
 #[test]
-fn former_lives_of_nodes_are_shut_out() {
+fn former_incarnations_of_nodes_are_shut_out() {
     use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
     let mint = mint(1);
     let mut rig = guarded(&mint);

@@ -86,14 +86,14 @@ fn a_put_under_way_does_not_outlive_the_slot() {
 }
 
 #[test]
-fn a_new_life_starts_empty_and_greets_nobody_of_the_old() {
+fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
     let mut rig = Rig::new();
     let (stream, shared, silent) = (rig.join(Path::Stream), rig.join(Path::Shared), rig.connect(Path::Stream));
     rig.put(stream, 1, 100);
     rig.lookup(shared, 1);
     let reserved = rig.reserve(shared, 2, 100);
     pool_place(rig.begin_put(stream, 3, 100));
-    rig.service.begin_life(Incarnation(4));
+    rig.service.begin_incarnation(Incarnation(4));
     let closed: Vec<PeerKey> = rig
         .drain()
         .into_iter()
@@ -103,7 +103,7 @@ fn a_new_life_starts_empty_and_greets_nobody_of_the_old() {
         })
         .collect();
     assert_eq!(closed, [stream, shared, silent]);
-    // What still arrives of the old life changes nothing.
+    // What still arrives of the old incarnation changes nothing.
     rig.done(stream);
     rig.send_commit(shared, reserved.reservation);
     rig.assert_quiet();
@@ -111,11 +111,11 @@ fn a_new_life_starts_empty_and_greets_nobody_of_the_old() {
     rig.assert_idle();
     assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
 
-    // The new life's first map may be older than the old life's last.
+    // The new incarnation's first map may be older than the old incarnation's last.
     rig.service.set_owned(Epoch(2), |_| true);
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Hello, &hello().encode(), 1);
-    assert_eq!(rig.drain().len(), 2, "a hello to the old life is refused");
+    assert_eq!(rig.drain().len(), 2, "a hello to the old incarnation is refused");
     rig.gone(peer);
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Hello, &Hello { incarnation: Incarnation(4), ..hello() }.encode(), 1);

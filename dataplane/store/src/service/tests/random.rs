@@ -52,8 +52,8 @@ pub(super) enum Step {
         epoch_back: bool,
         without: u8,
     },
-    /// The shard's former life was declared over.
-    NewLife,
+    /// The shard's former incarnation was declared over.
+    NewIncarnation,
     Register {
         at: u64,
         writable: bool,
@@ -100,7 +100,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0..5usize).prop_map(Step::Gone),
         2 => (0..20_000u64).prop_map(|ms| Step::Pass { ms }),
         1 => (prop::bool::weighted(0.2), 0..12u8).prop_map(|(epoch_back, without)| Step::Own { epoch_back, without }),
-        1 => Just(Step::NewLife),
+        1 => Just(Step::NewIncarnation),
         6 => (0..3u64, prop::bool::weighted(0.8)).prop_map(|(at, writable)| Step::Register { at, writable }),
         4 => (0..8usize, prop::bool::weighted(0.2)).prop_map(|(pick, evict)| Step::Unregister { pick, evict }),
     ];

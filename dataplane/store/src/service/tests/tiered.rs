@@ -325,8 +325,8 @@ fn a_put_whose_slot_left_while_it_was_written_is_refused() {
     }
 }
 
-/// A removal that the device could not take leaves an object there that this life does not know any more. It is not
-/// replaced by what memory alone has: a restart would bring it back.
+/// A removal that the device could not take leaves an object there that this incarnation does not know any more. It is
+/// not replaced by what memory alone has: a restart would bring it back.
 #[test]
 fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
     let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };

@@ -6,7 +6,7 @@
 //! not take it, rather than to come again until a deadline.
 //!
 //! An object is also written once more when it is to have a copy, or none, and its record on the SSD says otherwise:
-//! the next life reads there which copies it owes.
+//! the next incarnation reads there which copies it owes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

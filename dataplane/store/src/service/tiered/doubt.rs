@@ -1,10 +1,10 @@
 //! Slots in doubt: the SSD has objects of them, and others have had them since, or may have. What is still the newest
 //! there is counts when the slot is back; what was put or removed meanwhile does not.
 //!
-//! A slot comes into doubt when a start does not find the device's note good any more, when this shard's life was
-//! declared over, when it missed maps, or when it has no slots at all any more and the new owner may not ask it. Until
-//! it is resolved, what the SSD has of it from before is hidden: neither given nor struck out. So it stays while this
-//! shard owns nothing, as one that waits for its share does.
+//! A slot comes into doubt when a start does not find the device's note good any more, when this shard's incarnation
+//! was declared over, when it missed maps, or when it has no slots at all any more and the new owner may not ask it.
+//! Until it is resolved, what the SSD has of it from before is hidden: neither given nor struck out. So it stays while
+//! this shard owns nothing, as one that waits for its share does.
 //!
 //! When a map gives the slot to this shard again, one of these holds:
 //! * Nobody else had it meanwhile, by what the map tells of the layout before. All counts.
@@ -13,8 +13,9 @@
 //!   newer.
 //! * Nobody knows. What the SSD has is void, and is removed bit by bit.
 //!
-//! Objects of this life have versions from `floor` on; they are never in doubt. The device's note says which slots are
-//! in doubt until what was struck out is on the device, so a start in between does not take the rest for good.
+//! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's note says which
+//! slots are in doubt until what was struck out is on the device, so a start in between does not take the rest for
+//! good.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -174,7 +175,7 @@ impl Service {
             return false;
         }
         // What was found out about it counts no more; what it was last served by does.
-        // A first map may be of a time when the life before was a member still.
+        // A first map may be of a time when the incarnation before was a member still.
         let served = if self.ownership.epoch() == Epoch(0) { tiered.doubts.noted } else { self.ownership.epoch() };
         let had = tiered.doubts.epochs.get(&slot).copied().unwrap_or(served).min(served);
         tiered.doubts.forget(slot);
@@ -188,8 +189,8 @@ impl Service {
         self.tiered.as_ref().is_some_and(|tiered| tiered.doubts.epochs.contains_key(&slot))
     }
 
-    /// This life is over: what the SSD has of the slots that it had is in doubt, for the next life. Whether there is an
-    /// SSD that keeps it.
+    /// This incarnation is over: what the SSD has of the slots that it had is in doubt, for the next incarnation.
+    /// Whether there is an SSD that keeps it.
     pub(in crate::service) fn doubt_owned(&mut self) -> bool {
         // What was found out of slots that were to be served is of that map.
         let pending = self.pending_slots();

@@ -124,20 +124,20 @@ impl Service {
         self.tiered.iter_mut().for_each(|tiered| tiered.noted.wanted = None);
     }
 
-    /// What a first map lets be believed of what the device has. Reads the device's note once in a life.
+    /// What a first map lets be believed of what the device has. Reads the device's note once in an incarnation.
     pub(in crate::service) fn restore_owned(&mut self, epoch: Epoch, standing: MapStanding) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return };
         if standing.state != 0 {
             tiered.noted.state = standing.state;
         }
         tiered.doubts.heard(epoch, standing);
-        // A life that was over before its first map knows nothing yet.
+        // An incarnation that was over before its first map knows nothing yet.
         if epoch == Epoch(0) || core::mem::replace(&mut tiered.noted.restored, true) {
             return;
         }
         let note = tiered.tier.ownership();
         // What was formatted just now has nothing that could be void.
-        let is_new = tiered.tier.life() <= 1;
+        let is_new = tiered.tier.incarnation() <= 1;
         let distrust = match note {
             Some(note) => distrust(note, epoch, standing),
             None => (!is_new).then_some(VoidCause::NoNote),
@@ -160,7 +160,7 @@ impl Service {
         if standing.since <= note.epoch {
             doubts.set_bounds(note.doubt.floor, note.state);
             doubts.believe(note.epoch);
-            // A comparison that was cut short is not begun anew: whoever was asked then tells this life nothing.
+            // A comparison that was cut short is not begun anew: whoever was asked then tells this incarnation nothing.
             doubts.make_void(&owned.with(doubted, |owned, doubted| owned & doubted));
             self.ownership.restore(owned);
             tiered.counters.slots_kept = owned.count();

@@ -1,7 +1,8 @@
 //! Slots that went to another owner: what the SSD has of them is hidden at once, then removed bit by bit.
 //!
-//! Objects that the tier does not know in this life, because it could not read them, cannot be removed one by one.
-//! Where there may be such, the slots stay noted as void when the sweep is over, and the next start sweeps them again.
+//! Objects that the tier does not know in this incarnation, because it could not read them, cannot be removed one by
+//! one. Where there may be such, the slots stay noted as void when the sweep is over, and the next start sweeps them
+//! again.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Slot, Version};

@@ -43,7 +43,7 @@ pub(crate) struct World {
     pub(crate) quarantined: BTreeSet<Digest>,
     /// Whether the device does what it says, so that what it surely does not have stays away.
     pub(crate) is_honest: bool,
-    /// What the life before said that the device surely does not have, less what was put since.
+    /// What the incarnation before said that the device surely does not have, less what was put since.
     surely_gone: BTreeSet<Digest>,
     /// What was evicted since the last check began.
     evicted: BTreeSet<Digest>,
@@ -347,7 +347,7 @@ impl World {
         let history = &self.model.keys[&digest];
         assert_eq!(history.ever.get(&version), Some(&bytes), "{digest}: a version that is none");
         if !self.device_fails {
-            let step = history.step_of(version).expect("a version of this life");
+            let step = history.step_of(version).expect("a version of this incarnation");
             assert!(step + 1 >= floor, "{digest}: version {version} was replaced before the get");
         }
         let mut expected = vec![0; bytes as usize];
@@ -383,7 +383,7 @@ impl World {
     /// Reads every key and compares with what was promised. Strict: nothing durable may be missing.
     pub(crate) fn verify(&mut self, promise: Promise, strict: bool) -> Result<(), String> {
         if let Some(digest) = self.surely_gone.iter().find(|digest| self.tier.locate(**digest).is_some()) {
-            return Err(format!("{digest} is there, and the life before was sure that it could not be"));
+            return Err(format!("{digest} is there, and the incarnation before was sure that it could not be"));
         }
         let keys: Vec<_> = self.model.keys.keys().copied().collect();
         let mut found = BTreeMap::new();

@@ -72,7 +72,7 @@ fn cause(bed: &mut Bed, fabric: Option<&Loopback>, trouble: Trouble) {
     }
 }
 
-/// One life of a connection, with trouble after some rounds.
+/// One incarnation of a connection, with trouble after some rounds.
 fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     const COUNT: usize = 30;
     let trouble = [Trouble::WeClose, Trouble::TheyClose, Trouble::OurPort, Trouble::TheirPort, Trouble::Retract]
@@ -173,9 +173,9 @@ fn whatever_fails_whenever_everything_is_over_once() {
             }
             target
         };
-        let lives = if fabric.is_some() { 60 } else { 6 };
-        for life in 0..lives {
-            let mut rng = Rng::new(life, "failures");
+        let incarnations = if fabric.is_some() { 60 } else { 6 };
+        for incarnation in 0..incarnations {
+            let mut rng = Rng::new(incarnation, "failures");
             one(&mut bed, fabric, &mut rng);
             bed.connect();
         }

@@ -44,7 +44,7 @@ pub(super) struct TierFlags {
     tier_node: Vec<String>,
 }
 
-/// Runs it; each life of the node is a report.
+/// Runs it; each incarnation of the node is a report.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Vec<ReplayReport>, Failure> {
     let Some(place) = &flags.tier else { return Err("--tier names no directory".into()) };
     let blocks = trace.requests.iter().flat_map(|request| &request.blocks).collect::<BTreeSet<_>>().len() as u64;
@@ -64,7 +64,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
     );
     let halves = if flags.restart { trace.requests.len().div_ceil(2).max(1) } else { trace.requests.len().max(1) };
     let (mut reports, mut counts) = (Vec::new(), HitCounts::default());
-    for (life, requests) in trace.requests.chunks(halves).enumerate() {
+    for (incarnation, requests) in trace.requests.chunks(halves).enumerate() {
         let part = Trace { requests: requests.to_vec(), ..trace.clone() };
         // Dropped at the end of the turn, the node is killed: nothing tells it to write what waits.
         let dev = Dev::start_with(pool, &node)?;
@@ -77,7 +77,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
         let admin = ControlLink::to(&plan.control(), Role::Admin)?;
         recovered(&admin)?;
         let mut report = run(&plan, &part)?;
-        report.title = format!("{} with SSD, life {}", report.title, life + 1);
+        report.title = format!("{} with SSD, incarnation {}", report.title, incarnation + 1);
         counts.blocks += report.hits.blocks;
         counts.hit_blocks += report.hits.hit_blocks;
         reports.push(report);
@@ -132,7 +132,7 @@ fn say_hits(shards: &[TierShard]) {
 fn judge(trace: &Trace, counts: &HitCounts, restarted: bool) {
     let without_limit = model::simulate(Policy::Lru, &trace.requests, 1, u64::MAX).counts.rate_blocks();
     let rate = counts.rate_blocks();
-    let (what, wanted) = if restarted { ("with a kill in the middle", 0.02) } else { ("in one life", 0.005) };
+    let (what, wanted) = if restarted { ("with a kill in the middle", 0.02) } else { ("in one incarnation", 0.005) };
     println!(
         "blocks hit {what}: {rate:.4}; a cache without limits {without_limit:.4}; {:.4} less, wanted: at most {wanted}",
         without_limit - rate

@@ -135,8 +135,8 @@ impl World {
                 self.epoch = if epoch_back { self.epoch - 1 } else { self.epoch + 1 };
                 self.rig.service.set_owned(Epoch(self.epoch), |slot| slot != u16::from(without));
             }
-            Step::NewLife => {
-                self.rig.service.begin_life(identity().incarnation);
+            Step::NewIncarnation => {
+                self.rig.service.begin_incarnation(identity().incarnation);
                 self.rig.service.set_owned(Epoch(self.epoch), |_| true);
             }
             Step::Register { at, writable } => {

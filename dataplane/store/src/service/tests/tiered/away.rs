@@ -10,7 +10,7 @@ use super::super::rig::{digest, identity};
 use super::world::{KEYS, May, World};
 use crate::service::{FetchDone, PutAck, TierPolicy, VoidCause, Want};
 
-/// This node and another: lives and shares.
+/// This node and another: incarnations and shares.
 type Members = [(u64, u64, u32); 2];
 
 const ALONE: Members = [(7, 3, 1), (8, 1, 0)];
@@ -18,9 +18,9 @@ const AWAY: Members = [(7, 3, 0), (8, 1, 1)];
 
 fn members(of: Members) -> Vec<Member> {
     let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
-    let member = |(node, life, weight)| Member {
+    let member = |(node, incarnation, weight)| Member {
         node: NodeId(node),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
         weight,
         failure_domain: String::new(),
         host: String::new(),
@@ -167,12 +167,12 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
 }
 
 #[test]
-fn a_life_that_is_declared_over_keeps_what_others_did_not_change() {
+fn an_incarnation_that_is_declared_over_keeps_what_others_did_not_change() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1100 + seed);
-        world.begin_life_among(&owners(&[(5, ALONE), (6, AWAY)], 6));
+        world.begin_incarnation_among(&owners(&[(5, ALONE), (6, AWAY)], 6));
         assert!(world.service.store().is_some_and(|store| store.stats().objects == 0), "memory is dropped");
-        world.begin_life_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
+        world.begin_incarnation_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
         let (changed, _) = keys.split_at(2);
         tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();
@@ -218,7 +218,7 @@ fn what_nobody_vouches_for_is_void() {
 #[test]
 fn what_nobody_can_be_asked_about_is_void() {
     let (mut world, keys) = filled(1400);
-    // The other one had the slots in a life that is over.
+    // The other one had the slots in an incarnation that is over.
     let other: Members = [(7, 3, 1), (8, 2, 0)];
     world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, other)], 7));
     gone(&mut world, &keys);
@@ -305,12 +305,12 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
 }
 
 #[test]
-fn a_first_map_of_the_life_before_costs_nothing() {
+fn a_first_map_of_the_incarnation_before_costs_nothing() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1900 + seed);
         let before: Members = [(7, 2, 1), (8, 1, 0)];
         world.restart_among(&owners(&[(5, before)], 5));
-        assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "its slots are that life's");
+        assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "its slots are that incarnation's");
         world.service.follow(1, &owners(&[(5, ALONE)], 6));
         world.settle();
         check(&mut world, &keys);
@@ -348,11 +348,11 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
 }
 
 #[test]
-fn slots_of_a_life_that_ends_before_they_are_served_are_compared_again() {
+fn slots_of_an_incarnation_that_ends_before_they_are_served_are_compared_again() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2100 + seed);
-        world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
-        world.begin_life_among(&owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
+        world.begin_incarnation_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
+        world.begin_incarnation_among(&owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
         let (changed, same) = keys.split_at(2);
         tell(&mut world, &ChangeReply { since: Some(6), changed });
         world.settle();

@@ -1,4 +1,4 @@
-//! Copies of what only the SSD has: made again by the next life, where their puts asked for them.
+//! Copies of what only the SSD has: made again by the next incarnation, where their puts asked for them.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +15,9 @@ use crate::service::{FetchDone, PutAck, ReplicaProgress, TierPolicy, Want};
 /// Two nodes, each of which is the second owner of the other's slots.
 fn owners() -> SlotOwners {
     let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
-    let member = |(node, life)| Member {
+    let member = |(node, incarnation)| Member {
         node: NodeId(node),
-        incarnation: Incarnation(life),
+        incarnation: Incarnation(incarnation),
         weight: 1,
         failure_domain: String::new(),
         host: String::new(),
@@ -69,7 +69,7 @@ fn put(world: &mut World, key: u8, replicas: u8) {
 }
 
 #[test]
-fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_given_up_is_not() {
+fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that_was_given_up_is_not() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1900 + seed, 4);
         let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
@@ -99,7 +99,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_life_and_one_that_was_gi
 }
 
 #[test]
-fn a_copy_that_was_promised_is_made_again_by_the_next_life() {
+fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1800 + seed, 4);
         let (promised, plain) = keys.split_at(3);
@@ -108,7 +108,7 @@ fn a_copy_that_was_promised_is_made_again_by_the_next_life() {
         }
         let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
         assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
-        // Memory is gone, and so is what the second owner had of this life.
+        // Memory is gone, and so is what the second owner had of this incarnation.
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");

@@ -72,7 +72,7 @@ pub(super) struct World {
     ops: Vec<BlockOp>,
     policy: TierPolicy,
     pub(super) now_ns: u64,
-    life: u64,
+    incarnation: u64,
     pub(super) epoch: u64,
     /// The epoch in which slots changed hands last.
     pub(super) steady: u64,
@@ -118,7 +118,7 @@ pub(super) fn bytes_of(put: u64) -> Vec<u8> {
         .collect()
 }
 
-fn service(device: &[u8], life: u64, policy: TierPolicy) -> (Service, HostMemory) {
+fn service(device: &[u8], incarnation: u64, policy: TierPolicy) -> (Service, HostMemory) {
     let config = TierConfig {
         max_reads: READS,
         groups: 4,
@@ -131,7 +131,7 @@ fn service(device: &[u8], life: u64, policy: TierPolicy) -> (Service, HostMemory
     let options = OpenOptions { identity: owner, expected_uuid: None, format_blank: Some(9) };
     let tier = Tier::open(config, options).expect("a tier");
     let limits = StoreConfig { unit_bytes: 4096, max_pins: 64, ..StoreConfig::for_pool(POOL_BYTES) };
-    let store = Store::new(limits, Version(life << 32)).expect("a store");
+    let store = Store::new(limits, Version(incarnation << 32)).expect("a store");
     let mut service = Service::new(identity(), Some(store));
     service.attach_tier(tier, policy);
     (service, HostMemory { pool: vec![0; POOL_BYTES as usize], staging })
@@ -153,7 +153,7 @@ impl World {
             ops: Vec::new(),
             policy,
             now_ns: 1,
-            life: 1,
+            incarnation: 1,
             epoch: 1,
             steady: 1,
             state: 1,

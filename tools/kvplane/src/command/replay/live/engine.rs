@@ -140,7 +140,7 @@ struct ServingThread {
     block_bytes: usize,
     model: String,
     name: String,
-    life: u64,
+    incarnation: u64,
     cache: Cache,
     costs: PrefillModel,
     batches: u64,
@@ -155,7 +155,7 @@ impl Engine {
         let bytes = self.block_bytes.checked_mul(self.blocks).ok_or("the cache does not fit into memory")?;
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-engine", bytes) };
         let buffer = client.register(Region::allocate(&options)?);
-        let life = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
+        let incarnation = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
         let mut serving = ServingThread {
             client,
             link: ControlLink::to(&control, Role::Client)?,
@@ -163,7 +163,7 @@ impl Engine {
             block_bytes: self.block_bytes,
             model: model(self.block_bytes),
             name: self.name,
-            life,
+            incarnation,
             cache: Cache::new(self.blocks),
             costs: PrefillModel::default(),
             batches: 0,
@@ -178,8 +178,8 @@ impl Engine {
             };
             serving.serve(&prompt, &mut say)?;
         }
-        let ServingThread { link, name, life, .. } = serving;
-        link.call(DeregisterInstance { tenant: String::new(), instance: name, life })?;
+        let ServingThread { link, name, incarnation, .. } = serving;
+        link.call(DeregisterInstance { tenant: String::new(), instance: name, incarnation })?;
         Ok(())
     }
 }
@@ -188,7 +188,7 @@ impl ServingThread {
     fn register(&mut self) -> Result<(), Failure> {
         self.link.call(RegisterInstance {
             instance: self.name.clone(),
-            life: self.life,
+            incarnation: self.incarnation,
             tenant: String::new(),
             model: self.model.clone(),
             block_tokens: BLOCK_TOKENS,
@@ -306,8 +306,8 @@ impl ServingThread {
         if changes.is_empty() && kind == CacheReport::Goes {
             return Ok(());
         }
-        let (tenant, instance, life, seq) = (String::new(), self.name.clone(), self.life, self.batches);
-        let taken = self.link.call(ReportCache { tenant, instance, life, seq, kind, changes })?;
+        let (tenant, instance, incarnation, seq) = (String::new(), self.name.clone(), self.incarnation, self.batches);
+        let taken = self.link.call(ReportCache { tenant, instance, incarnation, seq, kind, changes })?;
         self.batches = taken.next;
         Ok(())
     }

@@ -26,7 +26,8 @@ impl World {
         self.hear();
     }
 
-    /// As [`Self::restart`], into a cluster of these owners. What the next life asks of others is not answered yet.
+    /// As [`Self::restart`], into a cluster of these owners. What the next incarnation asks of others is not answered
+    /// yet.
     pub(in super::super) fn restart_among(&mut self, owners: &SlotOwners) {
         self.die();
         self.settle();
@@ -38,10 +39,10 @@ impl World {
         self.settle();
     }
 
-    /// The life is declared over, and goes on as another.
-    pub(in super::super) fn begin_life_among(&mut self, owners: &SlotOwners) {
+    /// The incarnation is declared over, and goes on as another.
+    pub(in super::super) fn begin_incarnation_among(&mut self, owners: &SlotOwners) {
         let incarnation = super::super::super::rig::identity().incarnation;
-        self.service.begin_life(incarnation);
+        self.service.begin_incarnation(incarnation);
         while self.service.poll_output().is_some() {}
         self.service.peer_gone(PEER, self.now_ns);
         self.service.follow(self.state, owners);
@@ -62,7 +63,7 @@ impl World {
         for key in std::mem::take(&mut self.volatile) {
             self.now_may(key, None);
         }
-        self.life += 1;
-        (self.service, self.memory) = service(&self.device, self.life, self.policy);
+        self.incarnation += 1;
+        (self.service, self.memory) = service(&self.device, self.incarnation, self.policy);
     }
 }

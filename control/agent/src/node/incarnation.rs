@@ -1,13 +1,14 @@
-//! The numbers of a node's lives. They grow from life to life whatever the clock of the host does: what a node puts in
-//! a later life is newer than all of before, and of two lives everybody knows which is over.
+//! The numbers of a node's incarnations. They grow from incarnation to incarnation whatever the clock of the host does:
+//! what a node puts in a later incarnation is newer than all of before, and of two incarnations everybody knows which
+//! is over.
 //!
-//! The host's wall clock gives the number of a first life. Those after it are above the last one that the control plane
-//! knows of, also where the clock was set back meanwhile.
+//! The host's wall clock gives the number of a first incarnation. Those after it are above the last one that the
+//! control plane knows of, also where the clock was set back meanwhile.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::ids::NodeId;
-use kvplane_rpc::message::GetLife;
+use kvplane_rpc::message::GetIncarnation;
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -16,12 +17,12 @@ use crate::link::ControlLink;
 /// by one each: no process counts that far.
 const STEP: u64 = 1 << 40;
 
-/// The number of the life that begins with this process.
+/// The number of the incarnation that begins with this process.
 ///
 /// # Errors
 /// When the control plane does not answer, or refuses.
 pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
-    let last = match link.call(GetLife { node: node.0 }) {
+    let last = match link.call(GetIncarnation { node: node.0 }) {
         Ok(known) => known.incarnation,
         // One of an earlier version does not know the question, and ends the connection.
         Err(Error::Call(error)) if error.refusal().is_none() => 0,
@@ -30,7 +31,7 @@ pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
     Ok(after(last, clock_ns()))
 }
 
-/// The number of the life that begins in a process which goes on: its versions do too.
+/// The number of the incarnation that begins in a process which goes on: its versions do too.
 pub(super) fn next(present: u64) -> u64 {
     clock_ns().max(present.saturating_add(1))
 }
@@ -42,7 +43,7 @@ const fn after(last: u64, clock_ns: u64) -> u64 {
 
 fn clock_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // Not 0, which is no life.
+    // Not 0, which is no incarnation.
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_above_the_last_one_whatever_the_clock_shows() {
+    fn an_incarnation_is_above_the_last_one_whatever_the_clock_shows() {
         let clock_ns = 1_764_000_000_000_000_000;
         assert_eq!(after(0, clock_ns), clock_ns, "nothing is known of it");
         assert_eq!(after(clock_ns - 2 * STEP, clock_ns), clock_ns);
