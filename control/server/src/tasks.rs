@@ -37,8 +37,8 @@ impl Default for HostedTasks {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
         let began_ms = u64::try_from(since.as_millis()).unwrap_or(0);
-        // Of 52 bits, so that other languages' numbers hold them: two incarnations do not meet but by a rare chance. Without
-        // randomness no control plane starts: it has keys to draw.
+        // Of 52 bits, so that other languages' numbers hold them: two incarnations do not meet but by a rare chance.
+        // Without randomness no control plane starts: it has keys to draw.
         let first = kvplane_rpc::random_u64().unwrap_or(began_ms << 10) >> 12;
         Self { tasks: Mutex::new(Tasks::new(limits, first)), made: Notify::new(), began_ms }
     }

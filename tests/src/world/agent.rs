@@ -112,8 +112,8 @@ impl World {
             Err(Rejection::Unknown { .. }) => self.offer_map(index),
             // Nobody can say who had its slots meanwhile.
             Err(Rejection::OfferRefused { .. }) => self.begin_again(index),
-            // Its slots are elsewhere: it drops what it holds and comes back as a new incarnation. A late answer to a message
-            // that was sent before a rejoin does not get here: it carries the former incarnation.
+            // Its slots are elsewhere: it drops what it holds and comes back as a new incarnation. A late answer to a
+            // message that was sent before a rejoin does not get here: it carries the former incarnation.
             Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
                 if self.streams.faults.chance(0.5) {
                     self.crash_node(index);

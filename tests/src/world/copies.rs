@@ -146,9 +146,8 @@ impl World {
             self.shadow.commit_of(origin).filter(|commit| commit.incarnation == lineage && commit.removed.is_some());
         let older = gone.is_some() && origin < floor;
         if older {
-            let what = format!(
-                "incarnation {incarnation} has a copy of version {origin} of key {key}, which incarnation {first} removed"
-            );
+            let what =
+                format!("incarnation {incarnation} has a copy of version {origin} of key {key}, which {first} removed");
             self.violate(broken(Rule::Removed, what));
         }
     }

@@ -209,8 +209,8 @@ impl World {
 
     fn begin_incarnation(&mut self, index: usize, shard: u16) {
         let node = &self.nodes[index];
-        // Greater than any version of an earlier incarnation, and unique in the world, so that a version says where it is
-        // from.
+        // Greater than any version of an earlier incarnation, and unique in the world, so that a version says where it
+        // is from.
         let first = (self.incarnations.len() as u64 + 1) << 32;
         let tiered = self.scenario.tier.is_some();
         // The seeds that show a host's bug were found with the policy that nodes have by themselves.

@@ -70,7 +70,8 @@ fn any_owner() -> impl Strategy<Value = SegmentOwner> {
 fn any_step() -> impl Strategy<Value = Step> {
     let incarnation = || (0u64..6, 1u64..4);
     prop_oneof![
-        6 => (incarnation(), 7000u16..7002).prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
+        6 => (incarnation(), 7000u16..7002)
+            .prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
         12 => incarnation().prop_map(|(node, incarnation)| Step::Beat { node, incarnation }),
         8 => (incarnation(), 0u64..12)
             .prop_map(|((node, incarnation), epoch)| Step::Settled { node, incarnation, epoch }),

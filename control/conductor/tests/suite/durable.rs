@@ -242,8 +242,10 @@ proptest! {
                     let events = (kind == 5).then(publisher);
                     let token_bytes = [0, 0, 0, 64, 128, 0][usize::from(kind)];
                     let model = if kind == 4 { "other" } else { "m" }.to_owned();
-                    let spec = InstanceSpec { incarnation, events, token_bytes, model, ..spec(&format!("i{name}"), part) };
-                    let is_new = !kept.desk.specs().any(|known| known.name == spec.name && known.incarnation == spec.incarnation);
+                    let like = spec(&format!("i{name}"), part);
+                    let spec = InstanceSpec { incarnation, events, token_bytes, model, ..like };
+                    let of = |spec: &InstanceSpec| (spec.name.clone(), spec.incarnation);
+                    let is_new = !kept.desk.specs().any(|known| of(known) == of(&spec));
                     let name = spec.name.clone();
                     if kept.desk.register(spec, now_ns).is_ok() && is_new {
                         missing.insert(name, false);

@@ -94,7 +94,7 @@ prop_compose! {
             restarts: restarts.map(|(at, from, incarnations)| Restarts {
                 at: Epoch(at),
                 from: Epoch(from),
-                incarnations: incarnations.into_iter().map(|(node, incarnation)| (NodeId(node), Incarnation(incarnation))).collect(),
+                incarnations: incarnations.into_iter().map(|(node, now)| (NodeId(node), Incarnation(now))).collect(),
             }),
         }
     }

@@ -134,8 +134,8 @@ impl Removals {
             None => Ok(()),
             Some(Removal { started_ns, acked_ns, .. }) => {
                 let what = format!(
-                    "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} answered from \
-                     {started_ns} to {acked_ns} ns that it is gone"
+                    "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} \
+                     answered from {started_ns} to {acked_ns} ns that it is gone"
                 );
                 Err(broken(Rule::Removed, what))
             }
