@@ -65,6 +65,8 @@ pub(crate) struct Evidence {
     pub(crate) dead: bool,
     /// Its incarnation has ended, and it has said that another will begin.
     pub(crate) restarts: bool,
+    /// When it last said that it is about to end.
+    pub(crate) ends_ns: Option<u64>,
 }
 
 impl Row {
@@ -140,6 +142,7 @@ impl Cluster {
             Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Settled { node, incarnation, epoch } => self.settled(node, incarnation, epoch),
+            Input::PrepareLeave { node, incarnation } => self.prepare_leave(node, incarnation),
             Input::Refused { node, incarnation } => self.refused(node, incarnation),
             Input::Unanswered { node, incarnation } => self.unanswered(node, incarnation),
             Input::Answered { node, incarnation } => self.answered(node, incarnation),

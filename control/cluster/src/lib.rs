@@ -46,6 +46,7 @@ pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, 
 pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
 pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
+pub use settle::ENDS_INTERVALS;
 pub use start::StartError;
 pub use state::{MemberEvent, MemberState};
 pub use tasks::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState, Tasks};

@@ -199,7 +199,8 @@ impl Cluster {
     pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.given_or_present(node, given);
         self.expect_incarnation(node, incarnation)?;
-        let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !row.seen.restarts;
+        let ends = |row: &Row| row.seen.restarts || row.ends_until_ns(&self.config, self.now_ns).is_some();
+        let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !ends(row);
         let takes = |row: &Row| stays(row) && row.member.weight > 0;
         if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
             return Err(Rejection::LastOwner { node });

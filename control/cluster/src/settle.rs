@@ -15,6 +15,9 @@
 //! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
 //! heartbeat; so does everybody where answers have not come for as long as that.
 //!
+//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner that ends
+//! in order comes back, but what moves to it or from it then is lost.
+//!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
 //! are compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead,
@@ -25,10 +28,12 @@
 //! of a node that does not report: an incarnation that never did is of an earlier version.
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
+//! [`Input::PrepareLeave`]: crate::message::Input::PrepareLeave
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 
 use crate::cluster::{Cluster, Row};
+use crate::config::ClusterConfig;
 use crate::message::Reply;
 use crate::record::Layout;
 use crate::rejection::Rejection;
@@ -41,6 +46,9 @@ const HEARD_SLACK: u64 = 4;
 /// Answers to a probe are proof for this many heartbeat intervals: who was the first to answer may have died before
 /// the last one did. Where the last answer comes later, another probe begins, which waits for twice as long as that.
 const FRESH_INTERVALS: u64 = 2;
+
+/// A member that is about to end says so again before so many heartbeat intervals are over; one that does not goes on.
+pub const ENDS_INTERVALS: u64 = 2;
 
 /// A request to all nodes that are to own slots to prove that they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +64,13 @@ pub(crate) struct LivenessProbe {
 }
 
 impl Row {
+    /// Until when it is taken to be about to end, after `now_ns`.
+    pub(crate) fn ends_until_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        let for_ns = config.heartbeat_interval_ns.saturating_mul(ENDS_INTERVALS);
+        let until_ns = self.seen.ends_ns?.saturating_add(for_ns);
+        (until_ns > now_ns).then_some(until_ns)
+    }
+
     /// Whether it is to own slots.
     fn wants_share(&self) -> bool {
         self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
@@ -75,6 +90,15 @@ impl Cluster {
         row.settled = row.settled.max(Some(epoch));
         self.share_out();
         Ok(Reply::Settled)
+    }
+
+    /// A member is about to end: until then it gets no slots, and loses none.
+    pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, incarnation)?;
+        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
+        row.seen.ends_ns = Some(self.now_ns);
+        let unsettled = self.unsettled().filter(|other| *other != node).count();
+        Ok(Reply::Moves { unsettled, behind: self.is_behind(node) })
     }
 
     /// A member moved to another state: its share may have to follow.
@@ -175,6 +199,11 @@ impl Cluster {
         if !self.rows.values().any(|row| row.shared) {
             return true;
         }
+        let ends = self.takers().filter_map(|row| row.ends_until_ns(&self.config, self.now_ns));
+        if let Some(until_ns) = ends.max() {
+            self.arm(Some(until_ns));
+            return false;
+        }
         let least_ns = self.config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
         let until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
         let probe = self.probe.unwrap_or_else(|| self.begin_probe(least_ns, until_ns));
@@ -244,6 +273,13 @@ impl Cluster {
         let lags = move |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
         let waits = self.now_ns < self.settle_until_ns;
         self.rows.iter().filter(move |(_, row)| waits && lags(row)).map(|(node, _)| *node)
+    }
+
+    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to it;
+    /// false for one that never says so.
+    #[must_use]
+    pub fn is_behind(&self, node: NodeId) -> bool {
+        self.rows.get(&node).and_then(|row| row.settled).is_some_and(|epoch| epoch < self.moved_at())
     }
 
     /// Slots have changed hands: the next change waits for this one, so long.
