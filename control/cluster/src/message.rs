@@ -70,8 +70,8 @@ pub enum Input {
         /// The map's epoch.
         epoch: Epoch,
     },
-    /// A member is about to end in order, and waits until nothing moves to it or from it any more. It gets no slots while
-    /// it says so, which it repeats within [`crate::ENDS_INTERVALS`] heartbeat intervals.
+    /// A member is about to end in order, and waits until nothing moves to it or from it any more. It gets no slots
+    /// while it says so, which it repeats within [`crate::ENDS_INTERVALS`] heartbeat intervals.
     PrepareLeave {
         /// Who.
         node: NodeId,
