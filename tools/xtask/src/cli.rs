@@ -159,7 +159,7 @@ fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::install::Peer;
+    use crate::measuring::peers::install::Peer;
 
     fn parsed(line: &str) -> Result<Task, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_string).collect();

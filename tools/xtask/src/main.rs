@@ -5,9 +5,11 @@
 use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
+use xtask::measuring::{bench, peers};
+use xtask::nightly::{mutations, seeds};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, mutations, peers, python, rig, seeds, setup, testing, tidy};
+use xtask::{ci, demo, python, rig, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -3,8 +3,8 @@
 //! Recorded data (directories named `fixtures` or `golden`, files of proptest) is left as it was recorded, and so are
 //! the licences and the lock file.
 
-use super::Violation;
-use super::tree::{File, Tree};
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::{File, Tree};
 
 const MAX_WIDTH_CHARS: usize = 120;
 
@@ -23,19 +23,24 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for file in tree.files.iter().filter(|file| !is_recorded(&file.path)) {
         let is_markdown = file.path.ends_with(".md");
         let is_source = is_markdown || file.is_rust() || file.path.ends_with(".toml");
+        // Nearly all files have none, and looking at each line for each word takes long.
+        let has_tabs = is_source && file.text.contains('\t');
+        let words: Vec<_> = WORDS.iter().filter(|(word, _)| file.text.contains(word)).collect();
         for (index, line) in file.text.lines().enumerate() {
             let mut report = |message: String| out.push(Violation::new(&file.path, index + 1, message));
-            for (word, why) in WORDS.iter().filter(|(word, _)| line.contains(word)) {
+            for (word, why) in words.iter().filter(|(word, _)| line.contains(word)) {
                 report(format!("`{word}`: {why}"));
             }
-            if is_source && line.contains('\t') {
+            if has_tabs && line.contains('\t') {
                 report("a tab; indent with spaces, and write `\\t` in a string".to_string());
             }
-            if is_source && line.ends_with([' ', '\t', '\r']) {
+            if is_source && matches!(line.as_bytes().last(), Some(b' ' | b'\t' | b'\r')) {
                 report("blanks at the end of the line; remove them".to_string());
             }
-            let width = line.chars().count();
-            if file.is_rust() && width > MAX_WIDTH_CHARS {
+            // No line has more characters than bytes.
+            let is_long = file.is_rust() && line.len() > MAX_WIDTH_CHARS;
+            let width = if is_long { line.chars().count() } else { 0 };
+            if width > MAX_WIDTH_CHARS {
                 report(format!("{width} characters wide, over {MAX_WIDTH_CHARS}; break the line"));
             }
         }
@@ -63,8 +68,8 @@ fn is_recorded(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     #[test]
     fn clean_text_passes() {

@@ -1,0 +1,3 @@
+//! Rules about the shape of the code: how much one type, one file, one folder holds, and which modules know which.
+
+pub mod length;
