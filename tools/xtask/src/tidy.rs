@@ -14,9 +14,9 @@ pub mod wording;
 
 use crate::process::Failure;
 use crate::workspace::Workspace;
-use documents::{adr, code_map, parity};
+use documents::{adr, code_map, parity, walks};
 use rings::{dependencies, purity, unsafe_code};
-use shape::length;
+use shape::{circles, folders, length, parameters, types};
 use sources::cores;
 use sources::tree::Tree;
 use wording::{header, names, text};
@@ -83,7 +83,7 @@ impl Rule {
 ///
 /// One that the tree does not hold to yet is advice. It becomes a failure when the last violation is mended, and no
 /// rule has exceptions.
-pub const RULES: [Rule; 11] = [
+pub const RULES: [Rule; 18] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -92,8 +92,15 @@ pub const RULES: [Rule; 11] = [
     Rule::new("names", Level::Failure, names::check),
     Rule::new("text", Level::Failure, text::check),
     Rule::new("code-map", Level::Failure, code_map::check),
+    Rule::new("walks", Level::Failure, walks::check),
     Rule::new("adr", Level::Failure, adr::check),
     Rule::new("parity", Level::Failure, parity::check),
+    Rule::new("fields", Level::Advice, types::check_fields),
+    Rule::new("methods", Level::Advice, types::check_methods),
+    Rule::new("impl-files", Level::Advice, types::check_impl_files),
+    Rule::new("parameters", Level::Advice, parameters::check),
+    Rule::new("folders", Level::Advice, folders::check),
+    Rule::new("circles", Level::Advice, circles::check),
     // Lengths stay advice: see there.
     Rule::new("length", Level::Advice, length::check),
 ];

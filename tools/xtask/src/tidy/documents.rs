@@ -3,3 +3,4 @@
 pub mod adr;
 pub mod code_map;
 pub mod parity;
+pub mod walks;
