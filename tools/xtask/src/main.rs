@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
 use xtask::measuring::{bench, peers};
-use xtask::nightly::{mutations, seeds};
+use xtask::nightly::{self, deny, mutations, seeds};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
 use xtask::{ci, demo, python, rig, setup, testing, tidy};
@@ -40,6 +40,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => testing::run(&workspace, &arguments),
         Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
+        Task::Nightly(arguments) => nightly::run(&workspace, &arguments),
+        Task::Deny => deny::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),
