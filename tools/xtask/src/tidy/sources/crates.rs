@@ -1,10 +1,10 @@
 //! The modules of each crate, and what a path in one of them names.
 //!
 //! Tests are left out: files in folders of tests, and modules under `#[cfg(test)]`. Names are followed through `use`,
-//! re-exports and globs to the module that defines them. Types are not known, so what a method's call leads to is not
-//! seen, nor is what a macro defines.
+//! re-exports and globs to the module that defines them. A macro among items is taken to define what others import
+//! from there and its input names. Types are not known, so what a method's call leads to is not seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::manifest;
 use super::outline::{Definition, Import, Kind};
@@ -34,11 +34,19 @@ pub struct Module<'a> {
     definitions: BTreeMap<&'a str, &'a Definition>,
     imports: BTreeMap<&'a str, &'a Import>,
     globs: Vec<&'a Import>,
+    macro_words: BTreeSet<&'a str>,
 }
 
 impl<'a> Module<'a> {
     const fn new(file: &'a File, owns_file: bool) -> Self {
-        Self { file, owns_file, definitions: BTreeMap::new(), imports: BTreeMap::new(), globs: Vec::new() }
+        Self {
+            file,
+            owns_file,
+            definitions: BTreeMap::new(),
+            imports: BTreeMap::new(),
+            globs: Vec::new(),
+            macro_words: BTreeSet::new(),
+        }
     }
 
     /// Whether names reach it by `use path::*`.
@@ -126,6 +134,9 @@ impl<'a> Crate<'a> {
             } else {
                 module.imports.insert(&import.name, import);
             }
+        }
+        for found in &outline.macro_words {
+            self.module(path, &found.scope, file).macro_words.insert(&found.word);
         }
     }
 
@@ -219,11 +230,13 @@ impl<'a> Crate<'a> {
             let path: Vec<&str> = import.path.split("::").chain(rest.iter().copied()).collect();
             return self.find(module, &path, steps);
         }
-        here.globs.iter().find_map(|glob| {
+        let by_glob = here.globs.iter().find_map(|glob| {
             let path: Vec<&str> = glob.path.split("::").filter(|part| *part != "*").collect();
             let place = self.find(module, &path, steps)?;
             if place.item.is_none() { self.descend(&place.module, parts, steps) } else { None }
-        })
+        });
+        let by_macro = || Place { module: module.to_string(), item: Some((*first).to_string()) };
+        by_glob.or_else(|| here.macro_words.contains(first).then(by_macro))
     }
 
     fn around_bodies<'m>(&self, mut module: &'m str) -> &'m str {
@@ -274,7 +287,7 @@ mod tests {
         let files = [
             ("a/src/lib.rs", "mod x;\nmod y;\npub use x::deep::Thing as Renamed;\ntype Alias = Renamed<u8>;\n"),
             ("a/src/x.rs", "pub mod deep;\npub use deep::*;\n"),
-            ("a/src/x/deep.rs", "pub struct Thing;\npub enum Choice { One }\n"),
+            ("a/src/x/deep.rs", "pub struct Thing;\npub enum Choice { One }\nids! { /// One.\n Number: u64 }\n"),
             (
                 "a/src/y/mod.rs",
                 "use super::x;\nuse crate::Alias;\nfn f() { use std::fs; use crate::x::Choice; }\nmod z { fn f() {} }",
@@ -288,6 +301,8 @@ mod tests {
             ("y", "", "a_b::x::Choice::One", Some("x::deep Choice")),
             ("y", "fn f", "Choice::One", Some("x::deep Choice")),
             ("y", "fn f", "x::Thing", Some("x::deep Thing")),
+            ("y", "", "x::Number", Some("x::deep Number")),
+            ("y", "", "x::Other", None),
             ("y", "", "Choice", None),
             ("y", "fn f", "fs::File", None),
             ("x::deep", "", "super::super::y::z", Some("y::z")),

@@ -24,6 +24,8 @@ pub struct Outline {
     pub modules: Vec<ModuleDeclaration>,
     /// Types, traits, functions and constants, those of macros' inputs among them.
     pub definitions: Vec<Definition>,
+    /// Words in the inputs of macros that stand among items: such a macro may define any of them.
+    pub macro_words: Vec<MacroWord>,
     /// Blocks of methods.
     pub impls: Vec<ImplBlock>,
     /// Functions and methods, with bodies and without.
@@ -78,6 +80,15 @@ pub struct Definition {
     pub kind: Kind,
     /// Whether it exists only in tests.
     pub in_test: bool,
+}
+
+/// A word in the input of a macro that stands among items.
+#[derive(Debug)]
+pub struct MacroWord {
+    /// The scope in which the macro is called.
+    pub scope: String,
+    /// The word, which is no keyword and no part of a path.
+    pub word: String,
 }
 
 /// `impl Type { .. }` or `impl Trait for Type { .. }`.

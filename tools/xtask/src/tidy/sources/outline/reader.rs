@@ -7,7 +7,7 @@ use syn::{
     TraitItem, Type, UseTree,
 };
 
-use super::{Definition, Function, ImplBlock, Import, Kind, Mention, ModuleDeclaration, Outline};
+use super::{Definition, Function, ImplBlock, Import, Kind, MacroWord, Mention, ModuleDeclaration, Outline};
 use super::{attributes, line, macros};
 
 /// Adds what `file` holds to the outline.
@@ -230,6 +230,18 @@ impl<'ast> Visit<'ast> for Reader {
     fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
         self.define(&item.ident, Kind::Trait);
         self.owned(item.ident.to_string(), |this| visit::visit_item_trait(this, item));
+    }
+
+    fn visit_item_macro(&mut self, item: &'ast syn::ItemMacro) {
+        // What `macro_rules!` defines is another macro.
+        if item.ident.is_none() && !self.in_test {
+            let words = macros::read(item.mac.tokens.clone()).paths.into_iter().map(|(path, _)| path);
+            // Types, traits and constants: nothing else is both named from elsewhere and defined by macros of ours.
+            for word in words.filter(|word| word.starts_with(char::is_uppercase) && !word.contains(':')) {
+                self.outline.macro_words.push(MacroWord { scope: self.scope.clone(), word });
+            }
+        }
+        visit::visit_item_macro(self, item);
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
