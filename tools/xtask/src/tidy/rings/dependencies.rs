@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 25] = [
+const EDGES: [(&str, Uses); 26] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -47,9 +47,24 @@ const EDGES: [(&str, Uses); 25] = [
             "kvplane-topology",
         ]),
     ),
-    ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
-    ("kvplane-etcd", Uses::Only(&[])),
     ("kvplane-mooncake", Uses::Only(&["kvplane-etcd", "kvplane-proto", "kvplane-sys"])),
+    (
+        "kvplane-transfer",
+        Uses::Only(&[
+            "kvplane-client",
+            "kvplane-engine",
+            "kvplane-mooncake",
+            "kvplane-proto",
+            "kvplane-store",
+            "kvplane-sys",
+            "kvplane-ticket",
+            "kvplane-topology",
+            "kvplane-transport",
+        ]),
+    ),
+    ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-sys"])),
+    // A library of HTTP and etcd, which knows nothing of the control plane.
+    ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
     (
         "kvplane-server",
         Uses::Only(&[
@@ -78,7 +93,7 @@ const EDGES: [(&str, Uses); 25] = [
             "kvplane-topology",
             "kvplane-cluster",
             "kvplane-conductor",
-            "kvplane-mooncake",
+            "kvplane-transfer",
             "kvplane-rpc",
         ]),
     ),
@@ -120,7 +135,7 @@ const HOMES: [(&str, &[&str]); 30] = [
     ("syn", &["xtask"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("toml", &["kvplane-tools", "xtask"]),
-    ("tracing", &["kvplane-engine", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tracing", &["kvplane-engine", "kvplane-transfer", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing-subscriber", &["kvplane-tools"]),
     ("ureq", &["kvplane-etcd"]),
     ("xxhash-rust", &["kvplane-proto"]),
