@@ -1,7 +1,7 @@
 //! Rule: a Rust file opens with `//!`: what it is, before what it does.
 
-use super::Violation;
-use super::tree::{File, Tree};
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::{File, Tree};
 
 /// Shorter than this, a header says nothing.
 const SHORTEST_HEADER_CHARS: usize = 10;
@@ -32,8 +32,8 @@ pub fn first_sentence(file: &File) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     #[test]
     fn a_file_without_a_header_fails() {

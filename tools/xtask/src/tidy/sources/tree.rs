@@ -1,13 +1,15 @@
 //! The source tree in memory: every text file that belongs to it.
 //!
 //! Asks git what belongs, so that scratch files which it ignores are left alone; walks the directories where there is
-//! no repository. Files that are not UTF-8 are not looked at.
+//! no repository. Files that are not UTF-8 are not looked at. Rust sources are parsed on all cores: that is most of the
+//! time that the rules take.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::lex;
+use super::cores;
+use super::outline::Outline;
 
 /// One text file.
 #[derive(Debug)]
@@ -16,16 +18,13 @@ pub struct File {
     pub path: String,
     /// As it is on disk.
     pub text: String,
-    /// For Rust sources the text with comments and literals blanked, equally long; empty for others.
-    pub code: String,
+    /// What a Rust source holds; empty for others, and where the source cannot be parsed.
+    pub outline: Outline,
+    /// Why the source cannot be parsed.
+    pub fault: Option<String>,
 }
 
 impl File {
-    fn new(path: String, text: String) -> Self {
-        let code = if path.ends_with(".rs") { lex::blank(&text) } else { String::new() };
-        Self { path, text, code }
-    }
-
     /// Whether this is a Rust source file.
     #[must_use]
     pub fn is_rust(&self) -> bool {
@@ -52,8 +51,7 @@ impl Tree {
     /// A tree of files given in memory.
     #[must_use]
     pub fn of(files: &[(&str, &str)]) -> Self {
-        let file = |&(path, text): &(&str, &str)| File::new(path.to_string(), text.to_string());
-        Self::sorted(files.iter().map(file).collect())
+        Self::parsed(files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect())
     }
 
     /// Reads the tree below `root`. The error names the file that could not be read.
@@ -71,15 +69,25 @@ impl Tree {
             }
             let bytes = fs::read(&full).map_err(|error| format!("{}: {error}", full.display()))?;
             if let Ok(text) = String::from_utf8(bytes) {
-                files.push(File::new(path, text));
+                files.push((path, text));
             }
         }
-        Ok(Self::sorted(files))
+        Ok(Self::parsed(files))
     }
 
-    fn sorted(mut files: Vec<File>) -> Self {
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        Self { files }
+    /// The tree of these paths and texts.
+    fn parsed(mut sources: Vec<(String, String)>) -> Self {
+        sources.sort();
+        let outlines = cores::map(&sources, |(path, text)| outlined(path, text));
+        let files = sources.into_iter().zip(outlines);
+        let files = files.map(|((path, text), outlined)| {
+            let (outline, fault) = match outlined {
+                Ok(outline) => (outline, None),
+                Err(fault) => (Outline::default(), Some(fault)),
+            };
+            File { path, text, outline, fault }
+        });
+        Self { files: files.collect() }
     }
 
     /// The file at exactly `path`.
@@ -98,6 +106,10 @@ impl Tree {
         let within = move |file: &&File| file.path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'));
         self.files.iter().filter(within)
     }
+}
+
+fn outlined(path: &str, text: &str) -> Result<Outline, String> {
+    if path.ends_with(".rs") { Outline::of(text) } else { Ok(Outline::default()) }
 }
 
 fn listed_by_git(root: &Path) -> Option<Vec<String>> {

@@ -1,7 +1,7 @@
-//! The little of a `Cargo.toml` that the rules ask for: the package's name and its dependencies.
-//!
-//! Reads section headers and keys line by line, which is how cargo's own commands write them. Not a TOML parser:
-//! multi-line values are looked at line by line too.
+//! What the rules ask of a `Cargo.toml`: the package's name and its dependencies.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use super::tree::{File, Tree};
 
@@ -33,56 +33,40 @@ pub fn all(tree: &Tree) -> Vec<Manifest<'_>> {
     tree.files.iter().filter_map(parse).collect()
 }
 
+/// Tables that hold dependencies.
+const KINDS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+
+/// The manifest in `file`; none for other files, for workspaces without a package, and for what cargo refuses too.
 fn parse(file: &File) -> Option<Manifest<'_>> {
     let directory = file.path.strip_suffix("Cargo.toml")?;
     let directory = directory.strip_suffix('/').unwrap_or(directory);
-    let mut name = None;
+    let root = DeTable::parse(&file.text).ok()?.into_inner();
+    let name = root.get("package")?.get_ref().get("name")?.get_ref().as_str()?.to_string();
     let mut dependencies = Vec::new();
-    let mut section = String::new();
-    for (index, line) in file.text.lines().enumerate() {
-        let line = line.trim();
-        if let Some(header) = line.strip_prefix('[') {
-            section = header.trim_end_matches(']').to_string();
-            // `[dependencies.name]` is a dependency by itself.
-            if let Some((kind, package)) = section.rsplit_once('.')
-                && is_dependencies(kind)
-            {
-                dependencies.push(Dependency { name: unquoted(package), line: index + 1 });
-            }
-            continue;
-        }
-        let Some((key, value)) = line.split_once('=') else {
-            continue;
-        };
-        if line.starts_with('#') {
-            continue;
-        }
-        let (key, value) = (key.trim(), value.trim());
-        if section == "package" && key == "name" {
-            name = Some(unquoted(value));
-        } else if is_dependencies(&section) {
-            let key = key.split('.').next().unwrap_or(key);
-            let name = renamed(value).unwrap_or_else(|| unquoted(key));
-            dependencies.push(Dependency { name, line: index + 1 });
+    add_dependencies(&file.text, &root, &mut dependencies);
+    for target in
+        root.get("target").and_then(|targets| targets.get_ref().as_table()).into_iter().flat_map(DeTable::values)
+    {
+        if let Some(target) = target.get_ref().as_table() {
+            add_dependencies(&file.text, target, &mut dependencies);
         }
     }
-    Some(Manifest { name: name?, directory, path: &file.path, dependencies })
+    dependencies.sort_by_key(|dependency| dependency.line);
+    Some(Manifest { name, directory, path: &file.path, dependencies })
 }
 
-fn is_dependencies(section: &str) -> bool {
-    let last = section.rsplit('.').next().unwrap_or(section);
-    // `[workspace.dependencies]` only names versions.
-    matches!(last, "dependencies" | "dev-dependencies" | "build-dependencies") && section != "workspace.dependencies"
-}
-
-fn unquoted(text: &str) -> String {
-    text.trim_matches(['"', '\''].as_slice()).to_string()
+fn add_dependencies(text: &str, within: &DeTable<'_>, out: &mut Vec<Dependency>) {
+    for table in KINDS.iter().filter_map(|kind| within.get(*kind)?.get_ref().as_table()) {
+        for (key, value) in table {
+            let name = renamed(value).unwrap_or(key.get_ref()).to_string();
+            out.push(Dependency { name, line: text[..key.span().start].matches('\n').count() + 1 });
+        }
+    }
 }
 
 /// The package behind a renamed dependency, `{ package = "name", ... }`.
-fn renamed(value: &str) -> Option<String> {
-    let (_, behind) = value.strip_prefix('{')?.split_once("package")?;
-    behind.trim_start().strip_prefix('=')?.split('"').nth(1).map(str::to_string)
+fn renamed<'a>(value: &'a Spanned<DeValue<'_>>) -> Option<&'a str> {
+    value.get_ref().get("package")?.get_ref().as_str()
 }
 
 #[cfg(test)]

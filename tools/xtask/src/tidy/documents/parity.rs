@@ -3,8 +3,10 @@
 //! In its tables the second column is a state, one of [`STATES`], and the last one names tests in backticks. A row that
 //! is `done` names at least one.
 
-use super::Violation;
-use super::tree::Tree;
+use std::collections::BTreeSet;
+
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::Tree;
 
 /// The page.
 const PAGE: &str = "docs/mooncake-parity.md";
@@ -15,8 +17,8 @@ const COLUMNS: usize = 4;
 /// Checks the page, where there is one.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let Some(page) = tree.files.iter().find(|file| file.path == PAGE) else { return };
-    let rust: Vec<&str> =
-        tree.files.iter().filter(|file| file.path.ends_with(".rs")).map(|file| file.text.as_str()).collect();
+    let functions: BTreeSet<&str> =
+        tree.rust().flat_map(|file| &file.outline.functions).map(|function| function.name.as_str()).collect();
     for (at, line) in page.text.lines().enumerate() {
         let Some(row) = line.strip_prefix("| ").and_then(|line| line.strip_suffix('|')) else { continue };
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -37,22 +39,17 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
             wrong(format!("`{}` is done and names no test", cells[0]));
         }
         for test in named {
-            if !rust.iter().any(|text| has_function(text, test)) {
+            if !functions.contains(test) {
                 wrong(format!("there is no test `{test}`: name the one that holds this row"));
             }
         }
     }
 }
 
-fn has_function(text: &str, name: &str) -> bool {
-    let start = format!("fn {name}");
-    text.match_indices(&start).any(|(at, _)| text[at + start.len()..].starts_with(['(', '<']))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     const TEST: &str = "//! Tests.\n#[test]\nfn it_holds() {}\nproptest! { fn for_all(x in 0..9) {} }\n";
 

@@ -5,10 +5,11 @@
 //! hash. Names are found where they are imported and where they are written out; a re-export under another name is not
 //! seen through.
 
-use super::Violation;
-use super::lex;
-use super::syntax::{self, Pattern};
-use super::tree::{File, Tree};
+use std::collections::BTreeMap;
+
+use crate::tidy::Violation;
+use crate::tidy::sources::outline::{Import, Mention};
+use crate::tidy::sources::tree::{File, Tree};
 
 /// Directories of the pure crates.
 pub const PURE: [&str; 8] = [
@@ -29,7 +30,7 @@ struct Ban {
     instead: &'static str,
 }
 
-const BANS: [Ban; 7] = [
+static BANS: [Ban; 7] = [
     Ban {
         names: &["Instant::now", "std::time::Instant", "SystemTime", "std::time::SystemTime"],
         in_tests_too: true,
@@ -88,10 +89,21 @@ const BANS: [Ban; 7] = [
     },
 ];
 
+/// Bans and their names, by the first word of the name: there are few of these and very many paths.
+type Bans = BTreeMap<&'static str, Vec<(&'static Ban, &'static str)>>;
+
+fn first_word(path: &str) -> &str {
+    path.split_once("::").map_or(path, |(first, _)| first)
+}
+
 /// Checks the sources of the pure crates.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
-    let bans: Vec<(&Ban, &str, Pattern)> =
-        BANS.iter().flat_map(|ban| ban.names.iter().map(move |name| (ban, *name, Pattern::new(name)))).collect();
+    let mut bans: Bans = BTreeMap::new();
+    for ban in &BANS {
+        for &name in ban.names {
+            bans.entry(first_word(name)).or_default().push((ban, name));
+        }
+    }
     for directory in PURE {
         for file in tree.below(directory).filter(|file| file.is_rust()) {
             check_file(file, &bans, out);
@@ -99,32 +111,52 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
-fn check_file(file: &File, bans: &[(&Ban, &str, Pattern)], out: &mut Vec<Violation>) {
-    let tokens = lex::tokens(&file.code);
-    let tests = syntax::test_items(&tokens);
-    let (imports, uses) = syntax::imports(&tokens);
-    let in_test = |index: usize| file.is_test() || tests.iter().any(|range| range.contains(&index));
-    let mut report = |ban: &Ban, name: &str, line: usize, index: usize| {
-        if ban.in_tests_too || !in_test(index) {
+fn check_file(file: &File, bans: &Bans, out: &mut Vec<Violation>) {
+    let mut report = |ban: &Ban, name: &str, line: usize, in_test: bool| {
+        if ban.in_tests_too || !(in_test || file.is_test()) {
             out.push(Violation::new(&file.path, line, format!("`{name}` in a pure crate; {}", ban.instead)));
         }
     };
-    for (ban, name, pattern) in bans {
-        for import in imports.iter().filter(|import| pattern.is_imported_by(import)) {
-            report(ban, name, import.line, import.index);
+    for import in &file.outline.imports {
+        let bans = bans.get(first_word(&import.path)).into_iter().flatten();
+        for (ban, name) in bans.filter(|(_, name)| brings_in(import, name)) {
+            report(ban, name, import.line, import.in_test);
         }
-        for (index, token) in tokens.iter().enumerate() {
-            if pattern.stands_at(&tokens, index) && !uses.iter().any(|range| range.contains(&index)) {
-                report(ban, name, token.line, index);
-            }
+    }
+    for mention in &file.outline.mentions {
+        let bans = bans.get(first_word(&mention.path)).into_iter().flatten();
+        for (ban, name) in bans.filter(|(_, name)| begins_with(mention, name)) {
+            report(ban, name, mention.line, mention.in_test);
         }
+    }
+}
+
+/// Whether an import brings in what `name` stands for, or something below, or everything beside it.
+fn brings_in(import: &Import, name: &str) -> bool {
+    let mut wanted = name.split("::").filter(|word| !word.is_empty());
+    for have in import.path.split("::") {
+        match wanted.next() {
+            None => return true,
+            Some(_) if have == "*" => return true,
+            Some(want) if want != have => return false,
+            Some(_) => {}
+        }
+    }
+    wanted.next().is_none()
+}
+
+/// Whether a path is `name` or goes on from it; from a name that ends with `::` it has to go on.
+fn begins_with(mention: &Mention, name: &str) -> bool {
+    match mention.path.strip_prefix(name) {
+        Some(rest) => name.ends_with("::") || rest.is_empty() || rest.starts_with("::"),
+        None => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     fn lines(source: &str) -> Vec<String> {
         let path = "dataplane/store/src/a.rs";

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::Violation;
-use super::header::first_sentence;
-use super::manifest::{self, Manifest};
-use super::tree::{File, Tree};
+use super::super::wording::header::first_sentence;
+use crate::tidy::Violation;
+use crate::tidy::sources::manifest::{self, Manifest};
+use crate::tidy::sources::tree::{File, Tree};
 
 /// The document that holds the map.
 pub const DOCUMENT: &str = "docs/architecture.md";
@@ -135,8 +135,8 @@ fn entries(map: &str) -> Vec<Entry<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::found;
     use super::*;
+    use crate::tidy::testing::found;
 
     const TREE: [(&str, &str); 7] = [
         ("b/a/Cargo.toml", "[package]\nname = \"a\"\n"),

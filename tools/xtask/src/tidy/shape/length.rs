@@ -3,10 +3,8 @@
 //! A length is no rule: a file is split where ownership splits, and never to pass a number. What is longer than most is
 //! printed, and nothing fails for it.
 
-use super::Violation;
-use super::lex;
-use super::syntax;
-use super::tree::Tree;
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::Tree;
 
 const LONG_FILE_LINES: usize = 500;
 const LONG_FUNCTION_LINES: usize = 70;
@@ -19,7 +17,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
         if lines > LONG_FILE_LINES {
             out.push(Violation::new(path, 1, format!("{lines} lines: does it own more than one thing?")));
         }
-        for function in syntax::functions(&lex::tokens(&file.code)) {
+        for function in &file.outline.functions {
             let lines = function.lines();
             if lines > LONG_FUNCTION_LINES {
                 let message = format!("`{}` has {lines} lines: does it do more than one thing?", function.name);
@@ -31,8 +29,8 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     fn function(lines: usize) -> String {
         format!("//! x\nfn long() {{\n{}}}\n", "    a();\n".repeat(lines - 2))

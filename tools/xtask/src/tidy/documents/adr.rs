@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Violation;
-use super::tree::{File, Tree};
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::{File, Tree};
 
 const DIRECTORY: &str = "docs/adr";
 const INDEX: &str = "docs/adr/README.md";
@@ -61,8 +61,8 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::found;
     use super::*;
+    use crate::tidy::testing::found;
 
     const RECORD: &str = "# 0001 A\n## Context\n## Decision\n## Evidence\n## Consequences\n## What would reverse it\n";
 

@@ -4,9 +4,9 @@
 //! the house changes only by changing this file. Looks at every kind of dependency; `tests` and `benches` may use
 //! anything.
 
-use super::Violation;
-use super::manifest::{self, Dependency, Manifest};
-use super::tree::Tree;
+use crate::tidy::Violation;
+use crate::tidy::sources::manifest::{self, Dependency, Manifest};
+use crate::tidy::sources::tree::Tree;
 
 /// What a crate of ours may name.
 enum Uses {
@@ -106,7 +106,7 @@ const EDGES: [(&str, Uses); 26] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 26] = [
+const HOMES: [(&str, &[&str]); 30] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -119,6 +119,8 @@ const HOMES: [(&str, &[&str]); 26] = [
     ("libc", &["kvplane-sys"]),
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
+    ("object", &["xtask"]),
+    ("proc-macro2", &["xtask"]),
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("quinn-proto", &["kvplane-rpc"]),
@@ -130,7 +132,9 @@ const HOMES: [(&str, &[&str]); 26] = [
     ("ring", &["kvplane-ticket", "kvplane-rpc"]),
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
+    ("syn", &["xtask"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("toml", &["kvplane-tools", "xtask"]),
     ("tracing", &["kvplane-engine", "kvplane-transfer", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing-subscriber", &["kvplane-tools"]),
     ("ureq", &["kvplane-etcd"]),
@@ -142,7 +146,7 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for manifest in manifest::all(tree) {
         let Some((_, uses)) = EDGES.iter().find(|(name, _)| *name == manifest.name) else {
             let message = format!(
-                "crate `{}` has no place yet; give it one in the table of tools/xtask/src/tidy/dependencies.rs",
+                "crate `{}` has no place yet; give it one in the table of tools/xtask/src/tidy/rings/dependencies.rs",
                 manifest.name
             );
             out.push(Violation::new(manifest.path, 1, message));
@@ -179,8 +183,8 @@ fn objection(manifest: &Manifest<'_>, uses: &Uses, dependency: &Dependency) -> O
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     fn manifest(name: &str, dependencies: &str) -> String {
         format!("[package]\nname = \"{name}\"\n[dependencies]\n{dependencies}\n")

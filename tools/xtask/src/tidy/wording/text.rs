@@ -3,8 +3,9 @@
 //! Recorded data (directories named `fixtures` or `golden`, files of proptest) is left as it was recorded, and so are
 //! the licences and the lock file.
 
-use super::Violation;
-use super::tree::{File, Tree};
+use crate::tidy::Violation;
+use crate::tidy::sources::cores;
+use crate::tidy::sources::tree::{File, Tree};
 
 const MAX_WIDTH_CHARS: usize = 120;
 
@@ -20,32 +21,44 @@ const WORDS: [(&str, &str); 6] = [
 
 /// Checks every text file.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
-    for file in tree.files.iter().filter(|file| !is_recorded(&file.path)) {
-        let is_markdown = file.path.ends_with(".md");
-        let is_source = is_markdown || file.is_rust() || file.path.ends_with(".toml");
-        for (index, line) in file.text.lines().enumerate() {
-            let mut report = |message: String| out.push(Violation::new(&file.path, index + 1, message));
-            for (word, why) in WORDS.iter().filter(|(word, _)| line.contains(word)) {
-                report(format!("`{word}`: {why}"));
-            }
-            if is_source && line.contains('\t') {
-                report("a tab; indent with spaces, and write `\\t` in a string".to_string());
-            }
-            if is_source && line.ends_with([' ', '\t', '\r']) {
-                report("blanks at the end of the line; remove them".to_string());
-            }
-            let width = line.chars().count();
-            if file.is_rust() && width > MAX_WIDTH_CHARS {
-                report(format!("{width} characters wide, over {MAX_WIDTH_CHARS}; break the line"));
-            }
-        }
-        check_ends(file, is_markdown, out);
+    out.extend(cores::map(&tree.files, check_file).into_iter().flatten());
+}
+
+fn check_file(file: &File) -> Vec<Violation> {
+    let mut found = Vec::new();
+    if is_recorded(&file.path) {
+        return found;
     }
+    let is_markdown = file.path.ends_with(".md");
+    let is_source = is_markdown || file.is_rust() || file.path.ends_with(".toml");
+    // Nearly all files have none, and looking at each line for each word takes long.
+    let has_tabs = is_source && file.text.contains('\t');
+    let words: Vec<_> = WORDS.iter().filter(|(word, _)| file.text.contains(word)).collect();
+    for (index, line) in file.text.lines().enumerate() {
+        let mut report = |message: String| found.push(Violation::new(&file.path, index + 1, message));
+        for (word, why) in words.iter().filter(|(word, _)| line.contains(word)) {
+            report(format!("`{word}`: {why}"));
+        }
+        if has_tabs && line.contains('\t') {
+            report("a tab; indent with spaces, and write `\\t` in a string".to_string());
+        }
+        if is_source && matches!(line.as_bytes().last(), Some(b' ' | b'\t' | b'\r')) {
+            report("blanks at the end of the line; remove them".to_string());
+        }
+        // No line has more characters than bytes.
+        let is_long = file.is_rust() && line.len() > MAX_WIDTH_CHARS;
+        let width = if is_long { line.chars().count() } else { 0 };
+        if width > MAX_WIDTH_CHARS {
+            report(format!("{width} characters wide, over {MAX_WIDTH_CHARS}; break the line"));
+        }
+    }
+    check_ends(file, is_markdown, &mut found);
+    found
 }
 
 fn check_ends(file: &File, is_markdown: bool, out: &mut Vec<Violation>) {
-    let last = file.text.lines().count().max(1);
     if !file.text.is_empty() && !file.text.ends_with('\n') {
+        let last = file.text.lines().count();
         out.push(Violation::new(&file.path, last, "no line end at the end of the file; add one"));
     }
     if is_markdown && !file.text.starts_with("# ") {
@@ -63,8 +76,8 @@ fn is_recorded(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::places;
     use super::*;
+    use crate::tidy::testing::places;
 
     #[test]
     fn clean_text_passes() {

@@ -4,12 +4,9 @@
 //! crates have each of them for different things. `HeldHandle` and `CommittedObject` say it. Names of one word are
 //! looked at only; variants of enums and functions are not.
 
-use super::Violation;
-use super::lex;
-use super::tree::Tree;
-
-/// Words that begin the definition of a type.
-const DEFINITIONS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
+use crate::tidy::Violation;
+use crate::tidy::sources::outline::Kind;
+use crate::tidy::sources::tree::Tree;
 
 /// Participles that do not end in `ed`.
 const IRREGULAR: [&str; 44] = [
@@ -22,15 +19,18 @@ const IRREGULAR: [&str; 44] = [
 /// Checks every Rust source.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for file in tree.rust() {
-        let tokens = lex::tokens(&file.code);
-        for pair in tokens.windows(2) {
-            let [keyword, name] = pair else { continue };
-            if DEFINITIONS.contains(&keyword.text) && is_participle(name.text) {
-                let message = format!("`{}` is a participle alone; name the thing: docs/glossary.md", name.text);
-                out.push(Violation::new(&file.path, name.line, message));
+        for definition in file.outline.definitions.iter().filter(|found| is_type(&found.kind)) {
+            let (name, line) = (&definition.name, definition.line);
+            if is_participle(name) {
+                let message = format!("`{name}` is a participle alone; name the thing: docs/glossary.md");
+                out.push(Violation::new(&file.path, line, message));
             }
         }
     }
+}
+
+const fn is_type(kind: &Kind) -> bool {
+    !matches!(kind, Kind::Function | Kind::Constant)
 }
 
 /// True for one capitalised word that is a past participle.
