@@ -16,9 +16,11 @@ mod config;
 mod copies;
 mod decode;
 mod outcome;
+mod policies;
 mod world;
 
 pub use bounds::{Order, bound};
 pub use config::{Faults, SimConfig, Work};
 pub use outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
+pub use policies::{RejectingAlgorithm1, Rejection, side_by_side};
 pub use world::run;

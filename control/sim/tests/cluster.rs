@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::PrefillModel;
-use kvplane_conductor::policy::{Admission, Algorithm1, Ours, Policy, Slo, side_by_side};
+use kvplane_conductor::policy::{Algorithm1, Ours, Policy, Slo};
 use kvplane_proto::rng::Rng;
-use kvplane_sim::{Fate, Faults, Order, SimConfig, Work, bound, run};
+use kvplane_sim::{Fate, Faults, Order, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run, side_by_side};
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
     Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
@@ -105,11 +105,12 @@ fn admission_refuses_at_arrival() {
     let trace = sessions(600, 11);
     let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
     let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
-    for admission in [Admission::Slo, Admission::Baseline, Admission::Early, Admission::Predicted] {
-        let outcome = run(&trace, &config, Box::new(Algorithm1 { admission, ..Algorithm1::default() }));
-        assert!(outcome.count(Fate::Refused) > 50, "{admission:?}");
+    for rejection in [Rejection::Baseline, Rejection::Early, Rejection::Predicted] {
+        let outcome = run(&trace, &config, Box::new(RejectingAlgorithm1::new(rejection)));
+        assert!(outcome.count(Fate::Refused) > 50, "{rejection:?}");
     }
-    let paper = run(&trace, &config, Box::new(Algorithm1 { admission: Admission::Slo, ..Algorithm1::default() }));
+    let paper = run(&trace, &config, Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() }));
+    assert!(paper.count(Fate::Refused) > 50);
     let ours = run(&trace, &config, Box::new(Ours { refuses: true, ..Ours::default() }));
     assert_eq!(ours.count(Fate::RefusedLate), 0);
     let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);

@@ -5,7 +5,11 @@ use std::collections::VecDeque;
 use super::{Conductor, ConductorError, Request, Reservation};
 use crate::cost::Factor;
 use crate::index::{HolderId, PrefixIndex, PrefixMatches, Tier, Tiers};
-use crate::policy::{DECODE_NS, DecodeView, Fetch, Placement};
+use crate::policy::{DecodeView, Fetch, Placement};
+
+/// How long every decode is taken to last where it is predicted what will be resident later: the predictor of the arXiv
+/// paper assumes such a constant, whose value is not published.
+const DECODE_NS: u64 = 12_000_000_000;
 
 /// A prefill instance's work.
 pub(super) struct PrefillBook {
