@@ -30,7 +30,7 @@ use crate::copies::{Copies, CopyConfig};
 use crate::hot::HotTable;
 use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex};
 use crate::policy::{PolicyName, Slo};
-use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
+use crate::scheduler::{Request, Scheduler, SchedulerConfig, Scratch};
 
 pub use asked::{Answer, AssignedInstances, Mode, ScheduleRequest, Source, Step, Why};
 pub use cache::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Ack, CacheBatch, CacheChange, CacheEvent, CacheRequest};
@@ -70,8 +70,8 @@ pub struct DeskConfig {
     /// Reports that an instance may miss before it is doubted, and before it is lost.
     pub missed: (u32, u32),
     /// What each pool's books are made of; tokens of a block, and bytes of a token, are the pool's.
-    pub books: ConductorConfig,
-    /// How it decides; what is promised is said by [`ConductorConfig::slo`].
+    pub books: SchedulerConfig,
+    /// How it decides; what is promised is said by [`SchedulerConfig::slo`].
     pub policy: PolicyName,
     /// The policy refuses requests that cannot be served as promised: see [`PolicyName::make`].
     pub refuses: bool,
@@ -81,7 +81,7 @@ pub struct DeskConfig {
 
 impl Default for DeskConfig {
     fn default() -> Self {
-        let books = ConductorConfig::default();
+        let books = SchedulerConfig::default();
         let index = crate::index::IndexConfig { max_blocks: 4 << 20, max_records: 4 << 20, ..books.index };
         Self {
             max_pools: 16,
@@ -92,7 +92,7 @@ impl Default for DeskConfig {
             lease_ns: 120_000_000_000,
             claim_ns: 10_000_000_000,
             missed: (3, 10),
-            books: ConductorConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..books },
+            books: SchedulerConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..books },
             policy: PolicyName::Ours,
             refuses: false,
             copies: CopyConfig::default(),
@@ -115,7 +115,7 @@ pub struct PoolKey {
 struct Pool {
     key: PoolKey,
     token_bytes: u64,
-    conductor: Conductor,
+    conductor: Scheduler,
     /// For contexts beyond those that there may be: their hashes are salted by name.
     overflow: ContextId,
     /// Who holds blocks of the shared store: its parts, by their numbers.
@@ -276,7 +276,7 @@ impl Desk {
         }
         let token_bytes = books.token_bytes;
         let policy = self.config.policy.make(self.config.refuses);
-        let mut conductor = Conductor::new(books, policy)?;
+        let mut conductor = Scheduler::new(books, policy)?;
         let everything = ContextKey { salt: "\u{0}more contexts".to_owned(), ..ContextKey::default() };
         let overflow = conductor.context(&everything)?;
         let number = self.next_pool;
@@ -316,7 +316,7 @@ impl Pool {
     fn context(&mut self, key: &ContextKey, hashes: Arc<[u64]>) -> Result<(ContextId, Arc<[u64]>), DeskError> {
         match self.conductor.context(key) {
             Ok(context) => Ok((context, hashes)),
-            Err(crate::scheduler::ConductorError::Index(IndexError::TooManyContexts { .. })) => {
+            Err(crate::scheduler::SchedulerError::Index(IndexError::TooManyContexts { .. })) => {
                 let salt = salt_of(key);
                 Ok((self.overflow, hashes.iter().map(|hash| mix64(hash ^ salt)).collect()))
             }

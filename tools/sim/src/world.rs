@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvplane_conductor::cost::transfer_ns;
-use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig};
+use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{Conductor, ConductorConfig, ExcludedInstances, Next, Progress, Request, Scratch};
+use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, Scheduler, SchedulerConfig, Scratch};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
@@ -109,7 +109,7 @@ impl Node {
 pub(crate) struct World<'a> {
     pub(crate) config: &'a SimConfig,
     pub(crate) trace: &'a [Work],
-    conductor: Conductor,
+    scheduler: Scheduler,
     scratch: Scratch,
     pub(crate) context: ContextId,
     pub(crate) nodes: Vec<Node>,
@@ -138,11 +138,11 @@ pub fn run(trace: &[Work], config: &SimConfig, policy: Box<dyn Policy>) -> Outco
     world.finish()
 }
 
-/// What the Conductor's books are made of for a trace.
-fn books(trace: &[Work], config: &SimConfig) -> ConductorConfig {
+/// What the scheduler is made of for a trace.
+fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
     let blocks: usize = trace.iter().map(|work| work.blocks.len()).sum();
     let index = IndexConfig { max_blocks: blocks.max(1024), max_holders: 64, ..IndexConfig::default() };
-    ConductorConfig {
+    SchedulerConfig {
         index,
         block_tokens: config.block_tokens,
         token_bytes: config.token_bytes,
@@ -150,21 +150,21 @@ fn books(trace: &[Work], config: &SimConfig) -> ConductorConfig {
         slo: config.slo,
         decode_model: config.decode_model,
         keeps_fetched: !config.pass_through,
-        ..ConductorConfig::default()
+        ..SchedulerConfig::default()
     }
 }
 
 impl<'a> World<'a> {
     fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
         let valid = "limits that follow from the trace";
-        let mut conductor = Conductor::new(books(trace, config), policy).expect(valid);
+        let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
         let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
-        let context = conductor.context(&key).expect(valid);
+        let context = scheduler.context(&key).expect(valid);
         for _ in 0..config.prefill {
-            conductor.add_prefill().expect(valid);
+            scheduler.add_prefill().expect(valid);
         }
         for _ in 0..config.decode {
-            conductor.add_decode(config.decode_tokens);
+            scheduler.add_decode(config.decode_tokens);
         }
         let node = |_| Node {
             alive: true,
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         let mut world = Self {
             config,
             trace,
-            conductor,
+            scheduler,
             scratch: Scratch::default(),
             context,
             nodes: (0..config.prefill).map(node).collect(),
@@ -229,8 +229,8 @@ impl<'a> World<'a> {
         match event {
             Event::Heard { instance, stored, removed } => {
                 // An instance that is lost in the meantime is unknown.
-                let _ = self.conductor.removed(instance, self.context, &removed);
-                let _ = self.conductor.stored(instance, self.context, &stored);
+                let _ = self.scheduler.removed(instance, self.context, Tier::Dram, &removed);
+                let _ = self.scheduler.stored(instance, self.context, Tier::Dram, None, &stored);
             }
             Event::Arrived { id } => self.arrived(id),
             Event::Fetched { id, instance, blocks } => {
@@ -254,7 +254,7 @@ impl<'a> World<'a> {
                 self.at(self.now_ns + DETECTED_NS, Event::Detected { instance });
             }
             Event::Detected { instance } => {
-                let lost = self.conductor.lose_prefill(instance).unwrap_or_default();
+                let lost = self.scheduler.lose_prefill(instance).unwrap_or_default();
                 lost.into_iter().for_each(|request| self.offer(request));
             }
             Event::Sample => self.sample(),
@@ -284,8 +284,8 @@ impl<'a> World<'a> {
 
     fn offer(&mut self, request: Request) {
         let id = request.id as usize;
-        let choice = self.conductor.schedule(&request, self.now_ns, &mut self.scratch);
-        let booked = self.conductor.commit(request, &choice, self.now_ns);
+        let choice = self.scheduler.schedule(&request, self.now_ns, &mut self.scratch);
+        let booked = self.scheduler.commit(request, &choice, self.now_ns);
         match choice {
             Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
             Choice::Wait if booked.is_ok() => {}
@@ -295,7 +295,7 @@ impl<'a> World<'a> {
 
     /// Sends those who wait on their way, as far as the Conductor says so.
     fn assign(&mut self) {
-        while let Ok(Some(next)) = self.conductor.poll(self.now_ns, &mut self.scratch) {
+        while let Ok(Some(next)) = self.scheduler.poll(self.now_ns, &mut self.scratch) {
             match next {
                 Next::Goes { id, placement } => self.place(id as usize, placement),
                 Next::Refused { id, .. } => self.end(id as usize, Fate::Refused),
@@ -384,7 +384,7 @@ impl<'a> World<'a> {
         let took_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
         node.working = Some((id, cached, took_ns));
         node.computed_ns += took_ns;
-        let _ = self.conductor.update(id as u64, Progress::PrefillStarted, self.now_ns);
+        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.now_ns);
         self.at(self.now_ns + took_ns, Event::Prefilled { id, instance });
         // What is about to be free takes the next.
         self.at((self.now_ns + took_ns).saturating_sub(60_000_000).max(self.now_ns), Event::Wake);
@@ -403,11 +403,11 @@ impl<'a> World<'a> {
         served.reused_tokens = reused;
         served.ttft_ns = self.now_ns - (work.arrival_ns as f64 / self.config.load) as u64;
         self.tell(instance);
-        let _ = self.conductor.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.now_ns);
+        let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.now_ns);
         let decode = self.placements[id].and_then(|placement| placement.decode);
         match decode {
             _ if self.decodes.is_empty() => self.end(id, Fate::Served),
-            Some(decode) if self.conductor.takes_decode(id as u64, self.now_ns) => {
+            Some(decode) if self.scheduler.takes_decode(id as u64, self.now_ns) => {
                 self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
                 self.decoded(decode);
             }
@@ -424,7 +424,7 @@ impl<'a> World<'a> {
             self.end(id, Fate::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
-            let _ = self.conductor.update(id as u64, Progress::Decoding, self.now_ns);
+            let _ = self.scheduler.update(id as u64, Progress::Decoding, self.now_ns);
         }
         if let Some(next_ns) = self.decodes[instance].next_ns(&model) {
             let version = self.decodes[instance].version;
@@ -436,7 +436,7 @@ impl<'a> World<'a> {
         self.served[id].fate = fate;
         self.open -= 1;
         // Who was refused was never booked.
-        let _ = self.conductor.release(id as u64);
+        let _ = self.scheduler.release(id as u64);
     }
 
     /// Sends what came and went in a cache to the Conductor.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::error::bad;
 use super::{Desk, DeskError, PoolKey};
 use crate::index::{ContextKey, HolderId, Tier, Tiers};
-use crate::scheduler::ConductorError;
+use crate::scheduler::SchedulerError;
 
 /// The most changes of a batch.
 const MOST_CHANGES: usize = 65_536;
@@ -274,12 +274,12 @@ impl Desk {
                     Some(parent) => pool.context(&key, Arc::from([parent]))?.1.first().copied(),
                     None => None,
                 };
-                pool.conductor.stored_in(at, context, tier, parent, &hashes)?;
+                pool.conductor.stored(at, context, tier, parent, &hashes)?;
             }
             CacheEvent::Removed { lora, salt, tier, hashes } => {
                 let (context, hashes) = pool.context(&key(lora, salt), Arc::from(hashes))?;
                 for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
-                    pool.conductor.removed_from(at, context, tier, &hashes)?;
+                    pool.conductor.removed(at, context, tier, &hashes)?;
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Desk {
             let holder = match pool.store.get(&part) {
                 Some(holder) => *holder,
                 None => {
-                    let holder = pool.conductor.index().register().map_err(ConductorError::from)?;
+                    let holder = pool.conductor.index().register().map_err(SchedulerError::from)?;
                     pool.store.insert(part, holder);
                     holder
                 }
@@ -318,7 +318,7 @@ impl Desk {
             } else {
                 index.removed(context, holder, Tier::Pool, &hashes).map(|_| ())
             };
-            changed.map_err(ConductorError::from)?;
+            changed.map_err(SchedulerError::from)?;
             told = true;
         }
         Ok(told)

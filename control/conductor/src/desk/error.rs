@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::scheduler::ConductorError;
+use crate::scheduler::SchedulerError;
 
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum DeskError {
         incarnation: u64,
     },
     /// What the books say.
-    Books(ConductorError),
+    Books(SchedulerError),
 }
 
 impl fmt::Display for DeskError {
@@ -87,8 +87,8 @@ impl fmt::Display for DeskError {
 
 impl std::error::Error for DeskError {}
 
-impl From<ConductorError> for DeskError {
-    fn from(error: ConductorError) -> Self {
+impl From<SchedulerError> for DeskError {
+    fn from(error: SchedulerError) -> Self {
         Self::Books(error)
     }
 }

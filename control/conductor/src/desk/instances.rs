@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::error::bad;
 use super::{Desk, DeskError, MAX_ID_BYTES, PoolKey};
 use crate::index::MAX_NAME_BYTES;
-use crate::scheduler::Foreign;
+use crate::scheduler::{Foreign, InstanceNumbers};
 
 /// The shortest and the longest time between reports, in nanoseconds.
 const REPORTS_NS: (u64, u64) = (10_000_000, 60_000_000_000);
@@ -319,12 +319,7 @@ impl Desk {
         let foreign =
             Foreign { queued_tokens: load.queued_tokens, decode_tokens: load.decode_tokens, decodes: load.decodes };
         if let Some(pool) = self.pools.get_mut(&number) {
-            if let Some(at) = prefill {
-                pool.conductor.prefill_load(at, foreign)?;
-            }
-            if let Some(at) = decode {
-                pool.conductor.decode_load(at, foreign)?;
-            }
+            pool.conductor.report_load(InstanceNumbers { prefill, decode }, foreign)?;
         }
         self.believe(name)?;
         self.poll_pool(number, now_ns);
@@ -371,13 +366,8 @@ impl Desk {
         let Some(instance) = self.instances.get(name) else { return Ok(()) };
         let takes = !instance.doubted && !instance.held;
         let Some(pool) = self.pools.get_mut(&instance.pool) else { return Ok(()) };
-        if let Some(at) = instance.prefill {
-            pool.conductor.set_prefill_takes(at, takes)?;
-        }
-        if let Some(at) = instance.decode {
-            pool.conductor.set_decode_takes(at, takes)?;
-        }
-        Ok(())
+        let numbers = InstanceNumbers { prefill: instance.prefill, decode: instance.decode };
+        Ok(pool.conductor.set_takes(numbers, takes)?)
     }
 
     /// Doubts who missed reports, and gives up who missed many. When the next will have.

@@ -8,7 +8,7 @@ use super::error::bad;
 use super::requests::{State, unknown_model};
 use super::{Answer, AssignedInstances, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
 use crate::index::{ContextKey, HolderId, Tier, Tiers};
-use crate::scheduler::ConductorError;
+use crate::scheduler::SchedulerError;
 
 /// The most holders in an answer.
 const MOST_HOLDERS: usize = 1_024;
@@ -159,8 +159,8 @@ impl Desk {
         // One more, for the shared store is no instance.
         let most = most.min(MOST_HOLDERS);
         let found = self.scratch.found_mut();
-        pool.index().find(context, &hashes, most + 1, tiers, found).map_err(ConductorError::from)?;
-        let pooled = pool.index().held_by_anybody(context, &hashes, Tiers::SHARED).map_err(ConductorError::from)?;
+        pool.index().find(context, &hashes, most + 1, tiers, found).map_err(SchedulerError::from)?;
+        let pooled = pool.index().held_by_anybody(context, &hashes, Tiers::SHARED).map_err(SchedulerError::from)?;
         let block_tokens = pool.key.block_tokens;
         let holders: Vec<HolderId> = self.scratch.found().matches().iter().map(|found| found.holder).collect();
         let mut answer = Vec::with_capacity(holders.len());
@@ -188,7 +188,7 @@ impl Desk {
         let Some(pool) = self.pools.get_mut(&number) else { return Err(bad("the pool is gone")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
         let blocks = pool.index().held_by_anybody(context, &hashes, Tiers::only(Tier::Pool));
-        Ok(blocks.map_err(ConductorError::from)?.saturating_mul(pool.key.block_tokens))
+        Ok(blocks.map_err(SchedulerError::from)?.saturating_mul(pool.key.block_tokens))
     }
 
     /// Why a request went where it went. Ids are each tenant's own: where several have this one, it is that of the

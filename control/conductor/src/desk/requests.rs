@@ -8,7 +8,7 @@ use super::error::bad;
 use super::{ClientNotice, Desk, DeskError, MAX_ID_BYTES, MAX_PROMPT_BLOCKS, fingerprint, request_of};
 use crate::index::{ContextKey, Tiers};
 use crate::policy::{Choice, Fetch, Placement};
-use crate::scheduler::{ConductorError, ExcludedInstances, Next, Progress, Request};
+use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError};
 
 /// Sources named in an answer at most.
 const SOURCES: usize = 4;
@@ -172,7 +172,7 @@ impl Desk {
         }
         match conductor.commit(request.clone(), &choice, now_ns) {
             Ok(()) => {}
-            Err(ConductorError::QueueFull { .. } | ConductorError::TooManyReservations { .. }) => {
+            Err(SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. }) => {
                 self.counts.refused += 1;
                 return refused(Why::Full, AGAIN_NS);
             }

@@ -4,7 +4,7 @@ use kvplane_conductor::desk::{
     Answer, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part, ScheduleRequest, Step,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
-use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
 
@@ -97,7 +97,7 @@ fn what_the_store_has_is_said() {
 fn desk_with_a_store() -> (Desk, Vec<u64>) {
     let index = IndexConfig { max_blocks: 1 << 10, max_records: 1 << 10, max_holders: 64, max_contexts: 4, seed: 7 };
     // A block of 1 MiB takes a sixth of a second.
-    let books = ConductorConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..DeskConfig::default().books };
+    let books = SchedulerConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..DeskConfig::default().books };
     let (mut desk, prompt) = (Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0), prompt(5, 2));
     for at in 0..16 {
         let spec = InstanceSpec {

@@ -5,7 +5,7 @@ use kvplane_conductor::desk::{
     InstanceRow, InstanceSpec, Mode, Part, PoolRow, Publisher, ScheduleRequest, Step, Table, Why,
 };
 use kvplane_conductor::index::{ContextKey, Tier};
-use kvplane_conductor::scheduler::ConductorError;
+use kvplane_conductor::scheduler::SchedulerError;
 use kvplane_rpc::conductor::{
     Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
     FetchSource, InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
@@ -20,7 +20,7 @@ pub(crate) fn refusal(error: &DeskError) -> Refusal {
         | DeskError::UnknownRequest { .. }
         | DeskError::UnknownReservation { .. }
         | DeskError::UnknownModel { .. }
-        | DeskError::Books(ConductorError::UnknownInstance { .. } | ConductorError::UnknownRequest { .. }) => {
+        | DeskError::Books(SchedulerError::UnknownInstance { .. } | SchedulerError::UnknownRequest { .. }) => {
             RefusalCode::NotFound
         }
         DeskError::Conflict { .. } => RefusalCode::AlreadyExists,

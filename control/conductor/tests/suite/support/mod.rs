@@ -7,7 +7,7 @@ use kvplane_conductor::desk::{
     ScheduleRequest,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
-use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 
 pub const SECOND: u64 = 1_000_000_000;
@@ -15,7 +15,7 @@ pub const BLOCK: u32 = 16;
 
 pub fn config() -> DeskConfig {
     let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
-    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
+    let books = SchedulerConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
     DeskConfig { max_instances: 16, max_requests: 64, books, ..DeskConfig::default() }
 }
 
