@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::index::ContextKey;
+use super::config::{MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
+use super::error::{ConductorError, bad};
+use crate::index::{ContextId, ContextKey};
 use crate::policy::Refusal;
+use crate::scheduler::{ExcludedInstances, Request};
 
 /// How a request is to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,9 @@ pub enum Mode {
     /// Not booked: only said.
     Advise,
 }
+
+/// The most instances that a request may be kept from.
+pub(super) const MOST_BARRED: usize = 256;
 
 /// A request as it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,12 +35,45 @@ pub struct ScheduleRequest {
     pub tokens: u32,
     /// Rolling hashes of its full blocks.
     pub hashes: Vec<u64>,
-    /// How long it may wait, in nanoseconds; 0 for the desk's.
+    /// How long it may wait, in nanoseconds; 0 for the Conductor's.
     pub wait_ns: u64,
     /// How.
     pub mode: Mode,
     /// Instances that it must not go to.
     pub barred: Vec<String>,
+}
+
+impl ScheduleRequest {
+    /// Refuses what makes no sense or is over a limit.
+    pub(super) fn check(&self) -> Result<(), ConductorError> {
+        let name = self.request.len();
+        if name == 0 || name > MAX_ID_BYTES {
+            return Err(bad(format!("a request's id has 1 to {MAX_ID_BYTES} bytes, not {name}")));
+        }
+        let (blocks, tokens, of) = (self.hashes.len(), self.tokens, self.context.block_tokens);
+        if blocks > MAX_PROMPT_BLOCKS {
+            return Err(bad(format!("a prompt of {blocks} blocks; at most {MAX_PROMPT_BLOCKS}: use larger blocks")));
+        }
+        if tokens == 0 || (blocks as u64).saturating_sub(1) * u64::from(of) >= u64::from(tokens) {
+            return Err(bad(format!("{blocks} blocks of {of} tokens are more than a prompt of {tokens} tokens")));
+        }
+        let most = MAX_PROMPT_BLOCKS as u64 * u64::from(of);
+        if u64::from(tokens) > most {
+            return Err(bad(format!(
+                "a prompt of {tokens} tokens; at most {most} in blocks of {of}: use larger blocks"
+            )));
+        }
+        if self.barred.len() > MOST_BARRED {
+            return Err(bad(format!("kept from {} instances; at most {MOST_BARRED}", self.barred.len())));
+        }
+        Ok(())
+    }
+
+    /// The same for a scheduler, under a number, with the context and hashes of its pool.
+    pub(super) fn numbered(&self, id: u64, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
+        let barred = ExcludedInstances::default();
+        Request { id, arrival_ns: now_ns, tokens: self.tokens, context, hashes, barred }
+    }
 }
 
 /// What is said of a request.
@@ -138,4 +177,15 @@ pub enum Step {
     Alive,
     /// It ended, however.
     Ended,
+}
+
+/// Something for a client that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientNotice {
+    /// Which client.
+    pub client: u64,
+    /// Its request's id.
+    pub request: Arc<str>,
+    /// What.
+    pub answer: Answer,
 }

@@ -1,4 +1,4 @@
-//! Why the desk refuses.
+//! Why the Conductor refuses a call.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::scheduler::SchedulerError;
 
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeskError {
+pub enum ConductorError {
     /// Something said makes no sense.
     Bad {
         /// What, with its number.
@@ -55,11 +55,11 @@ pub enum DeskError {
         /// Its present incarnation.
         incarnation: u64,
     },
-    /// What the books say.
-    Books(SchedulerError),
+    /// What a scheduler says.
+    Scheduler(SchedulerError),
 }
 
-impl fmt::Display for DeskError {
+impl fmt::Display for ConductorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bad { what } | Self::Conflict { what } => f.write_str(what),
@@ -80,20 +80,20 @@ impl fmt::Display for DeskError {
                     "instance {name:?} has registered again with incarnation {incarnation}; an earlier one is over"
                 )
             }
-            Self::Books(error) => error.fmt(f),
+            Self::Scheduler(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for DeskError {}
+impl std::error::Error for ConductorError {}
 
-impl From<SchedulerError> for DeskError {
+impl From<SchedulerError> for ConductorError {
     fn from(error: SchedulerError) -> Self {
-        Self::Books(error)
+        Self::Scheduler(error)
     }
 }
 
 /// Something that makes no sense.
-pub(super) fn bad(what: impl Into<String>) -> DeskError {
-    DeskError::Bad { what: what.into() }
+pub(super) fn bad(what: impl Into<String>) -> ConductorError {
+    ConductorError::Bad { what: what.into() }
 }
