@@ -8,7 +8,8 @@ use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::hot::HotTable;
 
 use crate::config::Work;
-use crate::world::{Event, World};
+use crate::events::Event;
+use crate::world::World;
 
 /// How often it is looked whether something is worth a copy.
 pub(crate) const LOOK_NS: u64 = 1_000_000_000;
@@ -31,7 +32,7 @@ impl World<'_> {
     /// A request fetches what it lacks of its first `blocks`.
     pub(crate) fn note_fetch(&mut self, id: usize, blocks: usize) {
         if let Some(copied) = &mut self.copied {
-            copied.table.note(self.context, &self.trace[id].blocks[..blocks], self.now_ns);
+            copied.table.note(self.context, &self.trace[id].blocks[..blocks], self.events.now_ns());
         }
     }
 
@@ -41,7 +42,7 @@ impl World<'_> {
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
         let mut all: Vec<PrefixFetch<u64>> = Vec::new();
         let mut chains: Vec<Arc<[u64]>> = Vec::new();
-        for row in copied.table.most(ROWS, self.now_ns) {
+        for row in copied.table.most(ROWS, self.events.now_ns()) {
             let alive = || self.nodes.iter().filter(|node| node.alive);
             let held = |node: &crate::world::Node| node.cache.prefix(&row.chain);
             // What everybody has is fetched by nobody.
@@ -58,17 +59,17 @@ impl World<'_> {
         }
         let nodes = self.nodes.iter().filter(|node| node.alive).count() as u32;
         let sources = Sources { nodes, nic_bytes_s: self.config.nic_bytes_s };
-        for order in copied.copies.decide(&all, sources, self.now_ns) {
+        for order in copied.copies.decide(&all, sources, self.events.now_ns()) {
             let CopyOrder::Copy(key) = order else { continue };
             let at = all.iter().position(|one| one.key == key);
             let begun = at.is_some_and(|at| self.begin_copy(key, &chains[at]));
             if !begun {
-                copied.copies.ended(key, false, self.now_ns);
+                copied.copies.ended(key, false, self.events.now_ns());
             }
         }
         self.copied = Some(copied);
         if self.open > 0 {
-            self.at(self.now_ns + LOOK_NS, Event::Copies);
+            self.events.at(self.events.now_ns() + LOOK_NS, Event::Copies);
         }
     }
 
@@ -76,15 +77,15 @@ impl World<'_> {
     fn begin_copy(&mut self, key: u64, chain: &Arc<[u64]>) -> bool {
         let whole = |at: &usize| self.nodes[*at].cache.prefix(chain) == chain.len();
         let alive: Vec<usize> = (0..self.nodes.len()).filter(|at| self.nodes[*at].alive).collect();
-        let least = |at: &usize| (self.nodes[*at].egress_until_ns.max(self.now_ns), *at);
+        let least = |at: &usize| (self.nodes[*at].egress_until_ns.max(self.events.now_ns()), *at);
         let source = alive.iter().copied().filter(whole).min_by_key(least);
         let target = alive.iter().copied().filter(|at| !whole(at)).min_by_key(least);
         let (Some(source), Some(target)) = (source, target) else { return false };
         let lacks = chain.iter().filter(|block| !self.nodes[target].cache.has(**block)).count() as u64;
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
         let took_ns = lacks * transfer_ns(block_bytes, self.config.nic_bytes_s);
-        let ready_ns = self.nodes[source].send(took_ns, self.now_ns);
-        self.at(ready_ns, Event::Copied { instance: target, key, chain: Arc::clone(chain) });
+        let ready_ns = self.nodes[source].send(took_ns, self.events.now_ns());
+        self.events.at(ready_ns, Event::Copied { instance: target, key, chain: Arc::clone(chain) });
         true
     }
 
@@ -99,7 +100,7 @@ impl World<'_> {
             self.outcome.copied += 1;
         }
         if let Some(copied) = &mut self.copied {
-            copied.copies.ended(key, alive, self.now_ns);
+            copied.copies.ended(key, alive, self.events.now_ns());
         }
     }
 }

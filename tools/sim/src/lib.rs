@@ -15,6 +15,7 @@ mod cache;
 mod config;
 mod copies;
 mod decode;
+mod events;
 mod outcome;
 mod policies;
 mod world;

@@ -1,7 +1,7 @@
-//! The events of a simulated cluster, one after the other.
+//! A simulated cluster: what each event does to it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,60 +12,16 @@ use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, S
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
-
 use crate::config::{DETECTED_NS, SimConfig, Work};
 use crate::copies::{CopyTraffic, LOOK_NS};
 use crate::decode::Decode;
+use crate::events::{Event, EventQueue};
 use crate::outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
 
 /// Between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
 /// Between two samples of replicas.
 const REPLICAS_NS: u64 = 30_000_000_000;
-
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Event {
-    /// The Conductor hears what a cache holds now and no longer.
-    Heard {
-        instance: usize,
-        stored: Vec<u64>,
-        removed: Vec<u64>,
-    },
-    Fetched {
-        id: usize,
-        instance: usize,
-        blocks: usize,
-    },
-    Prefilled {
-        id: usize,
-        instance: usize,
-    },
-    Decoded {
-        instance: usize,
-        version: u64,
-    },
-    Died {
-        instance: usize,
-    },
-    Detected {
-        instance: usize,
-    },
-    Sample,
-    Replicas,
-    Arrived {
-        id: usize,
-    },
-    /// Somebody who waits may go now.
-    Wake,
-    /// It is looked whether something is worth a copy.
-    Copies,
-    /// A copy is there.
-    Copied {
-        instance: usize,
-        key: u64,
-        chain: Arc<[u64]>,
-    },
-}
 
 struct Job {
     id: usize,
@@ -106,6 +62,7 @@ impl Node {
     }
 }
 
+/// A simulated cluster that the scheduler under test serves a trace on.
 pub(crate) struct World<'a> {
     pub(crate) config: &'a SimConfig,
     pub(crate) trace: &'a [Work],
@@ -114,9 +71,7 @@ pub(crate) struct World<'a> {
     pub(crate) context: ContextId,
     pub(crate) nodes: Vec<Node>,
     decodes: Vec<Decode>,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    number: u64,
-    pub(crate) now_ns: u64,
+    pub(crate) events: EventQueue,
     placements: Vec<Option<Placement>>,
     served: Vec<RequestOutcome>,
     pub(crate) open: usize,
@@ -130,8 +85,7 @@ pub(crate) struct World<'a> {
 #[must_use]
 pub fn run(trace: &[Work], config: &SimConfig, policy: Box<dyn Policy>) -> Outcome {
     let mut world = World::new(trace, config, policy);
-    while let Some(Reverse((at_ns, _, event))) = world.events.pop() {
-        world.now_ns = at_ns;
+    while let Some(event) = world.events.pop() {
         world.handle(event);
         world.assign();
     }
@@ -193,9 +147,7 @@ impl<'a> World<'a> {
             context,
             nodes: (0..config.prefill).map(node).collect(),
             decodes: (0..config.decode).map(|_| Decode::default()).collect(),
-            events: BinaryHeap::new(),
-            number: 0,
-            now_ns: 0,
+            events: EventQueue::default(),
             placements: vec![None; trace.len()],
             served: trace.iter().map(lost).collect(),
             open: trace.len(),
@@ -205,24 +157,19 @@ impl<'a> World<'a> {
             copied: config.copies.map(CopyTraffic::new),
         };
         for (id, work) in trace.iter().enumerate() {
-            world.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
+            world.events.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
         }
-        world.at(SAMPLE_NS, Event::Sample);
+        world.events.at(SAMPLE_NS, Event::Sample);
         if config.replicas {
-            world.at(REPLICAS_NS, Event::Replicas);
+            world.events.at(REPLICAS_NS, Event::Replicas);
         }
         if config.copies.is_some() {
-            world.at(LOOK_NS, Event::Copies);
+            world.events.at(LOOK_NS, Event::Copies);
         }
         if let Some(death_ns) = config.faults.death_ns {
-            world.at(death_ns, Event::Died { instance: 0 });
+            world.events.at(death_ns, Event::Died { instance: 0 });
         }
         world
-    }
-
-    pub(crate) fn at(&mut self, at_ns: u64, event: Event) {
-        self.number += 1;
-        self.events.push(Reverse((at_ns, self.number, event)));
     }
 
     fn handle(&mut self, event: Event) {
@@ -251,7 +198,7 @@ impl<'a> World<'a> {
                 node.alive = false;
                 node.queue.clear();
                 node.working = None;
-                self.at(self.now_ns + DETECTED_NS, Event::Detected { instance });
+                self.events.at(self.events.now_ns() + DETECTED_NS, Event::Detected { instance });
             }
             Event::Detected { instance } => {
                 let lost = self.scheduler.lose_prefill(instance).unwrap_or_default();
@@ -271,7 +218,7 @@ impl<'a> World<'a> {
             work.blocks.iter().for_each(|block| *self.uses.entry(*block).or_default() += 1);
         }
         let hashes: Arc<[u64]> = Arc::clone(&work.blocks);
-        let (arrival_ns, tokens) = (self.now_ns, work.input_tokens);
+        let (arrival_ns, tokens) = (self.events.now_ns(), work.input_tokens);
         self.offer(Request {
             id: id as u64,
             arrival_ns,
@@ -284,8 +231,8 @@ impl<'a> World<'a> {
 
     fn offer(&mut self, request: Request) {
         let id = request.id as usize;
-        let choice = self.scheduler.schedule(&request, self.now_ns, &mut self.scratch);
-        let booked = self.scheduler.commit(request, &choice, self.now_ns);
+        let choice = self.scheduler.schedule(&request, self.events.now_ns(), &mut self.scratch);
+        let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
         match choice {
             Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
             Choice::Wait if booked.is_ok() => {}
@@ -295,7 +242,7 @@ impl<'a> World<'a> {
 
     /// Sends those who wait on their way, as far as the Conductor says so.
     fn assign(&mut self) {
-        while let Ok(Some(next)) = self.scheduler.poll(self.now_ns, &mut self.scratch) {
+        while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
                 Next::Goes { id, placement } => self.place(id as usize, placement),
                 Next::Refused { id, .. } => self.end(id as usize, Fate::Refused),
@@ -307,7 +254,7 @@ impl<'a> World<'a> {
         self.placements[id] = Some(placement);
         let at = placement.prefill;
         let (ready_ns, fetched, keep) = match placement.fetch {
-            Fetch::Nothing => (self.now_ns, 0..0, true),
+            Fetch::Nothing => (self.events.now_ns(), 0..0, true),
             Fetch::One(source) => {
                 let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &[source]);
                 (ready_ns, fetched, true)
@@ -319,10 +266,10 @@ impl<'a> World<'a> {
             }
         };
         if !fetched.is_empty() {
-            self.served[id].transfer_ns = ready_ns - self.now_ns;
+            self.served[id].transfer_ns = ready_ns - self.events.now_ns();
             self.note_fetch(id, fetched.end);
             let blocks = if keep { fetched.end } else { 0 };
-            self.at(ready_ns, Event::Fetched { id, instance: at, blocks });
+            self.events.at(ready_ns, Event::Fetched { id, instance: at, blocks });
         }
         let found = self.config.at_once.then(|| self.have_at_once(id, at, &fetched));
         self.nodes[at].queue.push_back(Job { id, ready_ns, fetched, keep, found });
@@ -347,7 +294,7 @@ impl<'a> World<'a> {
         let here = self.nodes[at].cache.prefix(&work.blocks[..wanted]);
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
         let block_ns = transfer_ns(block_bytes, self.config.nic_bytes_s);
-        let (mut end, mut last, mut ready_ns, mut moved) = (here, None, self.now_ns, 0);
+        let (mut end, mut last, mut ready_ns, mut moved) = (here, None, self.events.now_ns(), 0);
         for block in &work.blocks[here..wanted] {
             let has = |source: &usize| self.nodes[*source].alive && self.nodes[*source].cache.has(*block);
             if !self.nodes[at].cache.has(*block) {
@@ -356,20 +303,20 @@ impl<'a> World<'a> {
                 last = Some(source);
                 let node = &mut self.nodes[source];
                 node.cache.touch_block(*block);
-                ready_ns = ready_ns.max(node.send(block_ns, self.now_ns));
+                ready_ns = ready_ns.max(node.send(block_ns, self.events.now_ns()));
                 moved += 1;
             }
             end += 1;
         }
         // What comes from many still enters by one NIC.
-        (ready_ns.max(self.now_ns + moved * block_ns), here..end)
+        (ready_ns.max(self.events.now_ns() + moved * block_ns), here..end)
     }
 
     /// Starts the next prefill of an instance if it can.
     fn start(&mut self, instance: usize) {
         let node = &mut self.nodes[instance];
         let Some(job) = node.queue.front() else { return };
-        if !node.alive || node.working.is_some() || job.ready_ns > self.now_ns {
+        if !node.alive || node.working.is_some() || job.ready_ns > self.events.now_ns() {
             return;
         }
         let id = job.id;
@@ -384,10 +331,11 @@ impl<'a> World<'a> {
         let took_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
         node.working = Some((id, cached, took_ns));
         node.computed_ns += took_ns;
-        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.now_ns);
-        self.at(self.now_ns + took_ns, Event::Prefilled { id, instance });
+        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.events.now_ns());
+        self.events.at(self.events.now_ns() + took_ns, Event::Prefilled { id, instance });
         // What is about to be free takes the next.
-        self.at((self.now_ns + took_ns).saturating_sub(60_000_000).max(self.now_ns), Event::Wake);
+        self.events
+            .at((self.events.now_ns() + took_ns).saturating_sub(60_000_000).max(self.events.now_ns()), Event::Wake);
     }
 
     fn prefilled(&mut self, id: usize, instance: usize) {
@@ -401,13 +349,13 @@ impl<'a> World<'a> {
         let served = &mut self.served[id];
         served.prefill_ns += took_ns;
         served.reused_tokens = reused;
-        served.ttft_ns = self.now_ns - (work.arrival_ns as f64 / self.config.load) as u64;
+        served.ttft_ns = self.events.now_ns() - (work.arrival_ns as f64 / self.config.load) as u64;
         self.tell(instance);
-        let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.now_ns);
+        let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.events.now_ns());
         let decode = self.placements[id].and_then(|placement| placement.decode);
         match decode {
             _ if self.decodes.is_empty() => self.end(id, Fate::Served),
-            Some(decode) if self.scheduler.takes_decode(id as u64, self.now_ns) => {
+            Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
                 self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
                 self.decoded(decode);
             }
@@ -419,16 +367,16 @@ impl<'a> World<'a> {
     /// Brings a decode instance up to date and lets in who waits.
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
-        for (id, tbt_ns) in self.decodes[instance].advance(self.now_ns, &model) {
+        for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
             self.served[id].tbt_ns = tbt_ns as u64;
             self.end(id, Fate::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
-            let _ = self.scheduler.update(id as u64, Progress::Decoding, self.now_ns);
+            let _ = self.scheduler.update(id as u64, Progress::Decoding, self.events.now_ns());
         }
         if let Some(next_ns) = self.decodes[instance].next_ns(&model) {
             let version = self.decodes[instance].version;
-            self.at(next_ns.max(self.now_ns + 1), Event::Decoded { instance, version });
+            self.events.at(next_ns.max(self.events.now_ns() + 1), Event::Decoded { instance, version });
         }
     }
 
@@ -446,7 +394,7 @@ impl<'a> World<'a> {
         if stored.is_empty() && removed.is_empty() || lost > 0.0 && self.rng.chance(lost) {
             return;
         }
-        self.at(self.now_ns + self.config.faults.stale_ns, Event::Heard { instance, stored, removed });
+        self.events.at(self.events.now_ns() + self.config.faults.stale_ns, Event::Heard { instance, stored, removed });
     }
 
     fn sample(&mut self) {
@@ -454,7 +402,7 @@ impl<'a> World<'a> {
         let alive = self.nodes.iter().filter(|node| node.alive).count().max(1);
         self.outcome.prefill_load.push(load / alive as f64);
         if self.open > 0 && !self.events.is_empty() {
-            self.at(self.now_ns + SAMPLE_NS, Event::Sample);
+            self.events.at(self.events.now_ns() + SAMPLE_NS, Event::Sample);
         }
     }
 
@@ -474,9 +422,9 @@ impl<'a> World<'a> {
             let block = ranked.get(rank - 1).map(|(_, block)| *block);
             block.map_or(0, |block| self.nodes.iter().filter(|node| node.cache.has(block)).count() as u32)
         });
-        self.outcome.replicas.push(ReplicaSample { at_ns: self.now_ns, ranks });
+        self.outcome.replicas.push(ReplicaSample { at_ns: self.events.now_ns(), ranks });
         if self.open > 0 {
-            self.at(self.now_ns + REPLICAS_NS, Event::Replicas);
+            self.events.at(self.events.now_ns() + REPLICAS_NS, Event::Replicas);
         }
     }
 
