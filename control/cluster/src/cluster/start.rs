@@ -5,22 +5,22 @@
 //! owner's incarnation is over are dropped; ended incarnations beyond the limit are forgotten.
 
 use core::fmt;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use kvplane_proto::ids::Epoch;
-use kvplane_proto::map::{ClusterMap, MapError};
+use kvplane_proto::map::MapError;
 
+use super::Cluster;
 use crate::adoption::Adoption;
-use crate::catalog::Catalog;
-use crate::cluster::{Cluster, Evidence, Row};
+use crate::catalog::{Catalog, SegmentOwner};
 use crate::config::{ClusterConfig, ConfigError};
-use crate::message::{Change, Counters, Output};
-use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
-use crate::state::MemberState;
+use crate::membership::Membership;
+use crate::message::{Counters, Output};
+use crate::record::{Header, Record, RecordKey};
 use crate::tenants::{MAX_TENANTS, Tenants};
 
 /// Beyond this an epoch was not counted but corrupted; it leaves room to count on for ever.
-pub(crate) const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
+pub(super) const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
 
 /// Why a cluster does not start from the stored records.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,36 +96,25 @@ impl Cluster {
         now_ns: u64,
     ) -> Result<Self, StartError> {
         config.validate().map_err(StartError::Config)?;
-        let map = ClusterMap { epoch: Epoch(0), replicas: config.replicas, members: Vec::new(), former: None };
         let mut cluster = Self {
-            rows: BTreeMap::new(),
+            membership: Membership::new(config, now_ns),
             catalog: Catalog::default(),
             tenants: Tenants::default(),
-            devices: BTreeMap::new(),
             adoption: None,
             counters: Counters::default(),
             now_ns,
-            map,
-            last_owners: Vec::new(),
-            layout: Layout::default(),
-            due_ns: None,
-            share_waits: false,
-            probe: None,
-            settle_until_ns: now_ns,
-            changes: Vec::new(),
-            lost: Vec::new(),
-            map_changed: false,
-            outputs: VecDeque::new(),
-            config,
         };
         cluster.restore(restored)?;
-        if let Some(wait_ns) = cluster.config.adoption_wait_ns.filter(|_| cluster.map.epoch == Epoch(0)) {
+        let epoch = cluster.map().epoch;
+        if let Some(wait_ns) = cluster.config().adoption_wait_ns.filter(|_| epoch == Epoch(0)) {
             cluster.adoption = Some(Adoption::new(now_ns, now_ns.saturating_add(wait_ns)));
             cluster.rearm();
         }
-        cluster.publish();
-        if !matches!(cluster.outputs.back(), Some(Output::MapChanged(_))) {
-            cluster.outputs.push_back(Output::MapChanged(cluster.map.clone()));
+        cluster.membership.publish();
+        let map = cluster.map().clone();
+        let effects = cluster.membership.effects();
+        if !matches!(effects.outputs().back(), Some(Output::MapChanged(_))) {
+            effects.emit(Output::MapChanged(map));
         }
         Ok(cluster)
     }
@@ -134,75 +123,44 @@ impl Cluster {
         let records: BTreeMap<RecordKey, Record> = restored.into_iter().map(|record| (record.key(), record)).collect();
         let count = records.len();
         let mut header = None;
-        let graced_ns = self.now_ns.saturating_add(self.config.restart_grace_ns);
+        let graced_ns = self.now_ns.saturating_add(self.config().restart_grace_ns);
         // Keys sort the header first and members before their segments.
         for record in records.into_values() {
             match record {
                 Record::Header(found) => header = Some(found),
-                Record::Member(record) => self.restore_member(record, graced_ns),
                 Record::Segment(segment) if self.owner_is_live(segment.owner) => {
                     self.catalog.insert(segment, graced_ns);
                 }
-                Record::Layout(layout) => self.layout = layout,
-                Record::Tenant(tenant) => {
-                    self.tenants.by_name.insert(tenant.name.clone(), tenant);
-                }
-                Record::Devices(said) => {
-                    self.devices.insert(said.node, said);
-                }
+                Record::Segment(segment) => self.membership.effects().remove(RecordKey::Segment(segment.name)),
+                Record::Tenant(tenant) => self.tenants.insert(tenant),
                 // The Conductor's host begins with these.
                 Record::Conductor(_) => {}
-                Record::Segment(segment) => self.changes.push(Change::Remove(RecordKey::Segment(segment.name))),
+                record => self.membership.restore(record, graced_ns),
             }
         }
-        match header {
+        match &header {
             None if count > 0 => return Err(StartError::NoHeader { records: count }),
-            None => self.changes.push(Change::Put(self.header())),
-            Some(header) if header.cluster != self.config.cluster => {
-                let configured = self.config.cluster.clone();
-                return Err(StartError::OtherCluster { stored: header.cluster, configured });
+            Some(Header { cluster, .. }) if *cluster != self.config().cluster => {
+                let configured = self.config().cluster.clone();
+                return Err(StartError::OtherCluster { stored: cluster.clone(), configured });
             }
-            Some(Header { epoch, .. }) if epoch > LAST_EPOCH => return Err(StartError::Epoch { found: epoch }),
-            Some(header) => {
-                (self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);
-                self.map_changed = header.replicas != self.config.replicas;
-            }
+            Some(Header { epoch, .. }) if *epoch > LAST_EPOCH => return Err(StartError::Epoch { found: *epoch }),
+            _ => {}
         }
-        let limits = self.config.limits;
-        over_limit("live members", self.live_members(), limits.members)?;
+        let limits = self.config().limits;
+        over_limit("live members", self.membership.members().live_count(), limits.members)?;
         over_limit("segments", self.catalog.len(), limits.segments)?;
-        over_limit("tenants", self.tenants.by_name.len(), MAX_TENANTS)?;
-        self.forget_longest_ended();
-        self.restore_shares();
-        self.map.members = self.map_members();
-        // Nothing remembered, or not of these members: what was before is not known.
-        if !self.map_changed {
-            self.note_layout(&[]);
-        }
-        self.map.validate().map_err(StartError::Map)?;
+        over_limit("tenants", self.tenants.len(), MAX_TENANTS)?;
+        self.membership.resume(header.as_ref()).map_err(StartError::Map)?;
         self.rearm();
         Ok(())
     }
 
-    fn restore_member(&mut self, record: MemberRecord, graced_ns: u64) {
-        let MemberRecord { member, state, ended, capacity_bytes, version } = record;
-        let state = if state == MemberState::Suspect { MemberState::Active } else { state };
-        let row = Row {
-            member,
-            state,
-            capacity_bytes,
-            version,
-            load: None,
-            heard_ns: graced_ns,
-            heard: false,
-            joined_ns: self.now_ns,
-            ended,
-            shared: false,
-            settled: None,
-            newcomer: false,
-            seen: Evidence::default(),
-        };
-        self.rows.insert(row.member.node, row);
+    fn owner_is_live(&self, owner: SegmentOwner) -> bool {
+        match owner {
+            SegmentOwner::Client { .. } => true,
+            SegmentOwner::Node { node, incarnation } => self.membership.members().is_live(node, incarnation),
+        }
     }
 }
 

@@ -5,67 +5,79 @@
 //! other, say the same, the epoch stands that was next when the first of them said it. A device remembers the last map
 //! that it knew: what it has is of no use if that is of an earlier epoch.
 
+use std::collections::BTreeMap;
+
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 
-use crate::cluster::Cluster;
-use crate::message::{Change, Reply};
-use crate::record::{Record, RecordKey};
+use super::effects::Effects;
+use crate::record::{Devices, Record, RecordKey};
 use crate::rejection::Rejection;
 
-/// What the last incarnation of a node said of its devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Devices {
-    /// Which node.
-    pub node: NodeId,
-    /// Which incarnation.
-    pub incarnation: Incarnation,
-    /// A digest of the devices' identities.
-    pub devices: u128,
-    /// No incarnation of the node since this epoch had others.
-    pub since: Epoch,
+/// What nodes said of their devices.
+#[derive(Default)]
+pub(crate) struct DeviceTable {
+    by_node: BTreeMap<NodeId, Devices>,
 }
 
-impl Cluster {
-    pub(crate) fn attach(&mut self, node: NodeId, incarnation: Incarnation, devices: u128) -> Result<Reply, Rejection> {
-        self.refuse_while_adopting(node)?;
-        let known = self.devices.get(&node);
+impl DeviceTable {
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Devices> {
+        self.by_node.get(&node)
+    }
+
+    /// Whether the last incarnation of a node has devices.
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.by_node.contains_key(&node)
+    }
+
+    /// By node.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Devices> {
+        self.by_node.values()
+    }
+
+    /// What was remembered, or was offered.
+    pub(crate) fn insert(&mut self, said: Devices) {
+        self.by_node.insert(said.node, said);
+    }
+
+    /// An incarnation that is about to join says which devices it has, while `newest` is the newest epoch: since which
+    /// epoch no incarnation of the node had others.
+    pub(super) fn attach(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        devices: u128,
+        newest: Epoch,
+        limit: usize,
+        effects: &mut Effects,
+    ) -> Result<Epoch, Rejection> {
+        let known = self.by_node.get(&node);
         if let Some(later) = known.filter(|known| known.incarnation > incarnation) {
-            self.counters.stale += 1;
             return Err(Rejection::StaleIncarnation { node, given: incarnation, known: later.incarnation });
         }
-        let limit = self.config.limits.members + self.config.limits.ended_incarnations;
-        if known.is_none() && self.devices.len() >= limit {
+        if known.is_none() && self.by_node.len() >= limit {
             return Err(Rejection::TooManyMembers { limit });
         }
         let kept = known.filter(|known| known.devices == devices).map(|known| known.since);
-        let since = kept.unwrap_or(Epoch(self.newest_epoch().0 + 1));
-        let said = Devices { node, incarnation: incarnation, devices, since };
+        let since = kept.unwrap_or(Epoch(newest.0 + 1));
+        let said = Devices { node, incarnation, devices, since };
         if known != Some(&said) {
-            self.devices.insert(node, said);
-            self.changes.push(Change::Put(Record::Devices(said)));
+            self.by_node.insert(node, said);
+            effects.put(Record::Devices(said));
         }
-        Ok(Reply::DevicesKept { since })
-    }
-
-    /// The last incarnation of a node that is known of, as a member or by its devices; 0 where none is.
-    #[must_use]
-    pub fn last_incarnation(&self, node: NodeId) -> Incarnation {
-        let joined = self.rows.get(&node).map(|row| row.member.incarnation);
-        let attached = self.devices.get(&node).map(|said| said.incarnation);
-        joined.max(attached).unwrap_or(Incarnation(0))
+        Ok(since)
     }
 
     /// An incarnation of a node begins; without devices, unless it has said which.
-    pub(crate) fn begin_with_devices(&mut self, node: NodeId, incarnation: Incarnation) {
-        if self.devices.get(&node).is_some_and(|said| said.incarnation != incarnation) {
-            self.forget_devices(node);
+    pub(super) fn begin(&mut self, node: NodeId, incarnation: Incarnation, effects: &mut Effects) {
+        if self.by_node.get(&node).is_some_and(|said| said.incarnation != incarnation) {
+            self.forget(node, effects);
         }
     }
 
-    /// Nothing is known of the node any more.
-    pub(crate) fn forget_devices(&mut self, node: NodeId) {
-        if self.devices.remove(&node).is_some() {
-            self.changes.push(Change::Remove(RecordKey::Devices(node)));
+    /// Nothing is known of a node's devices any more.
+    pub(super) fn forget(&mut self, node: NodeId, effects: &mut Effects) {
+        if self.by_node.remove(&node).is_some() {
+            effects.remove(RecordKey::Devices(node));
         }
     }
 }

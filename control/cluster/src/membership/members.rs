@@ -1,92 +1,249 @@
-//! What inputs do to members and to their segments.
-//!
-//! **Two incarnations of one id.** A greater incarnation is a restart, unless the former incarnation is still heard of
-//! from another place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
-//! heartbeats. A restart that comes from another place (a new port, a reboot) is therefore refused at most
-//! `suspect_after_ns` and tries again. From the same host and ports it is taken at once: the former incarnation cannot
-//! hold them any more. So it is after a restart of the control plane, which has not heard of the former incarnation
-//! yet; should that one still speak, it is told that it is stale.
+//! The table of nodes: what is known of each, and which incarnation of it counts.
+
+use std::collections::BTreeMap;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
 
-use crate::catalog::{ClientId, Segment, SegmentOwner};
-use crate::cluster::{Cluster, Evidence, Row};
-use crate::message::{Change, Load, MAX_VERSION_BYTES, Reply};
-use crate::record::{Record, RecordKey};
+use crate::config::ClusterConfig;
+use crate::message::Load;
+use crate::record::{MemberRecord, Record};
 use crate::rejection::Rejection;
-use crate::state::{MemberEvent, MemberState};
+use crate::state::MemberState;
 
-impl Cluster {
-    pub(crate) fn join(&mut self, member: Member, capacity_bytes: u64, version: String) -> Result<Reply, Rejection> {
-        member.validate().map_err(Rejection::Member)?;
-        if version.len() > MAX_VERSION_BYTES {
-            return Err(Rejection::Version { bytes: version.len() });
+/// What is known of a node.
+pub(crate) struct Row {
+    pub(crate) member: Member,
+    pub(crate) state: MemberState,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) version: String,
+    pub(crate) load: Option<Load>,
+    /// From when silence counts: the last sign of life, or later if grace was given.
+    pub(crate) heard_ns: u64,
+    /// Whether there was a sign of life since this control plane started.
+    pub(crate) heard: bool,
+    /// When this incarnation joined, or the control plane started.
+    pub(crate) joined_ns: u64,
+    /// The newest epoch when this incarnation ended; orders the ended incarnations.
+    pub(crate) ended: Epoch,
+    /// Whether the map gives it a share of the slots.
+    pub(crate) shared: bool,
+    /// The map as of which it has all that moved to it; nothing from an incarnation that does not say so.
+    pub(crate) settled: Option<Epoch>,
+    /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
+    pub(crate) newcomer: bool,
+    /// Evidence about it that others than itself gave.
+    pub(crate) seen: Evidence,
+}
+
+/// Evidence about a member beside its own heartbeats.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evidence {
+    /// Its ports have answered this control plane.
+    pub(crate) answered: bool,
+    /// When it was last reported to be silent.
+    pub(crate) reported_ns: Option<u64>,
+    /// Its ports, or reports, have told while it was silent that it is dead.
+    pub(crate) dead: bool,
+    /// Its incarnation has ended, and it has said that another will begin.
+    pub(crate) restarts: bool,
+}
+
+impl Row {
+    /// A node that was heard at `now_ns`, without capacity and version.
+    pub(super) fn new(member: Member, state: MemberState, now_ns: u64) -> Self {
+        Self {
+            member,
+            state,
+            capacity_bytes: 0,
+            version: String::new(),
+            load: None,
+            heard_ns: now_ns,
+            heard: true,
+            joined_ns: now_ns,
+            ended: Epoch(0),
+            shared: false,
+            settled: None,
+            newcomer: false,
+            seen: Evidence::default(),
         }
-        let node = member.node;
-        self.refuse_while_adopting(node)?;
-        if let Some(row) = self.rows.get_mut(&node) {
-            if member.incarnation <= row.member.incarnation {
-                let unsaid = row.capacity_bytes == 0 && row.version.is_empty();
-                if unsaid && row.member == member {
-                    // It is known from an adopted map, which says neither, and has not heard yet that it has joined.
-                    (row.capacity_bytes, row.version) = (capacity_bytes, version);
-                    self.remember(node);
-                    return self.join_again(node, member.incarnation, true);
-                }
-                let same = row.member == member && row.capacity_bytes == capacity_bytes && row.version == version;
-                return self.join_again(node, member.incarnation, same);
-            }
-            self.refuse_second_live(&member)?;
-        }
-        self.refuse_over_limit(&member)?;
-        self.accept(member, capacity_bytes, version);
-        Ok(self.joined())
     }
 
-    /// A join by an incarnation that is known, or by one before it.
-    fn join_again(&mut self, node: NodeId, given: Incarnation, same: bool) -> Result<Reply, Rejection> {
-        let row = &self.rows[&node];
+    pub(crate) fn record(&self) -> Record {
+        let state = if self.state == MemberState::Suspect { MemberState::Active } else { self.state };
+        Record::Member(MemberRecord {
+            member: self.member.clone(),
+            state,
+            ended: self.ended,
+            capacity_bytes: self.capacity_bytes,
+            version: self.version.clone(),
+        })
+    }
+
+    /// When silence changes where this member stands, seen from `now_ns`.
+    pub(super) fn due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        let patience_ns = match self.state {
+            MemberState::Active => config.suspect_after_ns,
+            MemberState::Joining | MemberState::Suspect | MemberState::Draining => config.heartbeat_deadline_ns,
+            MemberState::Dead | MemberState::Left => return None,
+        };
+        // Beyond the end of the clock is never.
+        let due_ns = self.heard_ns.checked_add(patience_ns)?;
+        let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
+        // A dead member that waits for longer does so for another, whose deadline is the next.
+        Some(due_ns).filter(|at_ns| *at_ns > now_ns)
+    }
+
+    /// Whether it is to own slots.
+    pub(super) fn wants_share(&self) -> bool {
+        self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
+    }
+
+    /// Until when it is in the map at most, once it is dead.
+    pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
+        let patience_ns = match self.seen.dead {
+            true => config.heartbeat_interval_ns.saturating_mul(4),
+            false => config.heartbeat_deadline_ns.saturating_mul(2),
+        };
+        self.heard_ns.saturating_add(patience_ns)
+    }
+
+    /// True for a member of the map whose ports or silence say that it is dead.
+    pub(super) fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
+        let silent_ns = now_ns.saturating_sub(self.heard_ns);
+        let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
+        self.state.is_live() && (self.seen.dead || is_silent)
+    }
+}
+
+/// All nodes that are known, ended incarnations included.
+#[derive(Default)]
+pub(crate) struct Members {
+    rows: BTreeMap<NodeId, Row>,
+}
+
+impl Members {
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Row> {
+        self.rows.get(&node)
+    }
+
+    pub(super) fn get_mut(&mut self, node: NodeId) -> Option<&mut Row> {
+        self.rows.get_mut(&node)
+    }
+
+    /// Whether a node's present incarnation is this one, and was not heard since it joined.
+    pub(crate) fn is_joining(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        let row = self.rows.get(&node).filter(|row| row.member.incarnation == incarnation);
+        row.is_some_and(|row| row.state == MemberState::Joining)
+    }
+
+    /// The row of a node that is known.
+    ///
+    /// # Panics
+    /// When the node is not known.
+    pub(super) fn row(&self, node: NodeId) -> &Row {
+        &self.rows[&node]
+    }
+
+    /// As [`Self::row`], to be changed.
+    ///
+    /// # Panics
+    /// When the node is not known.
+    pub(super) fn row_mut(&mut self, node: NodeId) -> &mut Row {
+        self.rows.get_mut(&node).expect("a node whose row is changed is known")
+    }
+
+    pub(super) fn insert(&mut self, row: Row) {
+        self.rows.insert(row.member.node, row);
+    }
+
+    pub(super) fn remove(&mut self, node: NodeId) {
+        self.rows.remove(&node);
+    }
+
+    /// By node.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Row> {
+        self.rows.values_mut()
+    }
+
+    /// Members whose incarnations go on.
+    pub(crate) fn live_count(&self) -> usize {
+        self.rows.values().filter(|row| row.state.is_live()).count()
+    }
+
+    /// Whether this incarnation of a node is the present one, and goes on.
+    pub(crate) fn is_live(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.rows.get(&node).is_some_and(|row| row.state.is_live() && row.member.incarnation == incarnation)
+    }
+
+    /// Members of the map, with the share that each has.
+    pub(super) fn of_map(&self) -> Vec<Member> {
+        let share = |row: &Row| if row.shared { row.member.weight } else { 0 };
+        let members = self.rows.values().filter(|row| row.state.in_map());
+        members.map(|row| Member { weight: share(row), ..row.member.clone() }).collect()
+    }
+
+    /// The incarnation that is meant where none is given: the present one.
+    pub(super) fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
+        let known = self.rows.get(&node).map(|row| row.member.incarnation);
+        given.or(known).unwrap_or(Incarnation(0))
+    }
+
+    /// The row of a node whose latest known incarnation this is; refuses whoever is another.
+    pub(super) fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<&mut Row, Rejection> {
+        self.check_incarnation(node, given)?;
+        Ok(self.row_mut(node))
+    }
+
+    /// The same, and refuses whoever's incarnation is over.
+    pub(super) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<&mut Row, Rejection> {
+        self.check_live(node, incarnation)?;
+        Ok(self.row_mut(node))
+    }
+
+    fn check_incarnation(&self, node: NodeId, given: Incarnation) -> Result<&Row, Rejection> {
+        let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
+            return Err(Rejection::Unknown { node, incarnation: given });
+        };
         let known = row.member.incarnation;
         if given < known {
-            self.counters.stale += 1;
             return Err(Rejection::StaleIncarnation { node, given, known });
         }
-        if !row.state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: known, state: row.state });
-        }
-        if !same {
-            return Err(Rejection::IncarnationReused { node, incarnation: known });
-        }
-        self.hear(node);
-        Ok(self.joined())
+        Ok(row)
     }
 
-    fn joined(&self) -> Reply {
-        Reply::Joined {
-            epoch: self.newest_epoch(),
-            heartbeat_interval_ns: self.config.heartbeat_interval_ns,
-            heartbeat_deadline_ns: self.config.heartbeat_deadline_ns,
-        }
+    /// Refuses whoever is not the latest known incarnation of a node, or is over.
+    pub(crate) fn check_live(&self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
+        let state = self.check_incarnation(node, incarnation)?.state;
+        if state.is_live() { Ok(()) } else { Err(Rejection::Ended { node, incarnation, state }) }
     }
 
-    fn refuse_second_live(&self, newcomer: &Member) -> Result<(), Rejection> {
-        let row = &self.rows[&newcomer.node];
-        let silent_at_ns = row.heard_ns.saturating_add(self.config.suspect_after_ns);
-        if !row.state.is_live() || !row.heard || self.now_ns >= silent_at_ns || same_place(&row.member, newcomer) {
+    /// Refuses a second node with the id of one that is heard, and that listens elsewhere.
+    pub(super) fn refuse_second_live(
+        &self,
+        newcomer: &Member,
+        config: &ClusterConfig,
+        now_ns: u64,
+    ) -> Result<(), Rejection> {
+        let row = self.row(newcomer.node);
+        let silent_at_ns = row.heard_ns.saturating_add(config.suspect_after_ns);
+        if !row.state.is_live() || !row.heard || now_ns >= silent_at_ns || same_place(&row.member, newcomer) {
             return Ok(());
         }
         Err(Rejection::NodeIdInUse {
             node: newcomer.node,
             host: row.member.host.clone(),
             address: row.member.shards.first().map(|shard| shard.tcp),
-            retry_after_ns: silent_at_ns - self.now_ns,
+            retry_after_ns: silent_at_ns - now_ns,
         })
     }
 
-    fn refuse_over_limit(&self, newcomer: &Member) -> Result<(), Rejection> {
-        let limit = self.config.limits.members;
+    /// Refuses one member more than there may be, or with more shards than a map may have.
+    pub(super) fn refuse_over_limit(&self, newcomer: &Member, limit: usize) -> Result<(), Rejection> {
         let others = || self.rows.values().filter(|row| row.state.is_live() && row.member.node != newcomer.node);
         if others().count() >= limit {
             return Err(Rejection::TooManyMembers { limit });
@@ -98,243 +255,37 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins a new incarnation. What the former one served is gone with it.
-    fn accept(&mut self, member: Member, capacity_bytes: u64, version: String) {
-        let node = member.node;
-        let (heard_ns, heard) = (self.now_ns, true);
-        let former = self.rows.get(&node);
-        let state = former.map_or(MemberState::Joining, |row| row.state);
-        let shared = former.is_some_and(|row| row.shared);
-        // An incarnation in place of another in the map may not have reported yet that it reports.
-        let settled = former.filter(|row| row.state.in_map()).and_then(|row| row.settled).map(|_| Epoch(0));
-        let before = former.map(|row| row.member.incarnation);
-        let ended = Epoch(0);
-        let (load, seen) = (None, Evidence::default());
-        // An incarnation that ended in order has given its slots away. One that died has them on its devices.
-        let newcomer = former.is_none_or(|row| match row.state {
-            MemberState::Joining => row.newcomer,
-            MemberState::Left => true,
-            MemberState::Dead => !self.devices.contains_key(&node),
-            MemberState::Active | MemberState::Suspect | MemberState::Draining => false,
-        });
-        let row = Row {
-            member,
-            state,
-            capacity_bytes,
-            version,
-            load,
-            heard_ns,
-            heard,
-            joined_ns: heard_ns,
-            ended,
-            shared,
-            settled,
-            newcomer,
-            seen,
-        };
-        self.begin_with_devices(node, row.member.incarnation);
-        self.rows.insert(node, row);
-        if let Some(incarnation) = before {
-            self.drop_segments(SegmentOwner::Node { node, incarnation });
-        }
-        self.step(node, MemberEvent::Join);
-        self.share_follows(node);
-        // In place of a former incarnation in the map: its addresses are new even if its slots are not.
-        self.map_changed |= self.rows[&node].state.in_map();
-        self.counters.joins += 1;
-        self.remember(node);
-        self.arm_member(node);
-        self.expel_dead();
-    }
-
-    pub(crate) fn heartbeat(&mut self, node: NodeId, incarnation: Incarnation, load: Load) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let joining = self.rows[&node].state == MemberState::Joining;
-        if joining {
-            self.refuse_while_adopting(node)?;
-        }
-        if !self.step(node, MemberEvent::Heartbeat) {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: incarnation, state: self.rows[&node].state });
-        }
-        self.counters.heartbeats += 1;
-        self.rows.get_mut(&node).expect("the node was just found").load = Some(load);
-        self.hear(node);
-        if joining {
-            self.remember(node);
-        }
-        self.believe_reports();
-        Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
-    }
-
-    pub(crate) fn leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        if self.end(node, MemberEvent::Leave) {
-            self.counters.leaves += 1;
-        }
-        Ok(Reply::Left { epoch: self.newest_epoch() })
-    }
-
-    /// An incarnation ends whose devices are to serve the next one. It keeps the slots that it was to give away and has
-    /// not: a drain ends with the incarnation.
-    pub(crate) fn restart(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == incarnation);
-        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
-        let owns = row.shared && row.state.in_map();
-        if !(has_devices && owns) {
-            return self.leave(node, incarnation);
-        }
-        // Silence counts anew, and that its ports refuse connections means nothing. Whoever comes next is taken at
-        // once.
-        (row.heard, row.heard_ns, row.seen.restarts) = (false, self.now_ns, true);
-        if self.step(node, MemberEvent::Undrain) {
-            self.remember(node);
-        }
-        self.counters.restarts += 1;
-        self.arm_member(node);
-        Ok(Reply::Left { epoch: self.newest_epoch() })
-    }
-
-    pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.given_or_present(node, given);
-        self.expect_incarnation(node, incarnation)?;
+    /// Refuses to drain a live member when no other could have its slots.
+    pub(super) fn refuse_last_owner(&self, node: NodeId) -> Result<(), Rejection> {
         let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !row.seen.restarts;
         let takes = |row: &Row| stays(row) && row.member.weight > 0;
-        if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
+        if self.row(node).state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
             return Err(Rejection::LastOwner { node });
         }
-        if self.step(node, MemberEvent::Drain) {
-            self.counters.drains += 1;
-            self.remember(node);
-            self.arm_member(node);
-        }
-        let state = self.rows[&node].state;
-        if !state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation, state });
-        }
-        Ok(Reply::Draining { epoch: self.newest_epoch() })
-    }
-
-    pub(crate) fn undrain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.given_or_present(node, given);
-        self.expect_live(node, incarnation)?;
-        if self.step(node, MemberEvent::Undrain) {
-            self.remember(node);
-            self.arm_member(node);
-        }
-        Ok(Reply::Undrained { epoch: self.newest_epoch() })
-    }
-
-    fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
-        let known = self.rows.get(&node).map(|row| row.member.incarnation);
-        given.or(known).unwrap_or(Incarnation(0))
-    }
-
-    /// Refuses whoever is not the latest known incarnation of a node.
-    fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
-        let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
-            return Err(Rejection::Unknown { node, incarnation: given });
-        };
-        let known = row.member.incarnation;
-        if given < known {
-            self.counters.stale += 1;
-            return Err(Rejection::StaleIncarnation { node, given, known });
-        }
         Ok(())
     }
 
-    /// The same, and whoever's incarnation is over.
-    pub(crate) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let state = self.rows[&node].state;
-        if !state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: incarnation, state });
-        }
-        Ok(())
-    }
-
-    /// Takes a sign of life.
-    fn hear(&mut self, node: NodeId) {
-        let row = self.rows.get_mut(&node).expect("a node that is heard is known");
-        (row.heard_ns, row.heard) = (self.now_ns, true);
-        (row.seen.dead, row.seen.restarts) = (false, false);
-        self.arm_member(node);
-        // Dead members, and changes of shares, may have waited for this one.
-        self.expel_dead();
-        self.share_heard();
-    }
-
-    /// Ends an incarnation; `false` if it was over already.
-    pub(crate) fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
-        if !self.step(node, event) {
-            return false;
-        }
-        let ended = self.newest_epoch();
-        let row = self.rows.get_mut(&node).expect("a node that ends is known");
-        // What it had is gone with it.
-        (row.ended, row.load) = (ended, None);
-        let incarnation = row.member.incarnation;
-        self.remember(node);
-        self.drop_segments(SegmentOwner::Node { node, incarnation });
-        self.forget_longest_ended();
-        true
-    }
-
-    fn remember(&mut self, node: NodeId) {
-        self.changes.push(Change::Put(self.rows[&node].record()));
-    }
-
-    /// Keeps the number of remembered ended incarnations within its limit.
-    pub(crate) fn forget_longest_ended(&mut self) {
+    /// Ended incarnations beyond the number that is remembered: those that ended first.
+    pub(super) fn longest_ended(&self, limit: usize) -> Vec<NodeId> {
         let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
         let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
-        let excess = ended.len().saturating_sub(self.config.limits.ended_incarnations);
+        let excess = ended.len().saturating_sub(limit);
         if excess > 0 {
             ended.sort_unstable();
         }
-        for &(_, node) in &ended[..excess] {
-            self.rows.remove(&node);
-            self.forget_devices(node);
-            self.changes.push(Change::Remove(RecordKey::Member(node)));
+        ended[..excess].iter().map(|(_, node)| *node).collect()
+    }
+
+    /// Gives everybody this much time back.
+    pub(super) fn forgive(&mut self, by_ns: u64) {
+        for row in self.rows.values_mut() {
+            row.heard_ns = row.heard_ns.saturating_add(by_ns);
         }
     }
 
-    fn drop_segments(&mut self, owner: SegmentOwner) {
-        for name in self.catalog.remove_owner(owner) {
-            self.changes.push(Change::Remove(RecordKey::Segment(name)));
-        }
-    }
-
-    pub(crate) fn client_heartbeat(&mut self, client: ClientId) -> Result<Reply, Rejection> {
-        let segments = self.catalog.renew(client, self.now_ns).ok_or(Rejection::UnknownClient { client })?;
-        Ok(Reply::Renewed { segments })
-    }
-
-    pub(crate) fn register_segment(&mut self, segment: Segment) -> Result<Reply, Rejection> {
-        match segment.owner {
-            SegmentOwner::Node { node, incarnation } => {
-                self.expect_live(node, incarnation)?;
-            }
-            SegmentOwner::Client { .. } => {}
-        }
-        let timed = matches!(segment.owner, SegmentOwner::Client { .. });
-        let expires_ns = self.now_ns.checked_add(segment.ttl_ns).filter(|_| timed);
-        let record = segment.clone();
-        if self.catalog.register(segment, self.now_ns, &self.config.limits)? {
-            self.changes.push(Change::Put(Record::Segment(record)));
-        }
-        self.arm(expires_ns);
-        Ok(Reply::Registered)
-    }
-
-    pub(crate) fn unregister_segment(&mut self, owner: SegmentOwner, name: String) -> Result<Reply, Rejection> {
-        if self.catalog.unregister(owner, &name)? {
-            self.changes.push(Change::Remove(RecordKey::Segment(name)));
-        }
-        Ok(Reply::Unregistered)
+    /// When silence first changes where somebody stands, seen from `now_ns`.
+    pub(super) fn first_due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        self.rows.values().filter_map(|row| row.due_ns(config, now_ns)).min()
     }
 }
 

@@ -26,12 +26,12 @@
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
 
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::ids::{Epoch, NodeId};
 
-use crate::cluster::{Cluster, Row};
-use crate::message::Reply;
-use crate::record::Layout;
-use crate::rejection::Rejection;
+use super::devices::DeviceTable;
+use super::maps::MapHistory;
+use super::members::{Members, Row};
+use crate::config::ClusterConfig;
 use crate::state::MemberState;
 
 /// A member that does not report, and was heard this part of a heartbeat interval before the probe, need not be
@@ -55,213 +55,213 @@ pub(crate) struct LivenessProbe {
     until_ns: u64,
 }
 
-impl Row {
-    /// Whether it is to own slots.
-    fn wants_share(&self) -> bool {
-        self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
+/// What a decision about shares looks at, apart from members.
+#[derive(Clone, Copy)]
+pub(super) struct ShareFacts<'a> {
+    pub(super) config: &'a ClusterConfig,
+    pub(super) devices: &'a DeviceTable,
+    pub(super) maps: &'a MapHistory,
+    pub(super) now_ns: u64,
+}
+
+/// What follows from a decision about shares.
+#[derive(Default)]
+pub(super) struct ShareChange {
+    /// The map is to be published anew: shares changed, or a probe began.
+    pub(super) map_changed: bool,
+    /// When it is to be decided again at the latest.
+    pub(super) at_ns: Option<u64>,
+}
+
+impl ShareChange {
+    fn look_at(&mut self, at_ns: Option<u64>) {
+        self.at_ns = [self.at_ns, at_ns].into_iter().flatten().min();
     }
 }
 
-/// Whether a node owned slots when this layout began.
-fn owned(layout: &Layout, node: NodeId) -> bool {
-    let began = layout.former.as_ref().map_or(&[][..], |former| &former.began);
-    began.binary_search_by_key(&node, |(node, _)| *node).is_ok()
+/// Which change of shares waits, and for what.
+pub(crate) struct Shares {
+    /// Somebody waits for its share, or to lose it.
+    waits: bool,
+    /// The probe whose answers the change of shares waits for.
+    probe: Option<LivenessProbe>,
+    /// Until when owners that have not settled count.
+    settle_until_ns: u64,
 }
 
-impl Cluster {
-    pub(crate) fn settled(&mut self, node: NodeId, incarnation: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
-        self.expect_live(node, incarnation)?;
-        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
-        row.settled = row.settled.max(Some(epoch));
-        self.share_out();
-        Ok(Reply::Settled)
-    }
-
-    /// A member moved to another state: its share may have to follow.
-    pub(crate) fn share_follows(&mut self, node: NodeId) {
-        let row = self.rows.get_mut(&node).expect("a node that was stepped is known");
-        // What is not in the map has no share, whoever waits for what.
-        row.shared &= row.state.in_map();
-        if row.shared != row.wants_share() {
-            self.want_shares();
-        }
-        self.share_out();
+impl Shares {
+    /// Nothing waits.
+    pub(super) const fn new(now_ns: u64) -> Self {
+        Self { waits: false, probe: None, settle_until_ns: now_ns }
     }
 
     /// Shares are to change, as soon as they may.
-    const fn want_shares(&mut self) {
-        self.share_waits = true;
+    pub(super) const fn want(&mut self) {
+        self.waits = true;
     }
 
-    /// A member was heard: shares may have waited for that.
-    pub(crate) fn share_heard(&mut self) {
-        if self.share_waits {
-            self.share_out();
-        }
+    /// Whether somebody waits for its share, or to lose it.
+    pub(super) const fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Answers to a probe were not heard, and those before it are old.
+    pub(super) const fn forget_probe(&mut self) {
+        self.probe = None;
     }
 
     /// Where nobody would own slots, those who have them in the map that all know keep them until there is another, as
     /// they would by a restart of the control plane: whoever was to take them died before any map said so, or one comes
     /// back to be drained and was the last.
-    pub(crate) fn keep_owners(&mut self) {
-        if self.rows.values().any(|row| row.shared) {
+    pub(super) fn keep_owners(&mut self, members: &mut Members, maps: &MapHistory) {
+        if members.iter().any(|row| row.shared) {
             return;
         }
-        let mut kept = false;
-        for (node, row) in &mut self.rows {
-            if row.state.in_map() && owned(&self.layout, *node) {
-                (row.shared, kept) = (true, true);
+        for row in members.iter_mut() {
+            if row.state.in_map() && maps.owned(row.member.node) {
+                row.shared = true;
+                self.waits = true;
             }
-        }
-        if kept {
-            self.want_shares();
         }
     }
 
     /// Gives everybody the share that is due, if anybody waits for that and it may be.
-    pub(crate) fn share_out(&mut self) {
+    pub(super) fn share_out(&mut self, members: &mut Members, facts: ShareFacts<'_>) -> ShareChange {
+        let mut change = ShareChange::default();
         // The last owner keeps its slots until there is another.
-        if !self.share_waits || !self.rows.values().any(Row::wants_share) {
+        if !self.waits || !members.iter().any(Row::wants_share) {
             self.probe = None;
-            return;
+            return change;
         }
-        let absent_until_ns = self.absent_until_ns();
+        let absent_until_ns = absent_until_ns(members, facts);
         let is_held = |row: &Row| absent_until_ns.is_some() && row.newcomer && !row.shared;
-        if !self.rows.values().any(|row| row.shared != row.wants_share() && !is_held(row)) {
+        if !members.iter().any(|row| row.shared != row.wants_share() && !is_held(row)) {
             // Nothing is due before they may get their shares.
             self.probe = None;
-            self.arm(absent_until_ns);
-            return;
+            change.look_at(absent_until_ns);
+            return change;
         }
-        if self.is_moving() {
+        if self.unsettled(members, facts.maps, facts.now_ns).next().is_some() {
             self.probe = None;
-            self.arm(Some(self.settle_until_ns));
-            return;
+            change.look_at(Some(self.settle_until_ns));
+            return change;
         }
-        if !self.takers_live() {
-            return;
+        if !self.takers_live(members, facts, &mut change) {
+            return change;
         }
         self.probe = None;
-        self.share_waits = false;
-        for row in self.rows.values_mut() {
+        self.waits = false;
+        for row in members.iter_mut() {
             if is_held(row) {
-                self.share_waits |= row.wants_share();
+                self.waits |= row.wants_share();
                 continue;
             }
-            self.map_changed |= row.shared != row.wants_share() && row.member.weight > 0;
+            change.map_changed |= row.shared != row.wants_share() && row.member.weight > 0;
             row.shared = row.wants_share();
             row.newcomer &= !row.shared;
         }
-        self.arm(absent_until_ns.filter(|_| self.share_waits));
-    }
-
-    /// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no
-    /// share yet. Nothing where there are no such nodes, and where no node owns slots.
-    pub(crate) fn absent_until_ns(&self) -> Option<u64> {
-        self.rows.values().find(|row| row.shared)?;
-        let absent = self.rows.values().filter(|row| {
-            let is_away = matches!(row.state, MemberState::Dead | MemberState::Joining);
-            let returns = row.wants_share() && !row.shared;
-            (is_away || returns) && !row.newcomer && row.member.weight > 0
-        });
-        let absent = absent.filter(|row| self.devices.contains_key(&row.member.node));
-        let until_ns = absent.map(|row| row.heard_ns.saturating_add(self.config.settle_most_ns)).max()?;
-        (until_ns > self.now_ns).then_some(until_ns)
+        change.look_at(absent_until_ns.filter(|_| self.waits));
+        change
     }
 
     /// True when each node that is to own slots has answered the probe, which begins where there is none. While no
     /// node owns slots, none can be lost, and nobody needs to answer.
-    fn takers_live(&mut self) -> bool {
-        if !self.rows.values().any(|row| row.shared) {
+    fn takers_live(&mut self, members: &Members, facts: ShareFacts<'_>, change: &mut ShareChange) -> bool {
+        if !members.iter().any(|row| row.shared) {
             return true;
         }
-        let least_ns = self.config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
-        let until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
-        let probe = self.probe.unwrap_or_else(|| self.begin_probe(least_ns, until_ns));
-        let passed_ns = self.now_ns.saturating_sub(probe.since_ns);
+        let ShareFacts { config, maps, now_ns, .. } = facts;
+        let next = Epoch(maps.map().epoch.0 + 1);
+        let takers = || members.iter().filter(|row| row.wants_share());
+        let least_ns = config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
+        let until_ns = now_ns.saturating_add(config.settle_most_ns);
+        let known = self.probe;
+        let mut begin = |fresh_ns: u64, until_ns: u64| {
+            // The map that this call of the core publishes, which is new whatever else changes.
+            change.map_changed = true;
+            change.look_at(Some(until_ns));
+            LivenessProbe { epoch: next, since_ns: now_ns, fresh_ns, until_ns }
+        };
+        let probe = known.unwrap_or_else(|| begin(least_ns, until_ns));
+        self.probe = Some(probe);
+        let passed_ns = now_ns.saturating_sub(probe.since_ns);
         let heard_for = |row: &Row, ns: u64| row.heard_ns.saturating_add(ns);
-        if self.now_ns >= probe.until_ns {
-            let is_alive = |row: &Row| heard_for(row, least_ns) >= self.now_ns;
-            return self.takers().all(|row| row.heard && !row.seen.dead && is_alive(row));
+        if now_ns >= probe.until_ns {
+            let is_alive = |row: &Row| heard_for(row, least_ns) >= now_ns;
+            return takers().all(|row| row.heard && !row.seen.dead && is_alive(row));
         }
-        let slack_ns = self.config.heartbeat_interval_ns / HEARD_SLACK;
-        let (moved, moved_until_ns) = (self.moved_at(), self.settle_until_ns);
+        let slack_ns = config.heartbeat_interval_ns / HEARD_SLACK;
+        let (moved, moved_until_ns) = (maps.moved_at(), self.settle_until_ns);
         let is_alive = |row: &Row| {
             // It will not report before its moves are done, which are not waited for any more.
             let moves = row.shared && row.settled < Some(moved) && row.joined_ns < moved_until_ns;
             let reports = row.settled.is_some() && !moves;
             row.settled >= Some(probe.epoch) || !reports && heard_for(row, slack_ns) >= probe.since_ns
         };
-        if !self.takers().all(|row| row.heard && !row.seen.dead && is_alive(row)) {
+        if !takers().all(|row| row.heard && !row.seen.dead && is_alive(row)) {
             return false;
         }
         let is_fresh = passed_ns <= probe.fresh_ns;
         if !is_fresh {
-            self.begin_probe(passed_ns.saturating_mul(2), probe.until_ns);
+            self.probe = Some(begin(passed_ns.saturating_mul(2), probe.until_ns));
         }
         is_fresh
     }
 
-    /// Members that are to own slots.
-    fn takers(&self) -> impl Iterator<Item = &Row> {
-        self.rows.values().filter(|row| row.wants_share())
+    /// True for a probe of the call in progress, in which `newest` is the epoch of the map before it: its map is still
+    /// to be published, whatever the members.
+    pub(super) fn begins_probe(&self, newest: Epoch) -> bool {
+        self.probe.is_some_and(|probe| probe.epoch > newest)
     }
 
-    /// Begins a probe: the map that this call of the core publishes, which is new whatever else changes.
-    fn begin_probe(&mut self, fresh_ns: u64, until_ns: u64) -> LivenessProbe {
-        self.map_changed = true;
-        let probe = LivenessProbe { epoch: self.newest_epoch(), since_ns: self.now_ns, fresh_ns, until_ns };
-        self.probe = Some(probe);
-        self.arm(Some(until_ns));
-        probe
-    }
-
-    /// True for a probe of the call in progress: its map is still to be published, whatever the members.
-    pub(crate) fn begins_probe(&self) -> bool {
-        self.probe.is_some_and(|probe| probe.epoch > self.map.epoch)
-    }
-
-    /// When the probe needs to be looked at without any input.
-    pub(crate) fn probe_until_ns(&self) -> Option<u64> {
-        Some(self.probe?.until_ns)
-    }
-
-    /// The map by which slots moved last.
-    fn moved_at(&self) -> Epoch {
-        let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
-        restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since)
-    }
-
-    /// Whether an owner may not have all yet that moved to it.
-    #[must_use]
-    pub fn is_moving(&self) -> bool {
-        self.unsettled().next().is_some()
+    /// When a change that waits is to be decided again without any input, seen from `facts`.
+    pub(super) fn due_ns(&self, members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
+        if !self.waits {
+            return None;
+        }
+        let is_later = |at_ns: &u64| *at_ns > facts.now_ns;
+        let settles = Some(self.settle_until_ns).filter(is_later);
+        let probe = self.probe.map(|probe| probe.until_ns).filter(is_later);
+        [settles, absent_until_ns(members, facts), probe].into_iter().flatten().min()
     }
 
     /// Owners that may not have all yet that moved to them.
-    pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
-        let moved = self.moved_at();
+    pub(super) fn unsettled(&self, members: &Members, maps: &MapHistory, now_ns: u64) -> impl Iterator<Item = NodeId> {
+        let moved = maps.moved_at();
         let lags = move |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
-        let waits = self.now_ns < self.settle_until_ns;
-        self.rows.iter().filter(move |(_, row)| waits && lags(row)).map(|(node, _)| *node)
+        let waits = now_ns < self.settle_until_ns;
+        members.iter().filter(move |row| waits && lags(row)).map(|row| row.member.node)
     }
 
     /// Slots have changed hands: the next change waits for this one, so long.
-    pub(crate) fn moves_began(&mut self) {
-        self.settle_until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
+    pub(super) const fn moves_began(&mut self, now_ns: u64, config: &ClusterConfig) {
+        self.settle_until_ns = now_ns.saturating_add(config.settle_most_ns);
     }
 
     /// Who had a share before this start of the control plane has it again. Who has all of it is not known any more.
-    pub(crate) fn restore_shares(&mut self) {
-        let is_known = self.layout.former.as_ref().is_some_and(|former| !former.began.is_empty());
-        for (node, row) in &mut self.rows {
+    pub(super) fn restore(&mut self, members: &mut Members, maps: &MapHistory) {
+        let is_known = maps.knows_owners();
+        for row in members.iter_mut() {
             // A layout that an earlier version remembered does not say who owned what: everybody did.
-            row.shared = if !is_known { row.wants_share() } else { row.state.in_map() && owned(&self.layout, *node) };
+            row.shared = if is_known { row.state.in_map() && maps.owned(row.member.node) } else { row.wants_share() };
             row.settled = Some(Epoch(0));
         }
-        if self.rows.values().any(|row| row.shared != row.wants_share()) {
-            self.want_shares();
+        if members.iter().any(|row| row.shared != row.wants_share()) {
+            self.want();
         }
-        self.moves_began();
     }
+}
+
+/// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no
+/// share yet. Nothing where there are no such nodes, and where no node owns slots.
+fn absent_until_ns(members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
+    members.iter().find(|row| row.shared)?;
+    let absent = members.iter().filter(|row| {
+        let is_away = matches!(row.state, MemberState::Dead | MemberState::Joining);
+        let returns = row.wants_share() && !row.shared;
+        (is_away || returns) && !row.newcomer && row.member.weight > 0
+    });
+    let absent = absent.filter(|row| facts.devices.has(row.member.node));
+    let until_ns = absent.map(|row| row.heard_ns.saturating_add(facts.config.settle_most_ns)).max()?;
+    (until_ns > facts.now_ns).then_some(until_ns)
 }
