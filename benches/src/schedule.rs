@@ -19,7 +19,7 @@ use kvplane::rpc::conductor::{
 };
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlServer};
 use kvplane_sys::cpu;
 
 use crate::Failure;
@@ -65,7 +65,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         "schedule: Schedule over QUIC on loopback, {RATE} requests a second for {SECONDS} s, {PREFILLS} instances"
     );
     let mut config = ControlConfig::new("bench");
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     config.limits = Limits { calls_per_connection: 4_096, ..config.limits };
     // The asking side never sleeps: on one core with it, the other would wait for it.
     let cores = cpu::allowed_cores();

@@ -6,7 +6,7 @@
 //! would drop what it has. The newest map of the state that most members follow is adopted, with its owners,
 //! incarnations and layout, and nothing moves by that.
 //!
-//! Its epoch is raised by [`EPOCH_GAP`]: a later map of the lost state may have been told to somebody who is not heard,
+//! Its epoch is raised by `EPOCH_GAP`: a later map of the lost state may have been told to somebody who is not heard,
 //! and no epoch has two maps. Members of the map that have not offered have their usual grace. Whoever owns nothing by
 //! it and has not offered is left out, and joins anew. Tenants, segments and drains are not in maps: operators, and
 //! their owners, say them again.
@@ -16,16 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 
-use crate::cluster::{Cluster, Evidence, Row, claims};
-use crate::devices::Devices;
-use crate::message::{Change, MAX_VERSION_BYTES, Output, Reply};
-use crate::record::{Layout, Record};
+use crate::message::MAX_VERSION_BYTES;
 use crate::rejection::Rejection;
-use crate::start::LAST_EPOCH;
-use crate::state::MemberState;
-
-/// By how much the epoch of an adopted map is raised: more maps than were published while no member heard any.
-pub(crate) const EPOCH_GAP: u64 = 1000;
 
 /// A member's map, offered to a control plane that may have lost its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +61,65 @@ impl Adoption {
         self.adopt_at_ns.or_else(|| self.awaited.then_some(self.wait_until_ns))
     }
 
+    /// Whether clients wait for the map.
+    pub(crate) const fn is_awaited(&self) -> bool {
+        self.awaited
+    }
+
+    /// Clients wait no longer; members may still offer.
+    pub(crate) const fn await_no_longer(&mut self) {
+        self.awaited = false;
+    }
+
+    /// Whether there is an offer, and it is decided when what was offered is adopted.
+    pub(crate) const fn has_offers(&self) -> bool {
+        self.adopt_at_ns.is_some()
+    }
+
+    /// Whether the wait has ended with its time and without an offer: then this is a new cluster.
+    pub(crate) const fn is_over(&self, now_ns: u64) -> bool {
+        self.adopt_at_ns.is_none() && now_ns >= self.wait_until_ns
+    }
+
+    /// A node asks to join, and has nothing to offer. When adoption will be over.
+    pub(crate) fn note_join(&mut self, node: NodeId) -> u64 {
+        self.joins.insert(node);
+        self.adopt_at_ns.unwrap_or(self.wait_until_ns)
+    }
+
+    /// Takes an offer: what was offered is adopted at the returned time at the latest, which is `latest_ns` for the
+    /// first one. `last_epoch` is beyond what counting can have reached, and `most` members may offer.
+    pub(crate) fn offer(
+        &mut self,
+        offer: Offer,
+        latest_ns: u64,
+        last_epoch: Epoch,
+        most: usize,
+    ) -> Result<u64, Rejection> {
+        let (node, incarnation) = (offer.member.node, offer.member.incarnation);
+        offer.map.validate().and_then(|()| offer.member.validate()).map_err(Rejection::Member)?;
+        if offer.version.len() > MAX_VERSION_BYTES {
+            return Err(Rejection::Version { bytes: offer.version.len() });
+        }
+        let is_in_map = offer.map.member(node).is_some_and(|member| member.incarnation == incarnation);
+        if !is_in_map || offer.state == 0 || offer.map.epoch > last_epoch {
+            return Err(Rejection::OfferRefused { node });
+        }
+        if self.offers.len() >= most && !self.offers.contains_key(&node) {
+            return Err(Rejection::TooManyMembers { limit: most });
+        }
+        self.offers.insert(node, offer);
+        Ok(*self.adopt_at_ns.get_or_insert(latest_ns))
+    }
+
+    /// What a member offered of this state, in the incarnation that the map has.
+    pub(crate) fn offer_of(&self, state: u64, member: &Member) -> Option<&Offer> {
+        let same = |offer: &&Offer| offer.state == state && offer.member.incarnation == member.incarnation;
+        self.offers.get(&member.node).filter(same)
+    }
+
     /// The newest map of the state that most members follow.
-    fn newest(&self) -> Option<&Offer> {
+    pub(crate) fn newest(&self) -> Option<&Offer> {
         let mut followers: BTreeMap<u64, usize> = BTreeMap::new();
         for offer in self.offers.values() {
             *followers.entry(offer.state).or_default() += 1;
@@ -79,156 +128,8 @@ impl Adoption {
     }
 
     /// Every member of the newest map was heard: waiting longer brings no further offer.
-    fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         let heard = |member: &Member| self.offers.contains_key(&member.node) || self.joins.contains(&member.node);
         self.newest().is_some_and(|newest| newest.map.members.iter().all(heard))
-    }
-}
-
-impl Cluster {
-    /// Refuses who would be made a member while a lost state may still be offered. Without offers, the wait ends with
-    /// its time: then this is a new cluster.
-    pub(crate) fn refuse_while_adopting(&mut self, node: NodeId) -> Result<(), Rejection> {
-        let Some(adoption) = &mut self.adoption else { return Ok(()) };
-        if adoption.adopt_at_ns.is_none() && self.now_ns >= adoption.wait_until_ns {
-            self.adoption = None;
-            return Ok(());
-        }
-        adoption.joins.insert(node);
-        let at_ns = adoption.adopt_at_ns.unwrap_or(adoption.wait_until_ns);
-        let retry_after_ns = at_ns.saturating_sub(self.now_ns).clamp(1, self.config.heartbeat_interval_ns);
-        if adoption.is_complete() {
-            self.adopt();
-        }
-        Err(Rejection::Adopting { retry_after_ns })
-    }
-
-    /// A member that is not known offers the map that it follows.
-    pub(crate) fn offer(&mut self, offer: Offer) -> Result<Reply, Rejection> {
-        let (node, incarnation) = (offer.member.node, offer.member.incarnation);
-        let Some(adoption) = &mut self.adoption else {
-            // It may have been adopted meanwhile; then it goes on.
-            return match self.expect_live(node, incarnation) {
-                Ok(()) => Ok(Reply::Offered),
-                Err(Rejection::Unknown { .. }) => Err(Rejection::OfferRefused { node }),
-                Err(rejection) => Err(rejection),
-            };
-        };
-        offer.map.validate().and_then(|()| offer.member.validate()).map_err(Rejection::Member)?;
-        if offer.version.len() > MAX_VERSION_BYTES {
-            return Err(Rejection::Version { bytes: offer.version.len() });
-        }
-        let is_in_map = offer.map.member(node).is_some_and(|member| member.incarnation == incarnation);
-        if !is_in_map || offer.state == 0 || offer.map.epoch.0 > LAST_EPOCH.0 - EPOCH_GAP {
-            return Err(Rejection::OfferRefused { node });
-        }
-        if adoption.offers.len() >= self.config.limits.members && !adoption.offers.contains_key(&node) {
-            return Err(Rejection::TooManyMembers { limit: self.config.limits.members });
-        }
-        adoption.offers.insert(node, offer);
-        let latest_ns = self.now_ns.saturating_add(self.config.heartbeat_deadline_ns);
-        let at_ns = *adoption.adopt_at_ns.get_or_insert(latest_ns);
-        if adoption.is_complete() {
-            self.adopt();
-        } else {
-            self.arm(Some(at_ns));
-        }
-        Ok(Reply::Offered)
-    }
-
-    /// True while members of a lost state may still offer their map: clients wait for the map that is adopted, or for
-    /// [`Output::BeganEmpty`].
-    #[must_use]
-    pub fn awaits_offers(&self) -> bool {
-        self.adoption.as_ref().is_some_and(|adoption| adoption.awaited)
-    }
-
-    /// Adopts what was offered, if it is time. Without an offer, clients wait no longer; members may still offer.
-    pub(crate) fn adopt_due(&mut self) {
-        let now_ns = self.now_ns;
-        let Some(adoption) = self.adoption.as_mut().filter(|adoption| adoption.due_ns().is_some_and(|at| at <= now_ns))
-        else {
-            return;
-        };
-        if adoption.adopt_at_ns.is_some() {
-            self.adopt();
-        } else {
-            adoption.awaited = false;
-            self.outputs.push_back(Output::BeganEmpty);
-        }
-    }
-
-    /// Goes on with the newest map that was offered, as after a restart.
-    fn adopt(&mut self) {
-        let Some(adoption) = self.adoption.take() else { return };
-        let Some(newest) = adoption.newest() else { return };
-        let (state, map) = (newest.state, newest.map.clone());
-        let graced_ns = self.now_ns.saturating_add(self.config.restart_grace_ns);
-        for member in &map.members {
-            let same = |offer: &&Offer| offer.state == state && offer.member.incarnation == member.incarnation;
-            let row = match adoption.offers.get(&member.node).filter(same) {
-                Some(offer) => self.row_of_offer(offer),
-                None if member.weight == 0 => continue,
-                None => Row {
-                    member: member.clone(),
-                    state: MemberState::Active,
-                    capacity_bytes: 0,
-                    version: String::new(),
-                    load: None,
-                    heard_ns: graced_ns,
-                    heard: false,
-                    joined_ns: self.now_ns,
-                    ended: Epoch(0),
-                    shared: false,
-                    settled: None,
-                    newcomer: false,
-                    seen: Evidence::default(),
-                },
-            };
-            self.rows.insert(member.node, row);
-        }
-        let since = map.former.as_ref().map_or(map.epoch, |former| former.since);
-        // Of a map that says nothing of the layout before, only its beginning is known.
-        let former = map.former.clone().filter(|former| !former.began.is_empty());
-        self.layout = Layout { since, claims: claims(&map).unwrap_or(0), former };
-        self.map.epoch = Epoch(map.epoch.0 + EPOCH_GAP);
-        self.map.replicas = map.replicas;
-        self.map_changed = map.replicas != self.config.replicas;
-        self.restore_shares();
-        self.map.members = self.map_members();
-        self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
-        if !self.map_changed {
-            self.note_layout(&[]);
-        }
-        self.changes.push(Change::Put(self.header()));
-        self.changes.extend(self.rows.values().map(|row| Change::Put(row.record())));
-        self.outputs.push_back(Output::Adopt { state, changes: core::mem::take(&mut self.changes) });
-        self.outputs.push_back(Output::MapChanged(self.map.clone()));
-        self.counters.adoptions += 1;
-        self.rearm();
-    }
-
-    fn row_of_offer(&mut self, offer: &Offer) -> Row {
-        let (node, incarnation) = (offer.member.node, offer.member.incarnation);
-        if let Some((devices, since)) = offer.devices {
-            let said = Devices { node, incarnation, devices, since };
-            self.devices.insert(node, said);
-            self.changes.push(Change::Put(Record::Devices(said)));
-        }
-        Row {
-            member: offer.member.clone(),
-            state: MemberState::Active,
-            capacity_bytes: offer.capacity_bytes,
-            version: offer.version.clone(),
-            load: None,
-            heard_ns: self.now_ns,
-            heard: true,
-            joined_ns: self.now_ns,
-            ended: Epoch(0),
-            shared: false,
-            settled: None,
-            newcomer: false,
-            seen: Evidence::default(),
-        }
     }
 }

@@ -16,10 +16,7 @@
 mod adoption;
 mod catalog;
 mod cluster;
-mod conductor;
 mod config;
-mod devices;
-mod losses;
 mod membership;
 mod message;
 pub mod p2p;
@@ -27,27 +24,23 @@ mod quotas;
 mod record;
 mod rejection;
 pub mod reshard;
-mod settle;
-mod start;
 mod state;
 mod tasks;
 mod tenants;
 
 pub use adoption::Offer;
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
-pub use cluster::Cluster;
-pub use conductor::{
+pub use cluster::{Cluster, StartError};
+pub use config::{ClusterConfig, ConfigError, Limits};
+pub use membership::ENDS_INTERVALS;
+pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
+pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
+pub use record::conductor::{
     ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MAX_CONDUCTOR_TEXT_BYTES, MasterRecord,
     PlacementRecord, SeedRecord,
 };
-pub use config::{ClusterConfig, ConfigError, Limits};
-pub use devices::Devices;
-pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
-pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
+pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
-pub use settle::ENDS_INTERVALS;
-pub use start::StartError;
 pub use state::{MemberEvent, MemberState};
 pub use tasks::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState, Tasks};
 pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant};

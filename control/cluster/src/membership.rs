@@ -1,4 +1,13 @@
-//! What inputs do to members and to their segments.
+//! Membership: who is a member, in which incarnation, where each stands, and which map follows from that.
+//!
+//! Each part has its state for itself; the membership joins them:
+//!
+//! * `members`: the table of nodes;
+//! * `devices`: what nodes said of theirs;
+//! * `failures`: which members are silent, and which are dead;
+//! * `shares`: which change of owners waits, and for what;
+//! * `maps`: the newest map, and how its owners came to be;
+//! * `effects`: what follows from the call in progress.
 //!
 //! **Two incarnations of one id.** A greater incarnation is a restart, unless the former incarnation is still heard of
 //! from another place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
@@ -7,168 +16,330 @@
 //! hold them any more. So it is after a restart of the control plane, which has not heard of the former incarnation
 //! yet; should that one still speak, it is told that it is stale.
 
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
+mod devices;
+mod effects;
+mod failures;
+mod maps;
+mod members;
+mod shares;
+mod takeover;
 
-use crate::catalog::{ClientId, Segment, SegmentOwner};
-use crate::cluster::{Cluster, Evidence, Row};
-use crate::message::{Change, Load, MAX_VERSION_BYTES, Reply};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::Member;
+use kvplane_proto::states::Step;
+
+use crate::config::ClusterConfig;
+use crate::message::{Counters, Load, Reply};
 use crate::record::{Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::state::{MemberEvent, MemberState};
 
-impl Cluster {
-    pub(crate) fn join(&mut self, member: Member, capacity_bytes: u64, version: String) -> Result<Reply, Rejection> {
-        member.validate().map_err(Rejection::Member)?;
-        if version.len() > MAX_VERSION_BYTES {
-            return Err(Rejection::Version { bytes: version.len() });
+use devices::DeviceTable;
+use effects::Effects;
+use failures::FailureDetector;
+pub(crate) use maps::EPOCH_GAP;
+use maps::MapHistory;
+pub use members::ENDS_INTERVALS;
+use members::Members;
+pub(crate) use members::Row;
+use shares::{ShareFacts, Shares};
+
+/// What others than a member itself say of its ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PortEvidence {
+    /// All of them refuse connections.
+    Refused,
+    /// None of them answers.
+    Unanswered,
+    /// They have answered this control plane.
+    Answered,
+    /// A peer has heard nothing of the member.
+    Reported,
+}
+
+/// A member as it joins.
+pub(crate) struct Joiner {
+    pub(crate) member: Member,
+    /// Bytes it contributes.
+    pub(crate) capacity_bytes: u64,
+    /// Version of its program.
+    pub(crate) version: String,
+}
+
+/// The members of a cluster and its map.
+pub(crate) struct Membership {
+    config: ClusterConfig,
+    members: Members,
+    devices: DeviceTable,
+    shares: Shares,
+    maps: MapHistory,
+    effects: Effects,
+    counters: Counters,
+    now_ns: u64,
+    /// No later than the first deadline. Heartbeats only push deadlines back and leave it alone; when it passes, one
+    /// scan finds what is due and the next number.
+    due_ns: Option<u64>,
+}
+
+impl Membership {
+    /// Nobody yet.
+    pub(crate) fn new(config: ClusterConfig, now_ns: u64) -> Self {
+        Self {
+            members: Members::default(),
+            devices: DeviceTable::default(),
+            shares: Shares::new(now_ns),
+            maps: MapHistory::new(config.replicas),
+            effects: Effects::default(),
+            counters: Counters::default(),
+            now_ns,
+            due_ns: None,
+            config,
         }
-        let node = member.node;
-        self.refuse_while_adopting(node)?;
-        if let Some(row) = self.rows.get_mut(&node) {
-            if member.incarnation <= row.member.incarnation {
-                let unsaid = row.capacity_bytes == 0 && row.version.is_empty();
-                if unsaid && row.member == member {
-                    // It is known from an adopted map, which says neither, and has not heard yet that it has joined.
-                    (row.capacity_bytes, row.version) = (capacity_bytes, version);
-                    self.remember(node);
-                    return self.join_again(node, member.incarnation, true);
+    }
+
+    pub(crate) const fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    pub(crate) const fn members(&self) -> &Members {
+        &self.members
+    }
+
+    pub(crate) const fn devices(&self) -> &DeviceTable {
+        &self.devices
+    }
+
+    pub(crate) const fn maps(&self) -> &MapHistory {
+        &self.maps
+    }
+
+    /// What follows from the call in progress.
+    pub(crate) const fn effects(&mut self) -> &mut Effects {
+        &mut self.effects
+    }
+
+    pub(crate) const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub(crate) const fn due_ns(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    /// Seen from now: which members are silent, and which are dead.
+    pub(crate) const fn detector(&self, now_ns: u64) -> FailureDetector<'_> {
+        let (config, members, devices) = (&self.config, &self.members, &self.devices);
+        FailureDetector { config, members, devices, replicas: self.maps.map().replicas, now_ns }
+    }
+
+    /// Owners that may not have all yet that moved to them.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = NodeId> {
+        self.shares.unsettled(&self.members, &self.maps, self.now_ns)
+    }
+
+    /// The epoch that will be newest when the call in progress is done.
+    pub(crate) fn newest_epoch(&self) -> Epoch {
+        Epoch(self.maps.map().epoch.0 + u64::from(self.effects.map_changed()))
+    }
+
+    /// Lets time pass: silence, and deaths. Where a deadline has passed: how much time members have back, as the call
+    /// came too late to hold silence against anybody; mostly 0.
+    pub(crate) fn pass_time(&mut self, now_ns: u64) -> Option<u64> {
+        self.now_ns = self.now_ns.max(now_ns);
+        let due_ns = self.due_ns.filter(|&due_ns| due_ns <= self.now_ns)?;
+        let (late_ns, interval_ns) = (self.now_ns - due_ns, self.config.heartbeat_interval_ns);
+        let by_ns = if late_ns > interval_ns { late_ns.saturating_add(interval_ns) } else { 0 };
+        if by_ns > 0 {
+            self.counters.late_calls += 1;
+            self.members.forgive(by_ns);
+            // Nor were answers heard, and those before it are old.
+            self.shares.forget_probe();
+        }
+        // Members that have been silent for long become suspect, and those that are dead are expelled.
+        for node in self.detector(self.now_ns).suspects() {
+            self.step(node, MemberEvent::Silence);
+            self.counters.suspicions += 1;
+        }
+        self.expel_dead();
+        Some(by_ns)
+    }
+
+    /// Brings the timer forward to `at_ns`, if that is sooner; the end of the clock never comes.
+    pub(crate) fn arm(&mut self, at_ns: Option<u64>) {
+        let at_ns = at_ns.filter(|&at_ns| at_ns != u64::MAX);
+        self.due_ns = [self.due_ns, at_ns].into_iter().flatten().min();
+    }
+
+    /// Brings the timer forward for a member that was heard or moved.
+    fn arm_member(&mut self, node: NodeId) {
+        let at_ns = self.members.get(node).and_then(|row| row.due_ns(&self.config, self.now_ns));
+        self.arm(at_ns);
+    }
+
+    /// Finds the first deadline of members and shares anew.
+    pub(crate) fn rearm(&mut self) {
+        self.due_ns = None;
+        self.arm(self.members.first_due_ns(&self.config, self.now_ns));
+        let facts = ShareFacts { config: &self.config, devices: &self.devices, maps: &self.maps, now_ns: self.now_ns };
+        self.arm(self.shares.due_ns(&self.members, facts));
+    }
+
+    /// Moves a member by the table; `false` if the event came too late to matter.
+    fn step(&mut self, node: NodeId, event: MemberEvent) -> bool {
+        let row = self.members.row_mut(node);
+        match row.state.on(event) {
+            Step::Moved(to) => {
+                let moved = row.state != to;
+                self.effects.change_map(row.state.in_map() != to.in_map());
+                row.state = to;
+                if moved {
+                    self.share_follows(node);
                 }
-                let same = row.member == member && row.capacity_bytes == capacity_bytes && row.version == version;
-                return self.join_again(node, member.incarnation, same);
+                true
             }
-            self.refuse_second_live(&member)?;
+            Step::Stale => false,
+            Step::Illegal => panic!("node {node}: {event:?} in state {:?}", row.state),
         }
-        self.refuse_over_limit(&member)?;
-        self.accept(member, capacity_bytes, version);
-        Ok(self.joined())
     }
 
-    /// A join by an incarnation that is known, or by one before it.
-    fn join_again(&mut self, node: NodeId, given: Incarnation, same: bool) -> Result<Reply, Rejection> {
-        let row = &self.rows[&node];
-        let known = row.member.incarnation;
-        if given < known {
-            self.counters.stale += 1;
-            return Err(Rejection::StaleIncarnation { node, given, known });
+    /// A member moved to another state: its share may have to follow.
+    fn share_follows(&mut self, node: NodeId) {
+        let row = self.members.row_mut(node);
+        // What is not in the map has no share, whoever waits for what.
+        row.shared &= row.state.in_map();
+        if row.shared != row.wants_share() {
+            self.shares.want();
         }
-        if !row.state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: known, state: row.state });
-        }
-        if !same {
-            return Err(Rejection::IncarnationReused { node, incarnation: known });
-        }
-        self.hear(node);
-        Ok(self.joined())
+        self.share_out();
     }
 
-    fn joined(&self) -> Reply {
-        Reply::Joined {
+    /// Gives everybody the share that is due, if anybody waits for that and it may be.
+    pub(crate) fn share_out(&mut self) {
+        let facts = ShareFacts { config: &self.config, devices: &self.devices, maps: &self.maps, now_ns: self.now_ns };
+        let change = self.shares.share_out(&mut self.members, facts);
+        self.effects.change_map(change.map_changed);
+        self.arm(change.at_ns);
+    }
+
+    /// A node asks to be a member, or to go on after a restart.
+    pub(crate) fn join(&mut self, joiner: Joiner) -> Result<Reply, Rejection> {
+        let (node, given) = (joiner.member.node, joiner.member.incarnation);
+        match self.members.get_mut(node) {
+            Some(row) if given <= row.member.incarnation => {
+                if row.capacity_bytes == 0 && row.version.is_empty() && row.member == joiner.member {
+                    // It is known from an adopted map, which says neither, and has not heard yet that it has joined.
+                    (row.capacity_bytes, row.version) = (joiner.capacity_bytes, joiner.version.clone());
+                    self.effects.put(row.record());
+                }
+                let row = self.members.expect_live(node, given)?;
+                let described = (&row.member, row.capacity_bytes, &row.version);
+                if described != (&joiner.member, joiner.capacity_bytes, &joiner.version) {
+                    return Err(Rejection::IncarnationReused { node, incarnation: given });
+                }
+                self.hear(node);
+            }
+            known => {
+                if known.is_some() {
+                    self.members.refuse_second_live(&joiner.member, &self.config, self.now_ns)?;
+                }
+                self.members.refuse_over_limit(&joiner.member, self.config.limits.members)?;
+                self.accept(joiner);
+            }
+        }
+        Ok(Reply::Joined {
             epoch: self.newest_epoch(),
             heartbeat_interval_ns: self.config.heartbeat_interval_ns,
             heartbeat_deadline_ns: self.config.heartbeat_deadline_ns,
-        }
-    }
-
-    fn refuse_second_live(&self, newcomer: &Member) -> Result<(), Rejection> {
-        let row = &self.rows[&newcomer.node];
-        let silent_at_ns = row.heard_ns.saturating_add(self.config.suspect_after_ns);
-        if !row.state.is_live() || !row.heard || self.now_ns >= silent_at_ns || same_place(&row.member, newcomer) {
-            return Ok(());
-        }
-        Err(Rejection::NodeIdInUse {
-            node: newcomer.node,
-            host: row.member.host.clone(),
-            address: row.member.shards.first().map(|shard| shard.tcp),
-            retry_after_ns: silent_at_ns - self.now_ns,
         })
     }
 
-    fn refuse_over_limit(&self, newcomer: &Member) -> Result<(), Rejection> {
-        let limit = self.config.limits.members;
-        let others = || self.rows.values().filter(|row| row.state.is_live() && row.member.node != newcomer.node);
-        if others().count() >= limit {
-            return Err(Rejection::TooManyMembers { limit });
-        }
-        let wanted = others().map(|row| row.member.shards.len()).sum::<usize>() + newcomer.shards.len();
-        if wanted > MAX_MAP_SHARDS {
-            return Err(Rejection::TooManyShards { wanted });
-        }
-        Ok(())
-    }
-
     /// Begins a new incarnation. What the former one served is gone with it.
-    fn accept(&mut self, member: Member, capacity_bytes: u64, version: String) {
-        let node = member.node;
-        let (heard_ns, heard) = (self.now_ns, true);
-        let former = self.rows.get(&node);
-        let state = former.map_or(MemberState::Joining, |row| row.state);
-        let shared = former.is_some_and(|row| row.shared);
-        // An incarnation in place of another in the map may not have reported yet that it reports.
-        let settled = former.filter(|row| row.state.in_map()).and_then(|row| row.settled).map(|_| Epoch(0));
-        let before = former.map(|row| row.member.incarnation);
-        let ended = Epoch(0);
-        let (load, seen) = (None, Evidence::default());
+    fn accept(&mut self, joiner: Joiner) {
+        let Joiner { member, capacity_bytes, version } = joiner;
+        let (node, incarnation) = (member.node, member.incarnation);
+        let mut row = Row { capacity_bytes, version, ..Row::new(member, MemberState::Joining, self.now_ns) };
+        let before = self.members.get(node).map(|former| {
+            (row.state, row.shared) = (former.state, former.shared);
+            // An incarnation in place of another in the map may not have reported yet that it reports.
+            row.settled = former.settled.filter(|_| former.state.in_map()).map(|_| Epoch(0));
+            former.member.incarnation
+        });
         // An incarnation that ended in order has given its slots away. One that died has them on its devices.
-        let newcomer = former.is_none_or(|row| match row.state {
-            MemberState::Joining => row.newcomer,
+        row.newcomer = self.members.get(node).is_none_or(|former| match former.state {
+            MemberState::Joining => former.newcomer,
             MemberState::Left => true,
-            MemberState::Dead => !self.devices.contains_key(&node),
+            MemberState::Dead => !self.devices.has(node),
             MemberState::Active | MemberState::Suspect | MemberState::Draining => false,
         });
-        let row = Row {
-            member,
-            state,
-            capacity_bytes,
-            version,
-            load,
-            heard_ns,
-            heard,
-            joined_ns: heard_ns,
-            ended,
-            shared,
-            settled,
-            newcomer,
-            seen,
-        };
-        self.begin_with_devices(node, row.member.incarnation);
-        self.rows.insert(node, row);
+        // Without devices, unless it has said which.
+        self.devices.begin(node, incarnation, &mut self.effects);
+        self.members.insert(row);
         if let Some(incarnation) = before {
-            self.drop_segments(SegmentOwner::Node { node, incarnation });
+            self.effects.end((node, incarnation));
         }
         self.step(node, MemberEvent::Join);
         self.share_follows(node);
         // In place of a former incarnation in the map: its addresses are new even if its slots are not.
-        self.map_changed |= self.rows[&node].state.in_map();
+        self.effects.change_map(self.members.row(node).state.in_map());
         self.counters.joins += 1;
-        self.remember(node);
+        self.effects.put(self.members.row(node).record());
         self.arm_member(node);
         self.expel_dead();
     }
 
-    pub(crate) fn heartbeat(&mut self, node: NodeId, incarnation: Incarnation, load: Load) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let joining = self.rows[&node].state == MemberState::Joining;
-        if joining {
-            self.refuse_while_adopting(node)?;
-        }
-        if !self.step(node, MemberEvent::Heartbeat) {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: incarnation, state: self.rows[&node].state });
-        }
-        self.counters.heartbeats += 1;
-        self.rows.get_mut(&node).expect("the node was just found").load = Some(load);
-        self.hear(node);
-        if joining {
-            self.remember(node);
-        }
-        self.believe_reports();
-        Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
+    /// An incarnation that is about to join says which devices it has.
+    pub(crate) fn attach(&mut self, node: NodeId, incarnation: Incarnation, devices: u128) -> Result<Reply, Rejection> {
+        let limit = self.config.limits.members + self.config.limits.ended_incarnations;
+        let newest = self.newest_epoch();
+        let since = self.devices.attach(node, incarnation, devices, newest, limit, &mut self.effects)?;
+        Ok(Reply::DevicesKept { since })
     }
 
+    /// A member is alive.
+    pub(crate) fn heartbeat(&mut self, node: NodeId, incarnation: Incarnation, load: Load) -> Result<Reply, Rejection> {
+        let joining = self.members.expect_incarnation(node, incarnation)?.state == MemberState::Joining;
+        if !self.step(node, MemberEvent::Heartbeat) {
+            return Err(Rejection::Ended { node, incarnation, state: self.members.row(node).state });
+        }
+        self.counters.heartbeats += 1;
+        self.members.row_mut(node).load = Some(load);
+        self.hear(node);
+        if joining {
+            self.effects.put(self.members.row(node).record());
+        }
+        self.believe_reports();
+        let since = match self.effects.map_changed() {
+            true => self.maps.since_with(self.members.of_map(), self.config.replicas),
+            false => self.maps.layout().since,
+        };
+        Ok(Reply::Alive { epoch: self.newest_epoch(), since })
+    }
+
+    /// A member has all that moved to it by this map or earlier ones.
+    pub(crate) fn settled(&mut self, node: NodeId, incarnation: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
+        let row = self.members.expect_live(node, incarnation)?;
+        row.settled = row.settled.max(Some(epoch));
+        self.share_out();
+        Ok(Reply::Settled)
+    }
+
+    /// A member is about to end: until then it gets no slots, and loses none.
+    pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        let now_ns = self.now_ns;
+        self.members.expect_live(node, incarnation)?.seen.ends_ns = Some(now_ns);
+        let unsettled = self.unsettled().filter(|other| *other != node).count();
+        Ok(Reply::Moves { unsettled, behind: self.is_behind(node) })
+    }
+
+    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to
+    /// it; false for one that never says so.
+    pub(crate) fn is_behind(&self, node: NodeId) -> bool {
+        self.members.get(node).and_then(|row| row.settled).is_some_and(|epoch| epoch < self.maps.moved_at())
+    }
+
+    /// A member goes in order.
     pub(crate) fn leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
+        self.members.expect_incarnation(node, incarnation)?;
         if self.end(node, MemberEvent::Leave) {
             self.counters.leaves += 1;
         }
@@ -178,9 +349,8 @@ impl Cluster {
     /// An incarnation ends whose devices are to serve the next one. It keeps the slots that it was to give away and has
     /// not: a drain ends with the incarnation.
     pub(crate) fn restart(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let has_devices = self.devices.get(&node).is_some_and(|devices| devices.incarnation == incarnation);
-        let row = self.rows.get_mut(&node).expect("a node whose incarnation was found is known");
+        let row = self.members.expect_incarnation(node, incarnation)?;
+        let has_devices = self.devices.get(node).is_some_and(|devices| devices.incarnation == incarnation);
         let owns = row.shared && row.state.in_map();
         if !(has_devices && owns) {
             return self.leave(node, incarnation);
@@ -189,161 +359,150 @@ impl Cluster {
         // once.
         (row.heard, row.heard_ns, row.seen.restarts) = (false, self.now_ns, true);
         if self.step(node, MemberEvent::Undrain) {
-            self.remember(node);
+            self.effects.put(self.members.row(node).record());
         }
         self.counters.restarts += 1;
         self.arm_member(node);
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
+    /// A member is to give its slots away.
     pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.given_or_present(node, given);
-        self.expect_incarnation(node, incarnation)?;
-        let ends = |row: &Row| row.seen.restarts || row.ends_until_ns(&self.config, self.now_ns).is_some();
-        let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !ends(row);
-        let takes = |row: &Row| stays(row) && row.member.weight > 0;
-        if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
-            return Err(Rejection::LastOwner { node });
-        }
+        let incarnation = self.members.given_or_present(node, given);
+        self.members.expect_incarnation(node, incarnation)?;
+        self.members.refuse_last_owner(node, &self.config, self.now_ns)?;
         if self.step(node, MemberEvent::Drain) {
             self.counters.drains += 1;
-            self.remember(node);
+            self.effects.put(self.members.row(node).record());
             self.arm_member(node);
         }
-        let state = self.rows[&node].state;
-        if !state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation, state });
-        }
+        self.members.expect_live(node, incarnation)?;
         Ok(Reply::Draining { epoch: self.newest_epoch() })
     }
 
+    /// A member that is drained is to have its share again.
     pub(crate) fn undrain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let incarnation = self.given_or_present(node, given);
-        self.expect_live(node, incarnation)?;
+        let incarnation = self.members.given_or_present(node, given);
+        self.members.expect_live(node, incarnation)?;
         if self.step(node, MemberEvent::Undrain) {
-            self.remember(node);
+            self.effects.put(self.members.row(node).record());
             self.arm_member(node);
         }
         Ok(Reply::Undrained { epoch: self.newest_epoch() })
     }
 
-    fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
-        let known = self.rows.get(&node).map(|row| row.member.incarnation);
-        given.or(known).unwrap_or(Incarnation(0))
+    /// Others say something of a member's ports.
+    pub(crate) fn note_ports(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        evidence: PortEvidence,
+    ) -> Result<Reply, Rejection> {
+        let now_ns = self.now_ns;
+        let row = self.members.expect_live(node, incarnation)?;
+        match evidence {
+            PortEvidence::Answered => row.seen.answered = true,
+            PortEvidence::Reported => {
+                row.seen.reported_ns = Some(now_ns);
+                self.believe_reports();
+            }
+            PortEvidence::Refused if self.detector(now_ns).is_dead_if_refused(node) => self.find_dead(node),
+            PortEvidence::Unanswered if self.detector(now_ns).is_dead_if_unanswered(node) => self.find_dead(node),
+            PortEvidence::Refused | PortEvidence::Unanswered => {}
+        }
+        Ok(Reply::Ticked)
     }
 
-    /// Refuses whoever is not the latest known incarnation of a node.
-    fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
-        let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
-            return Err(Rejection::Unknown { node, incarnation: given });
-        };
-        let known = row.member.incarnation;
-        if given < known {
-            self.counters.stale += 1;
-            return Err(Rejection::StaleIncarnation { node, given, known });
+    /// Takes members for dead that are silent and were reported to be so lately, if nobody knows better. Heartbeats of
+    /// others say when: a report may come before the second one is missed.
+    fn believe_reports(&mut self) {
+        for node in self.detector(self.now_ns).reported() {
+            // Others may be expelled with one of them.
+            if self.detector(self.now_ns).is_dead_if_unanswered(node) {
+                self.find_dead(node);
+            }
         }
-        Ok(())
     }
 
-    /// The same, and whoever's incarnation is over.
-    pub(crate) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
-        self.expect_incarnation(node, incarnation)?;
-        let state = self.rows[&node].state;
-        if !state.is_live() {
-            self.counters.stale += 1;
-            return Err(Rejection::Ended { node, incarnation: incarnation, state });
-        }
-        Ok(())
+    fn find_dead(&mut self, node: NodeId) {
+        self.members.row_mut(node).seen.dead = true;
+        self.expel_dead();
+        self.arm_member(node);
     }
 
     /// Takes a sign of life.
     fn hear(&mut self, node: NodeId) {
-        let row = self.rows.get_mut(&node).expect("a node that is heard is known");
-        (row.heard_ns, row.heard) = (self.now_ns, true);
+        let now_ns = self.now_ns;
+        let row = self.members.row_mut(node);
+        (row.heard_ns, row.heard) = (now_ns, true);
         (row.seen.dead, row.seen.restarts) = (false, false);
         self.arm_member(node);
         // Dead members, and changes of shares, may have waited for this one.
         self.expel_dead();
-        self.share_heard();
+        if self.shares.waits() {
+            self.share_out();
+        }
+    }
+
+    /// Expels the members that are dead, as far as none of them waits for others.
+    fn expel_dead(&mut self) {
+        for node in self.detector(self.now_ns).expellable() {
+            let row = self.members.row(node);
+            let (incarnation, was_active) = (row.member.incarnation, row.state == MemberState::Active);
+            if was_active {
+                self.step(node, MemberEvent::Silence);
+                self.counters.suspicions += 1;
+            }
+            self.effects.lose((node, incarnation));
+            self.counters.losses += 1;
+            self.end(node, MemberEvent::Deadline);
+        }
     }
 
     /// Ends an incarnation; `false` if it was over already.
-    pub(crate) fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
+    fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
         if !self.step(node, event) {
             return false;
         }
         let ended = self.newest_epoch();
-        let row = self.rows.get_mut(&node).expect("a node that ends is known");
+        let row = self.members.row_mut(node);
         // What it had is gone with it.
         (row.ended, row.load) = (ended, None);
         let incarnation = row.member.incarnation;
-        self.remember(node);
-        self.drop_segments(SegmentOwner::Node { node, incarnation });
+        self.effects.put(self.members.row(node).record());
+        self.effects.end((node, incarnation));
         self.forget_longest_ended();
         true
     }
 
-    fn remember(&mut self, node: NodeId) {
-        self.changes.push(Change::Put(self.rows[&node].record()));
-    }
-
     /// Keeps the number of remembered ended incarnations within its limit.
-    pub(crate) fn forget_longest_ended(&mut self) {
-        let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
-        let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
-        let excess = ended.len().saturating_sub(self.config.limits.ended_incarnations);
-        if excess > 0 {
-            ended.sort_unstable();
-        }
-        for &(_, node) in &ended[..excess] {
-            self.rows.remove(&node);
-            self.forget_devices(node);
-            self.changes.push(Change::Remove(RecordKey::Member(node)));
+    fn forget_longest_ended(&mut self) {
+        for node in self.members.longest_ended(self.config.limits.ended_incarnations) {
+            self.members.remove(node);
+            self.devices.forget(node, &mut self.effects);
+            self.effects.remove(RecordKey::Member(node));
         }
     }
 
-    fn drop_segments(&mut self, owner: SegmentOwner) {
-        for name in self.catalog.remove_owner(owner) {
-            self.changes.push(Change::Remove(RecordKey::Segment(name)));
+    /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
+    pub(crate) fn publish(&mut self) {
+        let mut map_changed = self.effects.take_map_changed();
+        if map_changed {
+            self.shares.keep_owners(&mut self.members, &self.maps);
         }
-    }
-
-    pub(crate) fn client_heartbeat(&mut self, client: ClientId) -> Result<Reply, Rejection> {
-        let segments = self.catalog.renew(client, self.now_ns).ok_or(Rejection::UnknownClient { client })?;
-        Ok(Reply::Renewed { segments })
-    }
-
-    pub(crate) fn register_segment(&mut self, segment: Segment) -> Result<Reply, Rejection> {
-        match segment.owner {
-            SegmentOwner::Node { node, incarnation } => {
-                self.expect_live(node, incarnation)?;
+        let members = if map_changed { self.members.of_map() } else { Vec::new() };
+        let (map, replicas) = (self.maps.map(), self.config.replicas);
+        // What was changed may have been changed back.
+        map_changed &= self.shares.begins_probe(map.epoch) || members != map.members || map.replicas != replicas;
+        if map_changed {
+            let before = self.maps.advance(members, replicas);
+            self.effects.put(self.maps.header(&self.config));
+            if self.maps.note_layout(&before) {
+                self.shares.moves_began(self.now_ns, &self.config);
+                self.effects.put(Record::Layout(self.maps.layout().clone()));
             }
-            SegmentOwner::Client { .. } => {}
+            self.counters.epochs += 1;
         }
-        let timed = matches!(segment.owner, SegmentOwner::Client { .. });
-        let expires_ns = self.now_ns.checked_add(segment.ttl_ns).filter(|_| timed);
-        let record = segment.clone();
-        if self.catalog.register(segment, self.now_ns, &self.config.limits)? {
-            self.changes.push(Change::Put(Record::Segment(record)));
-        }
-        self.arm(expires_ns);
-        Ok(Reply::Registered)
+        self.effects.flush(map_changed.then(|| self.maps.map().clone()));
     }
-
-    pub(crate) fn unregister_segment(&mut self, owner: SegmentOwner, name: String) -> Result<Reply, Rejection> {
-        if self.catalog.unregister(owner, &name)? {
-            self.changes.push(Change::Remove(RecordKey::Segment(name)));
-        }
-        Ok(Reply::Unregistered)
-    }
-}
-
-/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is
-/// known.
-fn same_place(one: &Member, other: &Member) -> bool {
-    one.host == other.host
-        && !one.shards.is_empty()
-        && one.shards.len() == other.shards.len()
-        && one.shards.iter().zip(&other.shards).all(|(one, other)| one.tcp == other.tcp)
 }

@@ -16,6 +16,8 @@
 //!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
 
+pub(crate) mod conductor;
+
 use core::fmt;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -23,11 +25,11 @@ use kvplane_proto::map::codec::{DecodeError, Reader, begin, put_address, put_mem
 use kvplane_proto::map::{Former, MapError, Member};
 
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
-use crate::conductor::{ConductorKey, ConductorRecord};
-use crate::devices::Devices;
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
 use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
+
+use conductor::{ConductorKey, ConductorRecord};
 
 /// Longest name of a cluster.
 pub const MAX_CLUSTER_NAME_BYTES: usize = 64;
@@ -73,6 +75,19 @@ pub struct Layout {
     pub claims: u128,
     /// Who owned the slots before; not known of one that an earlier version remembered.
     pub former: Option<Former>,
+}
+
+/// What the last incarnation of a node said of its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Devices {
+    /// Which node.
+    pub node: NodeId,
+    /// Which incarnation.
+    pub incarnation: Incarnation,
+    /// A digest of the devices' identities.
+    pub devices: u128,
+    /// No incarnation of the node since this epoch had others.
+    pub since: Epoch,
 }
 
 /// One durable record.

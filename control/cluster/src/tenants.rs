@@ -7,9 +7,6 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::digest::tenant_number;
 
-use crate::cluster::Cluster;
-use crate::message::{Change, Reply};
-use crate::record::{Record, RecordKey};
 use crate::rejection::Rejection;
 
 /// Longest name of a tenant.
@@ -33,22 +30,30 @@ pub struct Tenant {
 /// All tenants that were set.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    pub(crate) by_name: BTreeMap<String, Tenant>,
+    by_name: BTreeMap<String, Tenant>,
 }
 
-impl Cluster {
-    /// The tenants that were set, by name.
-    pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
-        self.tenants.by_name.values()
+impl Tenants {
+    /// By name.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.by_name.values()
     }
 
-    /// A tenant that was set.
-    #[must_use]
-    pub fn tenant(&self, name: &str) -> Option<&Tenant> {
-        self.tenants.by_name.get(name)
+    pub(crate) fn get(&self, name: &str) -> Option<&Tenant> {
+        self.by_name.get(name)
     }
 
-    pub(crate) fn set_tenant(&mut self, tenant: Tenant) -> Result<Reply, Rejection> {
+    pub(crate) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// A tenant as it was remembered.
+    pub(crate) fn insert(&mut self, tenant: Tenant) {
+        self.by_name.insert(tenant.name.clone(), tenant);
+    }
+
+    /// Makes a tenant, or changes it; whether that is news.
+    pub(crate) fn set(&mut self, tenant: &Tenant) -> Result<bool, Rejection> {
         let bytes = tenant.name.len();
         if bytes > MAX_TENANT_NAME_BYTES || tenant.name.chars().any(char::is_control) {
             return Err(Rejection::TenantName { bytes });
@@ -56,27 +61,27 @@ impl Cluster {
         if tenant.weight == 0 || tenant.weight > MAX_TENANT_WEIGHT {
             return Err(Rejection::TenantWeight { weight: tenant.weight });
         }
-        let all = &self.tenants.by_name;
+        let all = &self.by_name;
         if !all.contains_key(&tenant.name) && all.len() >= MAX_TENANTS {
             return Err(Rejection::TooManyTenants { limit: MAX_TENANTS });
         }
         let number = tenant_number(tenant.name.as_bytes());
         let same = all.keys().find(|other| **other != tenant.name && tenant_number(other.as_bytes()) == number);
         if let Some(other) = same {
-            return Err(Rejection::TenantNumber { name: tenant.name, other: other.clone() });
+            return Err(Rejection::TenantNumber { name: tenant.name.clone(), other: other.clone() });
         }
-        if all.get(&tenant.name) != Some(&tenant) {
-            self.changes.push(Change::Put(Record::Tenant(tenant.clone())));
-            self.tenants.by_name.insert(tenant.name.clone(), tenant);
+        let is_news = all.get(&tenant.name) != Some(tenant);
+        if is_news {
+            self.insert(tenant.clone());
         }
-        Ok(Reply::TenantSet)
+        Ok(is_news)
     }
 
-    pub(crate) fn remove_tenant(&mut self, name: String) -> Result<Reply, Rejection> {
-        if self.tenants.by_name.remove(&name).is_none() {
-            return Err(Rejection::UnknownTenant { name });
+    /// Takes a tenant away.
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), Rejection> {
+        match self.by_name.remove(name) {
+            Some(_) => Ok(()),
+            None => Err(Rejection::UnknownTenant { name: name.to_owned() }),
         }
-        self.changes.push(Change::Remove(RecordKey::Tenant(name)));
-        Ok(Reply::TenantRemoved)
     }
 }

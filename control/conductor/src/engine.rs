@@ -1,4 +1,4 @@
-//! What engines publish of their caches, in the shapes of vLLM and SGLang, as changes for the desk.
+//! What engines publish of their caches, in the shapes of vLLM and SGLang, as changes for the Conductor.
 //!
 //! Batches are maps, or arrays of a time, events and perhaps a rank; events are maps with a `type`, or arrays that
 //! begin with it and may end early. Hashes are unsigned or signed numbers, or digests, of which the last eight bytes
@@ -14,7 +14,7 @@ pub mod keys;
 pub mod msgpack;
 pub mod store;
 
-use crate::desk::CacheEvent;
+use crate::conductor::CacheEvent;
 use crate::index::Tier;
 use msgpack::Value;
 

@@ -12,24 +12,27 @@
 //! What it does not do: compute hashes, know about tokens, or check that a holder tells the truth.
 
 mod arena;
-mod compare;
+mod blocks;
+mod codec;
+mod contexts;
 mod find;
+mod holders;
 mod run;
 mod snapshot;
 mod table;
-mod update;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use kvplane_proto::rng::mix64;
-
+pub use codec::SnapshotError;
 pub use find::{Match, PrefixMatches};
-pub use snapshot::SnapshotError;
 
-use arena::Arena;
-use run::Runs;
-use table::Table;
+use blocks::Blocks;
+use contexts::Contexts;
+use holders::Holders;
+use run::Record;
+
+/// Runs that an update sweeps while somebody was retired.
+const SWEEP: usize = 64;
 
 /// Bit of a place in the table: the low bits are a run whose first block it is, not a block.
 const FIRST: u32 = 1 << 31;
@@ -220,34 +223,14 @@ impl fmt::Display for IndexError {
 
 impl std::error::Error for IndexError {}
 
-/// Makes keys of hashes: the same hash has another key in every context.
-#[derive(Clone, Copy)]
-struct Salt(u64);
-
-impl Salt {
-    fn key(self, hash: u64) -> u64 {
-        mix64(hash ^ self.0)
-    }
-}
-
-/// The index.
+/// The index: contexts, holders, and the blocks that these hold there.
 pub struct PrefixIndex {
     config: IndexConfig,
-    table: Table,
-    arena: Arena,
-    runs: Runs,
-    contexts: BTreeMap<ContextKey, ContextId>,
-    salts: Vec<Salt>,
-    generations: Vec<u32>,
-    live: Vec<u64>,
-    /// Slots that nobody has, the next to be used last.
-    spare: Vec<u16>,
-    /// Slots of those retired, and whether the broom has been at the first run since.
-    dying: Vec<(u16, bool)>,
+    contexts: Contexts,
+    holders: Holders,
+    blocks: Blocks,
+    /// The run at which sweeping out those who were retired goes on.
     broom: usize,
-    hand: usize,
-    blocks: usize,
-    forgotten_blocks: usize,
 }
 
 /// How much there is.
@@ -282,21 +265,11 @@ impl PrefixIndex {
         if let Some((field, value, most)) = fields.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
             return Err(IndexError::Config { field, value, most });
         }
-        let arena_blocks = config.max_blocks.next_multiple_of(arena::UNIT);
         Ok(Self {
-            table: Table::new(arena_blocks),
-            arena: Arena::new(arena_blocks),
-            runs: Runs::new(config.max_holders),
-            contexts: BTreeMap::new(),
-            salts: Vec::new(),
-            generations: vec![0; config.max_holders],
-            live: vec![0; config.max_holders.div_ceil(64)],
-            spare: (0..config.max_holders as u16).rev().collect(),
-            dying: Vec::new(),
+            contexts: Contexts::new(config.seed, config.max_contexts),
+            holders: Holders::new(config.max_holders),
+            blocks: Blocks::new(config.max_blocks, config.max_holders),
             broom: 0,
-            hand: 0,
-            blocks: 0,
-            forgotten_blocks: 0,
             config,
         })
     }
@@ -306,27 +279,13 @@ impl PrefixIndex {
     /// # Errors
     /// When a name is too long, or there are too many contexts.
     pub fn context(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
-        if let Some(id) = self.contexts.get(key) {
-            return Ok(*id);
-        }
-        for name in [&key.tenant, &key.model, &key.lora, &key.salt] {
-            if name.len() > MAX_NAME_BYTES {
-                return Err(IndexError::LongName { bytes: name.len() });
-            }
-        }
-        if self.salts.len() == self.config.max_contexts {
-            return Err(IndexError::TooManyContexts { most: self.config.max_contexts });
-        }
-        let id = ContextId(self.salts.len() as u16);
-        self.salts.push(salt_of(self.config.seed, id));
-        self.contexts.insert(key.clone(), id);
-        Ok(id)
+        self.contexts.get_or_add(key)
     }
 
     /// The context named `key`, if there is one.
     #[must_use]
     pub fn find_context(&self, key: &ContextKey) -> Option<ContextId> {
-        self.contexts.get(key).copied()
+        self.contexts.find(key)
     }
 
     /// A new holder, who holds nothing.
@@ -334,15 +293,11 @@ impl PrefixIndex {
     /// # Errors
     /// When there are too many.
     pub fn register(&mut self) -> Result<HolderId, IndexError> {
-        if self.spare.is_empty() {
+        if self.holders.is_full() {
             // Those retired wait to be swept out of every run; two rounds do it.
-            self.sweep(2 * self.runs.places() + 2);
+            self.sweep(2 * self.blocks.places() + 2);
         }
-        let Some(slot) = self.spare.pop() else {
-            return Err(IndexError::TooManyHolders { most: self.config.max_holders });
-        };
-        self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
-        Ok(HolderId { slot, generation: self.generations[usize::from(slot)] })
+        self.holders.register().ok_or(IndexError::TooManyHolders { most: self.config.max_holders })
     }
 
     /// Forgets a holder and everything it held. Takes effect at once and costs nothing now: its traces are swept out
@@ -351,81 +306,111 @@ impl PrefixIndex {
     /// # Errors
     /// When it is not registered.
     pub fn retire(&mut self, holder: HolderId) -> Result<(), IndexError> {
-        let slot = self.slot(holder)?;
-        self.live[usize::from(slot) / 64] &= !(1 << (slot % 64));
-        self.generations[usize::from(slot)] += 1;
-        self.dying.push((slot, false));
-        Ok(())
+        self.holders.retire(holder)
     }
 
     /// How much there is. Costs time in proportion to the runs with many holders.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
-        let (table, arena, runs) = (self.table.bytes(), self.arena.bytes(), self.runs.bytes());
-        let share = |bytes: usize, of: usize, all: usize| (bytes as u128 * of as u128 / all.max(1) as u128) as usize;
-        let all = self.config.max_blocks;
-        let headers = self.runs.used() * size_of::<run::RunHeader>();
-        let holders = runs.saturating_sub(self.runs.places() * size_of::<run::RunHeader>());
-        IndexStats {
-            blocks: self.blocks,
-            runs: self.runs.used(),
-            records: self.runs.held(),
-            forgotten_blocks: self.forgotten_blocks,
-            used_bytes: share(table, self.blocks, all)
-                + share(arena, self.arena.used_blocks(), all)
-                + headers
-                + holders,
-            reserved_bytes: table + arena + runs,
+        self.blocks.stats()
+    }
+
+    /// `holder` has the blocks `hashes` in `tier`. Rolling hashes in the order of the prompt; `parent` is that of the
+    /// block before the first, if there is one, and only helps to keep blocks together.
+    ///
+    /// When the index is full, the runs longest not stored go; [`StoreOutcome::forgotten_blocks`] counts their blocks.
+    ///
+    /// # Errors
+    /// Unknown context or holder: nothing changes.
+    pub fn stored(
+        &mut self,
+        context: ContextId,
+        holder: HolderId,
+        tier: Tier,
+        parent: Option<u64>,
+        hashes: &[u64],
+    ) -> Result<StoreOutcome, IndexError> {
+        let salt = self.contexts.salt(context)?;
+        let slot = self.holders.slot(holder)?;
+        self.sweep(SWEEP);
+        let forgotten = self.blocks.forgotten();
+        let (mut at, mut new_blocks) = (0, 0);
+        let mut before = parent.map(|hash| salt.key(hash)).and_then(|key| self.blocks.locate(context, key));
+        while at < hashes.len() {
+            let key = salt.key(hashes[at]);
+            if let Some((run, offset)) = self.blocks.locate(context, key) {
+                let blocks = self.blocks.matching(run, offset, salt, &hashes[at..]);
+                let header = self.blocks.run_mut(run);
+                header.touch();
+                if offset + blocks < header.len && at + usize::from(blocks) < hashes.len() {
+                    header.branch = offset + blocks;
+                }
+                let record = Record { slot, tier: tier as u16, start: offset, end: offset + blocks };
+                self.blocks.cover(run, record, &self.holders);
+                at += usize::from(blocks);
+                before = Some((run, offset + blocks - 1));
+            } else {
+                let Some((run, start, end)) = self.blocks.extend(context, before, salt, &hashes[at..]) else { break };
+                let record = Record { slot, tier: tier as u16, start, end };
+                self.blocks.cover(run, record, &self.holders);
+                at += usize::from(end - start);
+                new_blocks += usize::from(end - start);
+                before = Some((run, end - 1));
+            }
+            // A cut may have moved the end of what was just covered.
+            if before.is_some_and(|(run, offset)| offset >= self.blocks.run(run).len) {
+                before = self.blocks.locate(context, salt.key(hashes[at - 1]));
+            }
+        }
+        self.blocks.make_room(self.config.max_records);
+        Ok(StoreOutcome { new_blocks, forgotten_blocks: self.blocks.forgotten() - forgotten })
+    }
+
+    /// `holder` no longer has the blocks `hashes` in `tier`. What it did not have is counted and left.
+    ///
+    /// # Errors
+    /// Unknown context or holder: nothing changes.
+    pub fn removed(
+        &mut self,
+        context: ContextId,
+        holder: HolderId,
+        tier: Tier,
+        hashes: &[u64],
+    ) -> Result<RemovalOutcome, IndexError> {
+        let salt = self.contexts.salt(context)?;
+        let slot = self.holders.slot(holder)?;
+        self.sweep(SWEEP);
+        let mut outcome = RemovalOutcome::default();
+        let mut at = 0;
+        while at < hashes.len() {
+            let Some((run, offset)) = self.blocks.locate(context, salt.key(hashes[at])) else {
+                outcome.unknown_blocks += 1;
+                at += 1;
+                continue;
+            };
+            let (start, end, count) = self.blocks.neighbours(run, offset, salt, &hashes[at..]);
+            outcome.removed_blocks += self.blocks.uncover(run, slot, tier as u16, start, end);
+            at += count;
+        }
+        Ok(outcome)
+    }
+
+    /// Takes those who were retired out of the next `runs` runs; whoever is out of all of them frees its slot.
+    fn sweep(&mut self, runs: usize) {
+        if !self.holders.has_retired() {
+            return;
+        }
+        for _ in 0..runs {
+            let places = self.blocks.places();
+            if self.broom >= places {
+                self.broom = 0;
+                self.holders.end_sweep();
+                if !self.holders.has_retired() || places == 0 {
+                    return;
+                }
+            }
+            self.blocks.sweep_run(self.broom as u32, &self.holders);
+            self.broom += 1;
         }
     }
-
-    fn salt(&self, context: ContextId) -> Result<Salt, IndexError> {
-        self.salts.get(usize::from(context.0)).copied().ok_or(IndexError::UnknownContext)
-    }
-
-    fn slot(&self, holder: HolderId) -> Result<u16, IndexError> {
-        let known = self.generations.get(usize::from(holder.slot)) == Some(&holder.generation);
-        if known && self.live_bit(holder.slot) { Ok(holder.slot) } else { Err(IndexError::UnknownHolder) }
-    }
-
-    fn live_bit(&self, slot: u16) -> bool {
-        run::bit(&self.live, slot)
-    }
-
-    fn holder(&self, slot: u16) -> HolderId {
-        HolderId { slot, generation: self.generations[usize::from(slot)] }
-    }
-
-    /// The run and the offset of the block with `key`.
-    fn locate(&self, context: ContextId, key: u64) -> Option<(u32, u16)> {
-        let place = self.table.find(key, |place| {
-            if place & FIRST == 0 {
-                self.arena.key(place as usize) == key
-            } else {
-                self.runs.get(place & !FIRST).first == key
-            }
-        })?;
-        let (run, offset) = if place & FIRST == 0 {
-            let run = self.arena.run_of(place);
-            (run, (place - self.runs.get(run).start) as u16)
-        } else {
-            (place & !FIRST, 0)
-        };
-        (self.runs.get(run).context == context.0).then_some((run, offset))
-    }
-
-    /// Frees the slots that the broom has been everywhere for.
-    fn finish_dying(&mut self) {
-        let spare = &mut self.spare;
-        self.dying.retain_mut(|(slot, started)| {
-            if *started {
-                spare.push(*slot);
-            }
-            !std::mem::replace(started, true)
-        });
-    }
-}
-
-fn salt_of(seed: u64, context: ContextId) -> Salt {
-    Salt(mix64(seed ^ mix64(u64::from(context.0) + 1)))
 }

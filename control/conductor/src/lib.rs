@@ -3,17 +3,17 @@
 //! * [`index`]: who holds which beginnings of prompts.
 //! * [`cost`]: how long prefills, decodes and transfers take, fitted again from reports.
 //! * [`policy`]: who prefills, who decodes, what is fetched, who is refused: ours, the paper's, and other routers'.
-//! * [`scheduler`]: the books: `schedule`, `commit`, `poll`, `update`, `release`.
+//! * [`scheduler`]: the scheduler of one model's instances: `schedule`, `commit`, `poll`, `update`, `release`.
 //! * [`hot`], [`copies`]: what is asked for most, and when it is worth another copy.
 //! * [`engine`]: what engines publish of their caches, read.
 //! * [`fallback`]: where a client sends requests while it cannot ask.
-//! * [`desk`]: names, incarnations, ids, leases: what a server hosts.
+//! * [`conductor`]: names, incarnations, ids, leases: what a server hosts.
 
 #![forbid(unsafe_code)]
 
+pub mod conductor;
 pub mod copies;
 pub mod cost;
-pub mod desk;
 pub mod engine;
 pub mod fallback;
 pub mod hot;

@@ -9,7 +9,7 @@ mod plain;
 mod rivals;
 
 pub use ours::Ours;
-pub use paper::{Admission, Algorithm1, DECODE_NS};
+pub use paper::Algorithm1;
 pub use plain::{LoadBalance, RoundRobin, Spread};
 pub use rivals::{DynamoLike, SglangLike};
 
@@ -80,24 +80,17 @@ impl PolicyName {
     /// its line 18, and ours.
     #[must_use]
     pub fn make(self, refuses: bool) -> Box<dyn Policy> {
-        let admission = if refuses { Admission::Slo } else { Admission::None };
         match self {
             Self::Random => Box::new(Spread::default()),
             Self::RoundRobin => Box::new(RoundRobin),
             Self::LoadBalance => Box::new(LoadBalance),
             Self::SglangLike => Box::new(SglangLike::default()),
             Self::DynamoLike => Box::new(DynamoLike),
-            Self::Local => Box::new(Algorithm1 { transfers: false, admission, ..Algorithm1::default() }),
-            Self::Algorithm1 => Box::new(Algorithm1 { admission, ..Algorithm1::default() }),
+            Self::Local => Box::new(Algorithm1 { transfers: false, refuses, ..Algorithm1::default() }),
+            Self::Algorithm1 => Box::new(Algorithm1 { refuses, ..Algorithm1::default() }),
             Self::Ours => Box::new(Ours { refuses, ..Ours::default() }),
         }
     }
-}
-
-/// Every policy with its defaults, refusing nobody, in the order in which they are shown; ours last.
-#[must_use]
-pub fn side_by_side() -> Vec<Box<dyn Policy>> {
-    PolicyName::ALL.map(|named| named.make(false)).into()
 }
 
 /// What is to be served.
@@ -312,7 +305,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// After the prefill: whether the decode instance still takes the request, as the paper's local scheduler asks.
+    /// After the prefill: whether the decode instance still takes the request, as the paper's local scheduler decides.
     fn takes_decode(&self, _tokens: u32, _instance: &DecodeView, _model: &DecodeModel, _slo: Slo) -> bool {
         true
     }

@@ -1,121 +1,46 @@
-//! The books: which request is where, what each instance has booked, who waits.
+//! The scheduler of one model's instances: which request is where, what each instance has booked, who waits.
 //!
-//! [`Conductor::schedule`] answers and changes nothing. [`Conductor::commit`] books the answer: work, decode room, the
+//! [`Scheduler::schedule`] answers and changes nothing. [`Scheduler::commit`] books the answer: work, decode room, the
 //! source's NIC, and in the index the blocks that the instance will have; or it puts the request into the central
-//! queue. [`Conductor::poll`] then says when one of those who wait should go and where. [`Conductor::update`] tells
-//! how requests fare, which corrects the books and the cost model; [`Conductor::release`] ends one, whatever became of
+//! queue. [`Scheduler::poll`] then says when one of those who wait should go and where. [`Scheduler::update`] tells
+//! how requests fare, which corrects the books and the cost model; [`Scheduler::release`] ends one, whatever became of
 //! it. Reservations that nobody releases end after a lease. A request retried with the same id gets the same answer.
 //!
-//! Everything is bounded by [`ConductorConfig`]; times are nanoseconds of one monotonic clock, given by the caller.
+//! Each part has its state for itself; the scheduler joins them:
+//!
+//! * `caches`: what prefill instances hold, will hold and were ever sent;
+//! * `bookings`: work, transfers and decode room that are booked on instances;
+//! * `reservations`: requests that are booked, with their leases;
+//! * `queue`: requests that wait for an instance.
+//!
+//! Everything is bounded by [`SchedulerConfig`]; times are nanoseconds of one monotonic clock, given by the caller.
 
-mod books;
+mod bookings;
+mod caches;
+mod config;
+mod error;
 mod instances;
 mod queue;
+mod request;
+mod reservations;
 mod views;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::Arc;
+use crate::cost::PrefillModel;
+use crate::index::{ContextId, ContextKey, PrefixIndex, PrefixMatches};
+use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
 
-use crate::cost::{DecodeModel, PrefillModel};
-use crate::index::{ContextId, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, Tier};
-use crate::policy::{Ask, Choice, Placement, Policy, QueuedRequest, Slo};
-
-use books::{DecodeBook, PrefillBook};
-pub use instances::{ExcludedInstances, Foreign};
+use bookings::Bookings;
+use caches::Caches;
+pub use config::SchedulerConfig;
+pub use error::SchedulerError;
+pub use instances::{Foreign, InstanceNumbers};
 pub use queue::Next;
+use queue::{CentralQueue, QueueOrder};
+pub use request::{ExcludedInstances, Progress, Request};
+use reservations::{Reservation, Reservations};
 
-/// What a Conductor is made of.
-#[derive(Clone, Debug)]
-pub struct ConductorConfig {
-    /// Limits of the prefix index.
-    pub index: IndexConfig,
-    /// Tokens of a block.
-    pub block_tokens: u32,
-    /// Bytes of KV cache of a token.
-    pub token_bytes: u64,
-    /// Bytes a second of an instance's NICs.
-    pub nic_bytes_s: u64,
-    /// What is promised.
-    pub slo: Slo,
-    /// Requests that may wait in the central queue.
-    pub max_queue: usize,
-    /// Requests that may be booked.
-    pub max_reservations: usize,
-    /// After how long a request that nobody updates is released.
-    pub lease_ns: u64,
-    /// How long blocks of a finished prefill count as held though no event said so.
-    pub promise_ns: u64,
-    /// Where the cost model begins.
-    pub model: PrefillModel,
-    /// Time between tokens.
-    pub decode_model: DecodeModel,
-    /// Whether reports refit the cost model and factors of instances.
-    pub learns: bool,
-    /// Whether instances are taken to have for the next request what they fetch for one, as engines do whose cache it
-    /// passes through.
-    pub keeps_fetched: bool,
-}
-
-impl Default for ConductorConfig {
-    /// LLaMA3-70B on nodes of eight A800 with 87 GB/s, as in the paper.
-    fn default() -> Self {
-        Self {
-            index: IndexConfig::default(),
-            block_tokens: 512,
-            token_bytes: 327_680,
-            nic_bytes_s: 87_000_000_000,
-            slo: Slo::NONE,
-            max_queue: 65_536,
-            max_reservations: 1 << 20,
-            lease_ns: 3_600_000_000_000,
-            promise_ns: 2_000_000_000,
-            model: PrefillModel::default(),
-            decode_model: DecodeModel::default(),
-            learns: true,
-            keeps_fetched: true,
-        }
-    }
-}
-
-/// A request to be scheduled.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Its number, unique among those that are not released.
-    pub id: u64,
-    /// When it came.
-    pub arrival_ns: u64,
-    /// Tokens of its prompt.
-    pub tokens: u32,
-    /// What its blocks can be shared among.
-    pub context: ContextId,
-    /// Rolling hashes of its blocks.
-    pub hashes: Arc<[u64]>,
-    /// Instances that it must not go to.
-    pub barred: ExcludedInstances,
-}
-
-impl Request {
-    const fn ask(&self) -> Ask {
-        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens }
-    }
-}
-
-/// How a request fares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Its prefill began.
-    PrefillStarted,
-    /// Its prefill ended.
-    PrefillDone {
-        /// Tokens that were cached.
-        reused: u32,
-        /// How long the prefill took.
-        took_ns: u64,
-    },
-    /// It decodes.
-    Decoding,
-}
+/// When it is worth trying again for one that is kept from every instance there is.
+const AGAIN_NS: u64 = 1_000_000_000;
 
 /// Room for a question's working, kept by the caller.
 #[derive(Default)]
@@ -136,119 +61,34 @@ impl Scratch {
     }
 }
 
-/// Why a call was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConductorError {
-    /// No instance of that number.
-    UnknownInstance {
-        /// The number.
-        instance: usize,
-    },
-    /// No request of that number is booked.
-    UnknownRequest {
-        /// The number.
-        id: u64,
-    },
-    /// There are as many reservations as there may be.
-    TooManyReservations {
-        /// The limit.
-        most: usize,
-    },
-    /// The central queue is full.
-    QueueFull {
-        /// The limit.
-        most: usize,
-    },
-    /// What the index says.
-    Index(IndexError),
-}
-
-impl fmt::Display for ConductorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownInstance { instance } => write!(f, "there is no instance {instance}; register it first"),
-            Self::UnknownRequest { id } => write!(f, "request {id} is not booked; it was released or its lease ended"),
-            Self::TooManyReservations { most } => write!(f, "{most} requests are booked; release some"),
-            Self::QueueFull { most } => write!(f, "{most} requests wait already; try again later"),
-            Self::Index(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ConductorError {}
-
-impl From<IndexError> for ConductorError {
-    fn from(error: IndexError) -> Self {
-        Self::Index(error)
-    }
-}
-
-/// A booked request.
-struct Reservation {
-    request: Request,
-    placement: Placement,
-    prefilled: bool,
-    decoding: bool,
-    touched_ns: u64,
-}
-
-/// Blocks that an instance should have though no event said so yet.
-struct Promise {
-    until_ns: u64,
-    context: ContextId,
-    holder: HolderId,
-    hashes: Arc<[u64]>,
-}
-
 /// The scheduler.
-pub struct Conductor {
-    config: ConductorConfig,
+pub struct Scheduler {
+    config: SchedulerConfig,
     policy: Box<dyn Policy>,
-    index: PrefixIndex,
-    routed: PrefixIndex,
-    prefill: Vec<PrefillBook>,
-    decode: Vec<DecodeBook>,
     model: PrefillModel,
-    booked: BTreeMap<u64, Reservation>,
-    queue: Vec<(QueuedRequest, Request)>,
-    promises: VecDeque<Promise>,
-    /// Prefill instances by their slots in the index.
-    by_slot: Vec<u32>,
-    /// The same in the index of what was routed.
-    routed_by_slot: Vec<u32>,
+    caches: Caches,
+    bookings: Bookings,
+    reservations: Reservations,
+    queue: CentralQueue,
     placed: u64,
-    /// No lease ends before.
-    leases_ns: u64,
 }
 
-impl Conductor {
-    /// A Conductor without instances.
+impl Scheduler {
+    /// A scheduler without instances.
     ///
     /// # Errors
     /// When the index's limits cannot be.
-    pub fn new(config: ConductorConfig, policy: Box<dyn Policy>) -> Result<Self, ConductorError> {
+    pub fn new(config: SchedulerConfig, policy: Box<dyn Policy>) -> Result<Self, SchedulerError> {
         Ok(Self {
-            index: PrefixIndex::new(config.index)?,
-            routed: PrefixIndex::new(config.index)?,
-            prefill: Vec::new(),
-            decode: Vec::new(),
+            caches: Caches::new(config.index)?,
+            bookings: Bookings::default(),
             model: config.model.clone(),
-            booked: BTreeMap::new(),
-            queue: Vec::new(),
-            promises: VecDeque::new(),
-            by_slot: vec![u32::MAX; config.index.max_holders],
-            routed_by_slot: vec![u32::MAX; config.index.max_holders],
+            reservations: Reservations::new(config.max_reservations, config.lease_ns),
+            queue: CentralQueue::new(config.max_queue),
             placed: 0,
-            leases_ns: 0,
             config,
             policy,
         })
-    }
-
-    /// The policy in use.
-    #[must_use]
-    pub fn policy(&self) -> &dyn Policy {
-        self.policy.as_ref()
     }
 
     /// Decides by another policy, and with other promises, from now on: what is booked stays booked, and those who wait
@@ -259,7 +99,7 @@ impl Conductor {
 
     /// The index, to make contexts and to ask.
     pub const fn index(&mut self) -> &mut PrefixIndex {
-        &mut self.index
+        self.caches.index()
     }
 
     /// The cost model as fitted by now.
@@ -278,15 +118,14 @@ impl Conductor {
     ///
     /// # Errors
     /// When there are too many.
-    pub fn context(&mut self, key: &crate::index::ContextKey) -> Result<ContextId, ConductorError> {
-        self.routed.context(key)?;
-        Ok(self.index.context(key)?)
+    pub fn context(&mut self, key: &ContextKey) -> Result<ContextId, SchedulerError> {
+        Ok(self.caches.context(key)?)
     }
 
     /// What should become of `request`. Changes nothing.
     #[must_use]
     pub fn schedule(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
-        if let Some(known) = self.booked.get(&request.id) {
+        if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement);
         }
         let views = self.views(request, now_ns, scratch);
@@ -296,7 +135,7 @@ impl Conductor {
     /// As [`Self::schedule`] where the request is to be bound at once, to an instance that may have others before it.
     #[must_use]
     pub fn schedule_now(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
-        if let Some(known) = self.booked.get(&request.id) {
+        if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement);
         }
         let views = self.views(request, now_ns, scratch);
@@ -307,37 +146,67 @@ impl Conductor {
     ///
     /// # Errors
     /// When a limit is reached, or the choice names what there is not.
-    pub fn commit(&mut self, request: Request, choice: &Choice, now_ns: u64) -> Result<(), ConductorError> {
-        if self.booked.contains_key(&request.id) {
+    pub fn commit(&mut self, request: Request, choice: &Choice, now_ns: u64) -> Result<(), SchedulerError> {
+        if self.reservations.get(request.id).is_some() {
             return Ok(());
         }
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => self.book(request, *placement, now_ns),
             Choice::Wait => {
-                let most = self.config.max_queue;
-                if self.queue.iter().any(|(waiting, _)| waiting.ask.id == request.id) {
+                if self.queue.get(request.id).is_some() {
                     return Ok(());
                 }
-                if self.queue.len() >= most {
-                    return Err(ConductorError::QueueFull { most });
+                if self.queue.is_full() {
+                    return Err(SchedulerError::QueueFull { most: self.config.max_queue });
                 }
                 let best_ns = self.best_ns(&request);
-                self.queue.push((QueuedRequest { ask: request.ask(), best_ns }, request));
+                self.queue.push(request, best_ns);
                 Ok(())
             }
         }
+    }
+
+    /// Books a placement.
+    fn book(&mut self, request: Request, placement: Placement, now_ns: u64) -> Result<(), SchedulerError> {
+        if self.reservations.is_full() {
+            return Err(SchedulerError::TooManyReservations { most: self.config.max_reservations });
+        }
+        let source = if let Fetch::One(source) = placement.fetch { source } else { placement.prefill };
+        let decode_known = placement.decode.is_none_or(|decode| self.bookings.decode(decode).is_ok());
+        if !decode_known || source >= self.bookings.prefills().len() {
+            return Err(SchedulerError::UnknownInstance { instance: source });
+        }
+        let book = self.bookings.prefill(placement.prefill)?;
+        book.add(request.id, placement.prefill_ns, request.tokens.saturating_sub(placement.reuse));
+        // What is fetched and not kept is there for this request only.
+        let passes = matches!(placement.fetch, Fetch::Pool { keep } if !(keep && self.config.keeps_fetched));
+        let block_tokens = self.config.block_tokens;
+        let passing = if passes { (placement.reuse / block_tokens) as usize } else { 0 };
+        let held_blocks = self.caches.place(placement.prefill, &request, passing, block_tokens)?;
+        let fetched = placement.reuse.saturating_sub(held_blocks.saturating_mul(block_tokens));
+        let bytes = u64::from(fetched) * self.config.token_bytes;
+        let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
+        self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
+        if let Some(decode) = placement.decode {
+            let expected_ns = now_ns.saturating_add(placement.takes_ns());
+            self.bookings.decode_at(decode).expect(request.id, u64::from(request.tokens), expected_ns);
+        }
+        self.placed += 1;
+        let touched_ns = now_ns;
+        self.reservations.insert(Reservation { request, placement, prefilled: false, decoding: false, touched_ns });
+        Ok(())
     }
 
     /// How a booked request fares.
     ///
     /// # Errors
     /// When it is not booked.
-    pub fn update(&mut self, id: u64, progress: Progress, now_ns: u64) -> Result<(), ConductorError> {
-        let reservation = self.booked.get_mut(&id).ok_or(ConductorError::UnknownRequest { id })?;
+    pub fn update(&mut self, id: u64, progress: Progress, now_ns: u64) -> Result<(), SchedulerError> {
+        let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
         let (placement, tokens) = (reservation.placement, reservation.request.tokens);
-        let book = &mut self.prefill[placement.prefill];
+        let book = self.bookings.prefill_at(placement.prefill);
         match progress {
             Progress::PrefillStarted => book.started(id, now_ns),
             Progress::PrefillDone { reused, took_ns } if !reservation.prefilled => {
@@ -348,21 +217,15 @@ impl Conductor {
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
                     self.model.report(tokens, reused, took_ns, factor);
                 }
-                if book.alive {
-                    self.promises.push_back(Promise {
-                        until_ns: now_ns.saturating_add(self.config.promise_ns),
-                        context: reservation.request.context,
-                        holder: book.holder,
-                        hashes: Arc::clone(&reservation.request.hashes),
-                    });
-                }
+                let until_ns = now_ns.saturating_add(self.config.promise_ns);
+                self.caches.keep_promise(placement.prefill, &reservation.request, until_ns);
             }
             Progress::PrefillDone { .. } => {}
             Progress::Decoding => {
                 if let Some(decode) = placement.decode
                     && !std::mem::replace(&mut reservation.decoding, true)
                 {
-                    self.decode[decode].begin(id, u64::from(tokens), now_ns);
+                    self.bookings.decode_at(decode).begin(id, u64::from(tokens), now_ns);
                 }
             }
         }
@@ -373,7 +236,7 @@ impl Conductor {
     ///
     /// # Errors
     /// When it is not booked and does not wait.
-    pub fn release(&mut self, id: u64) -> Result<(), ConductorError> {
+    pub fn release(&mut self, id: u64) -> Result<(), SchedulerError> {
         self.withdraw(id).map(|_| ())
     }
 
@@ -381,30 +244,90 @@ impl Conductor {
     ///
     /// # Errors
     /// When it is not booked and does not wait.
-    pub fn withdraw(&mut self, id: u64) -> Result<Request, ConductorError> {
-        if let Some(at) = self.queue.iter().position(|(waiting, _)| waiting.ask.id == id) {
-            return Ok(self.queue.swap_remove(at).1);
+    pub fn withdraw(&mut self, id: u64) -> Result<Request, SchedulerError> {
+        if let Some(request) = self.queue.remove(id) {
+            return Ok(request);
         }
-        let reservation = self.booked.remove(&id).ok_or(ConductorError::UnknownRequest { id })?;
-        self.unbook_decode(&reservation);
+        let reservation = self.reservations.remove(id).ok_or(SchedulerError::UnknownRequest { id })?;
+        let Placement { prefill, decode, .. } = reservation.placement;
+        if let Some(decode) = decode {
+            self.bookings.decode_at(decode).forget(id);
+        }
         if !reservation.prefilled {
-            let book = &mut self.prefill[reservation.placement.prefill];
-            book.done(id);
-            if book.alive {
-                let (context, holder) = (reservation.request.context, book.holder);
-                self.index.removed(context, holder, Tier::Promised, &reservation.request.hashes)?;
-            }
+            self.bookings.prefill_at(prefill).done(id);
+            self.caches.break_promise(prefill, &reservation.request)?;
         }
         Ok(reservation.request)
+    }
+
+    /// Ends promises that events should have taken over by now, and leases.
+    fn expire(&mut self, now_ns: u64) {
+        self.caches.expire(now_ns);
+        let Some(over) = self.reservations.over(now_ns) else { return };
+        for id in over {
+            // Its instance may be gone, then there is nothing left to free.
+            let _ = self.release(id);
+        }
+        self.reservations.rearm(now_ns);
     }
 
     /// Whether the decode instance still takes a request whose prefill is done.
     #[must_use]
     pub fn takes_decode(&self, id: u64, now_ns: u64) -> bool {
-        let Some(reservation) = self.booked.get(&id) else { return false };
+        let Some(reservation) = self.reservations.get(id) else { return false };
         let Some(decode) = reservation.placement.decode else { return true };
-        let view = self.decode[decode].view(now_ns, now_ns);
+        let view = self.bookings.decodes()[decode].view(now_ns);
         let (model, slo) = (&self.config.decode_model, self.config.slo);
         self.policy.takes_decode(reservation.request.tokens, &view, model, slo)
+    }
+
+    /// The next of those who wait that should go now, and where; it is booked. Or one that will not be served: kept
+    /// from every instance that there is, or refused by the policy, which may be another than when it came. To be asked
+    /// after every change until it answers nothing.
+    ///
+    /// One whom nobody takes that it may go to stays where it is, and keeps nobody behind it from going.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
+        self.expire(now_ns);
+        if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
+            let id = self.queue.remove_at(at).id;
+            let refused = Next::Refused { id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };
+            return Ok(Some(refused));
+        }
+        let Some(at) = self.first(now_ns) else { return Ok(None) };
+        let request = self.queue.at(at);
+        let views = self.views(request, now_ns, scratch);
+        match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
+            Choice::Place(placement) => {
+                // Booked first: one that cannot be booked stays in the queue.
+                let request = request.clone();
+                let id = request.id;
+                self.book(request, placement, now_ns)?;
+                self.queue.remove_at(at);
+                Ok(Some(Next::Goes { id, placement }))
+            }
+            Choice::Refuse { why, retry_after_ns } => {
+                let id = self.queue.remove_at(at).id;
+                Ok(Some(Next::Refused { id, why, retry_after_ns }))
+            }
+            // Somebody takes it, so the policy has none better among those who wait either.
+            Choice::Wait => Ok(None),
+        }
+    }
+
+    /// Where the one is that goes next of those who wait.
+    fn first(&self, now_ns: u64) -> Option<usize> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
+        self.queue.first(self.order(now_ns), takers.as_deref())
+    }
+
+    /// The order of those who wait, now.
+    fn order(&self, now_ns: u64) -> QueueOrder<'_> {
+        QueueOrder { policy: self.policy.as_ref(), slo: self.config.slo, now_ns }
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Change;
-use kvplane_conductor::desk::{ClientNotice, Desk, DeskConfig, DeskError, Load, PoolKey};
+use kvplane_conductor::conductor::{ClientNotice, Conductor, ConductorConfig, ConductorError, Load, PoolKey};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
@@ -61,7 +61,7 @@ const TOPIC_BYTES: usize = 256;
 const LOADS: Duration = Duration::from_secs(1);
 
 struct Core {
-    desk: Desk,
+    desk: Conductor,
     clients: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     /// By instance: who follows what it publishes.
@@ -104,7 +104,7 @@ impl Host {
     /// # Errors
     /// When the limits do not allow all that is remembered.
     pub(crate) fn new(
-        config: DeskConfig,
+        config: ConductorConfig,
         first: u64,
         mut restored: DecodedRecords,
         grace: Duration,
@@ -153,18 +153,25 @@ impl Host {
 
     /// Calls the desk, makes durable what is to be remembered, tells who is to be told, and sees to it that it is
     /// looked at in time.
-    pub(crate) fn with<T>(&self, call: impl FnOnce(&mut Desk, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+    pub(crate) fn with<T>(
+        &self,
+        call: impl FnOnce(&mut Conductor, u64) -> Result<T, ConductorError>,
+    ) -> Result<T, Refusal> {
         self.call(Keep::Soon, |core, now_ns| call(&mut core.desk, now_ns))
     }
 
     /// The same for a call that changes durable state: refused while the state cannot be written, and durable when
     /// this returns.
-    fn change<T>(&self, call: impl FnOnce(&mut Core, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+    fn change<T>(&self, call: impl FnOnce(&mut Core, u64) -> Result<T, ConductorError>) -> Result<T, Refusal> {
         self.check_durable()?;
         self.call(Keep::Now, call)
     }
 
-    fn call<T>(&self, keep: Keep, call: impl FnOnce(&mut Core, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+    fn call<T>(
+        &self,
+        keep: Keep,
+        call: impl FnOnce(&mut Core, u64) -> Result<T, ConductorError>,
+    ) -> Result<T, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core();
         let result = call(&mut core, now_ns);
@@ -221,7 +228,7 @@ impl Host {
     }
 
     fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
-        match self.core().desk.tenant_of(instance) {
+        match self.core().desk.instances().tenant_of(instance) {
             Some(known) if known != tenant => {
                 let reason = format!("instance {instance:?} is not of tenant {tenant:?}");
                 Err(Refusal::new(RefusalCode::NotPermitted, reason))
@@ -326,7 +333,7 @@ impl Host {
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         let (instance, incarnation, batch) = batch_in(call);
-        let reports_already = self.core().desk.reports_cache(&instance);
+        let reports_already = self.core().desk.instances().reports_cache(&instance);
         let take = |core: &mut Core, now_ns| core.desk.cache(&instance, incarnation, batch, now_ns);
         // The first batch changes what is remembered of an instance.
         let ack = if reports_already { self.call(Keep::Soon, take) } else { self.change(take) }?;
@@ -444,7 +451,7 @@ impl Core {
         if self.watchers.is_empty() {
             return;
         }
-        let version = self.desk.version();
+        let version = self.desk.instances().version();
         if version == self.told.0 && now_ns < self.told.1 + LOADS.as_nanos() as u64 {
             return;
         }

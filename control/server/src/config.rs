@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
-use kvplane_conductor::desk::DeskConfig;
+use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
 use crate::access::HttpToken;
@@ -36,7 +36,7 @@ pub struct ControlConfig {
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
     /// Hosts the Conductor, with these limits; none for not at all.
-    pub conductor: Option<DeskConfig>,
+    pub conductor: Option<ConductorConfig>,
     /// Whether only tenants that were set may put; else others have no quota.
     pub strict_tenants: bool,
     /// Has shards want tickets of their peers, so that they may listen beyond loopback. Without, they want none, and

@@ -47,7 +47,7 @@ pub use admin::shard_json;
 pub use conductor::policy_named;
 pub use config::{ControlConfig, StartError};
 pub use etcd::{EtcdConfig, EtcdConfigError};
-pub use kvplane_conductor::desk::DeskConfig;
+pub use kvplane_conductor::conductor::ConductorConfig;
 pub use metadata::MetadataLimits;
 pub use objects::{Objects, ObjectsAccess};
 pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};

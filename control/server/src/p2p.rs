@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectSpec as Spec, Objects, ObjectsConfig, Place, RankJoin,
+    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectName, ObjectSpec as Spec, Objects, ObjectsConfig,
+    Place, RankJoin,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::p2p::{
@@ -98,13 +99,14 @@ impl P2p {
         let PublishObject { tenant, name, version, spec } = call;
         let layout = Layout::new(spec.sizes, spec.shard_bytes).map_err(|error| refusal(&error))?;
         let spec = Spec { layout, hashes: spec.hashes, about: spec.about };
-        let version = self.with(|objects, now_ns| objects.publish(now_ns, (&tenant, &name, version), spec))?;
+        let version =
+            self.with(|objects, now_ns| objects.publish(now_ns, ObjectName::new(&tenant, &name), version, spec))?;
         Ok(ObjectPublished { version })
     }
 
     pub(crate) fn find(&self, call: &FindObject) -> Result<ObjectFound, Refusal> {
         self.with(|objects, _| {
-            let (version, spec) = objects.find((&call.tenant, &call.name, call.version))?;
+            let (version, spec) = objects.find(ObjectName::new(&call.tenant, &call.name), call.version)?;
             let (sizes, shard_bytes) = (spec.layout.sizes().to_vec(), spec.layout.shard_bytes());
             let spec = ObjectSpec { sizes, shard_bytes, hashes: spec.hashes.clone(), about: spec.about.clone() };
             Ok(ObjectFound { version, spec })
@@ -124,27 +126,28 @@ impl P2p {
             download_bytes_per_second: call.download_bytes_per_second,
         };
         self.with(|objects, now_ns| {
-            let member = objects.hold(now_ns, (&call.tenant, &call.name, call.version), call.digest, hold)?;
+            let member =
+                objects.hold(now_ns, ObjectName::new(&call.tenant, &call.name), call.version, call.digest, hold)?;
             Ok(ObjectHeld { member, lease_ns: objects.lease_ns() })
         })
     }
 
     pub(crate) fn report(&self, call: &ReportObject) -> Result<EmptyReply, Refusal> {
         let failed = failures(&call.failed);
-        self.with(|objects, now_ns| objects.report(now_ns, (call.client, call.member), &call.got, &failed))?;
+        self.with(|objects, now_ns| objects.report(now_ns, call.client, call.member, &call.got, &failed))?;
         Ok(EmptyReply)
     }
 
     pub(crate) fn want(&self, call: &WantShards) -> Result<EmptyReply, Refusal> {
         let failed = failures(&call.failed);
-        self.with(|objects, now_ns| objects.want(now_ns, (call.client, call.member), &call.want, &failed))?;
+        self.with(|objects, now_ns| objects.want(now_ns, call.client, call.member, &call.want, &failed))?;
         Ok(EmptyReply)
     }
 
     pub(crate) fn join_ranks(&self, call: JoinRanks) -> Result<RanksJoined, Refusal> {
         let JoinRanks { client, member, job, rank, ranks, board, half } = call;
         let join = RankJoin { job, rank, ranks, board };
-        let parent = self.with(|objects, _| objects.join_ranks((client, member), &join, usize::from(half)))?;
+        let parent = self.with(|objects, _| objects.join_ranks(client, member, &join, usize::from(half)))?;
         let parent = parent.map(|parent| RankParent {
             member: parent.member,
             segment: parent.segment.to_string(),
@@ -160,7 +163,7 @@ impl P2p {
 
     pub(crate) fn release(&self, call: ReleaseObject) -> Result<ObjectReleased, Refusal> {
         self.with(|objects, now_ns| {
-            let readers = objects.release(now_ns, (call.client, call.member), call.wait)?;
+            let readers = objects.release(now_ns, call.client, call.member, call.wait)?;
             Ok(ObjectReleased { readers: readers as u64 })
         })
     }
@@ -186,7 +189,7 @@ impl P2p {
 
     pub(crate) fn describe(&self, call: &DescribeObject) -> Result<ObjectMembers, Refusal> {
         self.with(|objects, _| {
-            let (rows, lost) = objects.describe((&call.tenant, &call.name, call.version))?;
+            let (rows, lost) = objects.describe(ObjectName::new(&call.tenant, &call.name), call.version)?;
             let member = |row: kvplane_cluster::p2p::MemberReport| ObjectMember {
                 member: row.member,
                 segment: row.segment,
@@ -201,9 +204,9 @@ impl P2p {
 
     pub(crate) fn locate(&self, call: &LocateObject) -> Result<ObjectPlaces, Refusal> {
         let near = Place { host: call.host.clone(), rack: call.rack.clone() };
-        let key = (call.tenant.as_str(), call.name.as_str(), call.version);
+        let name = ObjectName::new(&call.tenant, &call.name);
         self.with(|objects, _| {
-            let found = objects.locate(key, call.buffer as usize, &near, call.client)?;
+            let found = objects.locate(name, call.version, call.buffer as usize, &near, call.client)?;
             let place = |found: kvplane_cluster::p2p::BufferLocation| ObjectPlace {
                 member: found.member,
                 segment: found.segment,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, RdmaConfig, RdmaUse};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 
 #[path = "../../../dataplane/transfer/tests/suite/network/mod.rs"]
 mod network;
@@ -34,7 +34,7 @@ impl Bed {
         let directory = std::env::temp_dir().join(format!("kvplane-agent-{}-{number}", std::process::id()));
         let mut config = ControlConfig::new("test");
         config.publish = Some(RuntimeDirectory::at(&directory));
-        config.conductor = Some(DeskConfig::default());
+        config.conductor = Some(ConductorConfig::default());
         set(&mut config);
         let control = ControlServer::start(config).expect("a control plane on loopback");
         let mut bed = Self { nodes: Vec::new(), control: Some(control), directory };

@@ -63,7 +63,7 @@ impl Ranks {
         // There must be time to fetch from others.
         let patience = self.patience.min(deadline / (4 * depth));
         let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        Ok(Follow::new((schedule, self.rank), lacks, patience_ns, 0))
+        Ok(Follow::new(schedule, self.rank, lacks, patience_ns, 0))
     }
 }
 

@@ -65,7 +65,7 @@ impl Follow {
     /// # Panics
     /// When there is no such rank.
     #[must_use]
-    pub fn new((schedule, rank): (Schedule, u32), lacks: &ShardSet, patience_ns: u64, now_ns: u64) -> Self {
+    pub fn new(schedule: Schedule, rank: u32, lacks: &ShardSet, patience_ns: u64, now_ns: u64) -> Self {
         let half = |half| Half {
             there: ShardSet::empty(lacks.shards()),
             absent: lacks.iter().filter(|&shard| half_of(shard) == half).collect(),

@@ -6,18 +6,20 @@
 //! depend on how many there are.
 //!
 //! All of this is soft: members have leases, and announce themselves again where they are not known any more. It is
-//! pure: time comes as an argument, and grants are taken out ([`Objects::poll_grant`]).
+//! pure: time comes as an argument, and grants are taken out ([`Objects::poll_grants`]).
 
 mod choose;
+mod counts;
 mod follow;
 mod locate;
 mod member;
 mod object;
 mod objects;
+mod pace;
 mod ranks;
+mod roster;
 mod schedule;
 mod shards;
-mod shown;
 mod swarm;
 
 pub use follow::Follow;
@@ -26,8 +28,8 @@ pub use member::{Failure, FailureKind, Hold, MemberReport, Place};
 pub use object::{
     Layout, MAX_ABOUT_BYTES, MAX_BUFFERS, MAX_NAME_BYTES, MAX_SHARDS, ObjectError, ObjectSpec, ShardPlace,
 };
-pub use objects::{MAX_LABEL_BYTES, ObjectKey, ObjectRow, Objects, ObjectsConfig};
-pub use ranks::{RankJoin, RankParent};
+pub use objects::{ObjectKey, ObjectName, ObjectRow, Objects, ObjectsConfig};
+pub use ranks::{MAX_LABEL_BYTES, RankJoin, RankParent};
 pub use schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
 pub use shards::{Interval, ShardSet};
 pub use swarm::Grant;

@@ -5,15 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::locate::BufferLocation;
 use super::member::{Failure, Hold, MemberReport, Place};
 use super::object::{MAX_NAME_BYTES, ObjectError, ObjectSpec};
-use super::ranks::{RankJoin, RankParent};
+use super::ranks::{MAX_LABEL_BYTES, RankJoin, RankParent};
 use super::shards::Interval;
 use super::swarm::{Grant, Swarm};
 
 /// Shards that a member has take little: so many are as much as one address.
 const SHARDS_PER_ROW: usize = 16;
-
-/// The longest label: names of segments, hosts and racks, in bytes.
-pub const MAX_LABEL_BYTES: usize = 256;
 
 /// Limits of the catalog, and how long it remembers.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +33,33 @@ impl Default for ObjectsConfig {
     }
 }
 
-/// The name of an object.
+/// The name of an object, of whatever version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectName<'a> {
+    /// Whose.
+    pub tenant: &'a str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+impl<'a> ObjectName<'a> {
+    /// The object of a tenant under a name.
+    #[must_use]
+    pub const fn new(tenant: &'a str, name: &'a str) -> Self {
+        Self { tenant, name }
+    }
+
+    /// A version of it.
+    fn version(self, version: u64) -> ObjectKey {
+        ObjectKey { tenant: self.tenant.to_owned(), name: self.name.to_owned(), version }
+    }
+
+    fn not_found(self, version: Option<u64>) -> ObjectError {
+        ObjectError::NotFound { name: self.name.to_owned(), version }
+    }
+}
+
+/// A version of an object, by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Whose.
@@ -115,29 +138,30 @@ impl Objects {
     pub fn publish(
         &mut self,
         now_ns: u64,
-        (tenant, name, version): (&str, &str, Option<u64>),
+        name: ObjectName<'_>,
+        version: Option<u64>,
         spec: ObjectSpec,
     ) -> Result<u64, ObjectError> {
-        check_name(name)?;
+        check_name(name.name)?;
         spec.check()?;
         let digest = spec.digest();
-        let newest = self.newest(tenant, name);
+        let newest = self.newest(name);
         let version = match (version, newest) {
             (Some(version), _) => version,
             (None, None) => 1,
-            (None, Some((newest, id))) if self.swarms.get(&id).is_some_and(|(_, one)| one.digest == digest) => newest,
+            (None, Some((newest, id))) if self.swarms.get(&id).is_some_and(|(_, one)| one.digest() == digest) => newest,
             (None, Some((newest, _))) => newest + 1,
         };
         // The one after the greatest could not be.
         if version == 0 || version == u64::MAX {
             return Err(ObjectError::Malformed(format!("version {version}: give one from 1 to {}", u64::MAX - 1)));
         }
-        let key = ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
+        let key = name.version(version);
         if let Some((_, swarm)) = self.by_key.get(&key).and_then(|id| self.swarms.get_mut(id)) {
-            if swarm.digest != digest {
-                return Err(ObjectError::Differs { name: name.to_owned(), version });
+            if swarm.digest() != digest {
+                return Err(ObjectError::Differs { name: name.name.to_owned(), version });
             }
-            swarm.empty_since_ns = now_ns;
+            swarm.touch(now_ns);
             return Ok(version);
         }
         let rows = rows_of(&spec);
@@ -155,49 +179,50 @@ impl Objects {
         Ok(version)
     }
 
-    fn newest(&self, tenant: &str, name: &str) -> Option<(u64, u64)> {
-        let key = |version| ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
-        self.by_key.range(key(0)..=key(u64::MAX)).next_back().map(|(key, &id)| (key.version, id))
+    fn newest(&self, name: ObjectName<'_>) -> Option<(u64, u64)> {
+        self.by_key.range(name.version(0)..=name.version(u64::MAX)).next_back().map(|(key, &id)| (key.version, id))
     }
 
     /// The newest version of which sources have all; the newest that has members where there is none. A version that
     /// was published and is not held, or not any more, hides none that is.
-    fn newest_held(&self, tenant: &str, name: &str) -> Option<(u64, u64)> {
-        let key = |version| ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
-        let held = |id: &u64| self.swarms.get(id).is_some_and(|(_, swarm)| !swarm.members.is_empty());
-        let versions = || self.by_key.range(key(0)..=key(u64::MAX)).rev().filter(|(_, id)| held(id));
-        let whole = versions().find(|(_, id)| self.swarms.get(id).is_some_and(|(_, swarm)| swarm.is_whole()));
+    fn newest_held(&self, name: ObjectName<'_>) -> Option<(u64, u64)> {
+        let held = |id: &u64| self.swarms.get(id).is_some_and(|(_, swarm)| !swarm.roster().is_empty());
+        let versions = || self.by_key.range(name.version(0)..=name.version(u64::MAX)).rev().filter(|(_, id)| held(id));
+        let whole = versions().find(|(_, id)| {
+            self.swarms.get(id).is_some_and(|(_, swarm)| swarm.roster().is_whole(swarm.spec().layout.shards()))
+        });
         whole.or_else(|| versions().next()).map(|(key, &id)| (key.version, id))
     }
 
-    fn id_of(&self, (tenant, name, version): (&str, &str, Option<u64>)) -> Result<(u64, u64), ObjectError> {
+    fn id_of(&self, name: ObjectName<'_>, version: Option<u64>) -> Result<(u64, u64), ObjectError> {
         let found = match version {
-            None => self.newest_held(tenant, name),
-            Some(version) => {
-                let key = ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
-                self.by_key.get(&key).map(|&id| (version, id))
-            }
+            None => self.newest_held(name),
+            Some(version) => self.by_key.get(&name.version(version)).map(|&id| (version, id)),
         };
-        found.ok_or_else(|| ObjectError::NotFound { name: name.to_owned(), version })
+        found.ok_or_else(|| name.not_found(version))
     }
 
     /// What an object is; where no version is named, of the newest that its sources have all of.
     ///
     /// # Errors
     /// When it is not there; without a version, also when nobody has any.
-    pub fn find(&self, key: (&str, &str, Option<u64>)) -> Result<(u64, &ObjectSpec), ObjectError> {
-        let (version, id) = self.id_of(key)?;
-        Ok((version, &self.swarms[&id].1.spec))
+    pub fn find(&self, name: ObjectName<'_>, version: Option<u64>) -> Result<(u64, &ObjectSpec), ObjectError> {
+        let (version, id) = self.id_of(name, version)?;
+        Ok((version, self.swarms[&id].1.spec()))
     }
 
     /// Who has an object, and how many shards no source has.
     ///
     /// # Errors
     /// When it is not there.
-    pub fn describe(&self, key: (&str, &str, Option<u64>)) -> Result<(Vec<MemberReport>, u32), ObjectError> {
-        let (_, id) = self.id_of(key)?;
+    pub fn describe(
+        &self,
+        name: ObjectName<'_>,
+        version: Option<u64>,
+    ) -> Result<(Vec<MemberReport>, u32), ObjectError> {
+        let (_, id) = self.id_of(name, version)?;
         let swarm = &self.swarms[&id].1;
-        Ok((swarm.rows(), swarm.lost()))
+        Ok((swarm.roster().rows(), swarm.roster().lost(swarm.spec().layout.shards())))
     }
 
     /// Some of those who have all of a buffer and may be asked for it: those of the same host, those of the same rack,
@@ -207,15 +232,17 @@ impl Objects {
     /// When the object is not there, or has no such buffer.
     pub fn locate(
         &self,
-        (tenant, name, version): (&str, &str, u64),
+        name: ObjectName<'_>,
+        version: u64,
         buffer: usize,
         near: &Place,
         client: u64,
     ) -> Result<Vec<BufferLocation>, ObjectError> {
-        let (_, id) = self.id_of((tenant, name, Some(version)))?;
+        let (_, id) = self.id_of(name, Some(version))?;
         let swarm = &self.swarms[&id].1;
-        swarm.locate(buffer, near, client).ok_or_else(|| {
-            let buffers = swarm.spec.layout.sizes().len();
+        let layout = &swarm.spec().layout;
+        swarm.roster().locate(layout, buffer, near, client).ok_or_else(|| {
+            let buffers = layout.sizes().len();
             ObjectError::Malformed(format!("buffer {buffer} of an object that has {buffers}"))
         })
     }
@@ -224,9 +251,15 @@ impl Objects {
     ///
     /// # Errors
     /// When the object is not there or another one, what is said makes no sense, or it is one member too many.
-    pub fn hold(&mut self, now_ns: u64, key: (&str, &str, u64), digest: u128, hold: Hold) -> Result<u64, ObjectError> {
-        let (tenant, name, version) = key;
-        let (_, id) = self.id_of((tenant, name, Some(version)))?;
+    pub fn hold(
+        &mut self,
+        now_ns: u64,
+        name: ObjectName<'_>,
+        version: u64,
+        digest: u128,
+        hold: Hold,
+    ) -> Result<u64, ObjectError> {
+        let (_, id) = self.id_of(name, Some(version))?;
         let labels = [&hold.segment, &hold.place.host, &hold.place.rack];
         if let Some(label) = labels.into_iter().find(|label| label.len() > MAX_LABEL_BYTES) {
             let text = format!("a label of {} bytes: at most {MAX_LABEL_BYTES}", label.len());
@@ -236,17 +269,17 @@ impl Objects {
             return Err(ObjectError::Limit { what: "members", most: self.config.members });
         }
         let Some((_, swarm)) = self.swarms.get_mut(&id) else {
-            return Err(ObjectError::NotFound { name: name.to_owned(), version: Some(version) });
+            return Err(name.not_found(Some(version)));
         };
-        if swarm.digest != digest {
-            return Err(ObjectError::Differs { name: name.to_owned(), version });
+        if swarm.digest() != digest {
+            return Err(ObjectError::Differs { name: name.name.to_owned(), version });
         }
         let (client, number) = (hold.client, self.last + 1);
-        let rows = hold.addresses.len() + swarm.spec.layout.shards() as usize / SHARDS_PER_ROW + 1;
+        let rows = hold.addresses.len() + swarm.spec().layout.shards() as usize / SHARDS_PER_ROW + 1;
         if self.table_rows + rows > self.config.table_rows {
             return Err(ObjectError::Limit { what: "rows of tables", most: self.config.table_rows });
         }
-        swarm.join(number, hold, (now_ns, now_ns.saturating_add(self.config.lease_ns)))?;
+        swarm.join(number, hold, now_ns, now_ns.saturating_add(self.config.lease_ns))?;
         self.table_rows += rows;
         self.last = number;
         self.members.insert(number, id);
@@ -271,7 +304,8 @@ impl Objects {
     pub fn report(
         &mut self,
         now_ns: u64,
-        (client, member): (u64, u64),
+        client: u64,
+        member: u64,
         got: &[Interval],
         failed: &[Failure],
     ) -> Result<(), ObjectError> {
@@ -288,7 +322,8 @@ impl Objects {
     /// When it is not a member, or what is said makes no sense or is not what the job's other ranks say.
     pub fn join_ranks(
         &mut self,
-        (client, member): (u64, u64),
+        client: u64,
+        member: u64,
         join: &RankJoin,
         half: usize,
     ) -> Result<Option<RankParent>, ObjectError> {
@@ -302,7 +337,8 @@ impl Objects {
     pub fn want(
         &mut self,
         now_ns: u64,
-        (client, member): (u64, u64),
+        client: u64,
+        member: u64,
         want: &[Interval],
         failed: &[Failure],
     ) -> Result<(), ObjectError> {
@@ -318,7 +354,7 @@ impl Objects {
         let lease_ns = now_ns.saturating_add(self.config.lease_ns);
         for &member in &members {
             if let Ok((id, swarm)) = self.swarm_of(client, member) {
-                swarm.renew(member, (now_ns, lease_ns));
+                swarm.renew(member, now_ns, lease_ns);
                 self.settle(id);
             }
         }
@@ -330,7 +366,7 @@ impl Objects {
     ///
     /// # Errors
     /// When it is not a member, or not any more.
-    pub fn release(&mut self, now_ns: u64, (client, member): (u64, u64), wait: bool) -> Result<usize, ObjectError> {
+    pub fn release(&mut self, now_ns: u64, client: u64, member: u64, wait: bool) -> Result<usize, ObjectError> {
         let (id, swarm) = self.swarm_of(client, member)?;
         let readers = swarm.leave(member);
         if readers == 0 || !wait {
@@ -343,7 +379,7 @@ impl Objects {
     fn forget(&mut self, id: u64, member: u64, now_ns: u64) {
         self.members.remove(&member);
         let Some((_, swarm)) = self.swarms.get_mut(&id) else { return };
-        let shards = swarm.spec.layout.shards() as usize;
+        let shards = swarm.spec().layout.shards() as usize;
         let Some((client, addresses)) = swarm.drop_member(member, now_ns) else { return };
         self.table_rows -= addresses + shards / SHARDS_PER_ROW + 1;
         if let Some(members) = self.clients.get_mut(&client) {
@@ -370,10 +406,10 @@ impl Objects {
             Some(ObjectRow {
                 name: key.name.clone(),
                 version: key.version,
-                total_bytes: swarm.spec.layout.total_bytes(),
-                shard_bytes: swarm.spec.layout.shard_bytes(),
-                shards: swarm.spec.layout.shards(),
-                members: swarm.members.len() as u32,
+                total_bytes: swarm.spec().layout.total_bytes(),
+                shard_bytes: swarm.spec().layout.shard_bytes(),
+                shards: swarm.spec().layout.shards(),
+                members: swarm.roster().len() as u32,
             })
         };
         found.filter_map(row).collect()
@@ -398,7 +434,7 @@ impl Objects {
         {
             self.due.pop_first();
             let Some((_, swarm)) = self.swarms.get_mut(&id) else { continue };
-            if swarm.due_ns <= now_ns {
+            if swarm.due_ns() <= now_ns {
                 swarm.look(now_ns);
                 self.settle(id);
             }
@@ -409,14 +445,14 @@ impl Objects {
         let lease_ns = self.config.lease_ns;
         let ids: Vec<u64> = self.swarms.keys().copied().collect();
         for id in ids {
-            for member in self.swarms[&id].1.expired(now_ns) {
+            for member in self.swarms[&id].1.roster().expired(now_ns) {
                 self.forget(id, member, now_ns);
             }
             self.settle(id);
             let (key, swarm) = &self.swarms[&id];
-            if swarm.members.is_empty() && swarm.empty_since_ns.saturating_add(lease_ns) <= now_ns {
+            if swarm.roster().is_empty() && swarm.empty_since_ns().saturating_add(lease_ns) <= now_ns {
                 self.by_key.remove(key);
-                self.table_rows -= rows_of(&swarm.spec);
+                self.table_rows -= rows_of(swarm.spec());
                 self.swarms.remove(&id);
             }
         }
@@ -439,7 +475,7 @@ impl Objects {
     fn settle(&mut self, id: u64) {
         let Some((_, swarm)) = self.swarms.get_mut(&id) else { return };
         self.grants.extend(std::iter::from_fn(|| swarm.poll_grant()));
-        let due_ns = swarm.due_ns;
+        let due_ns = swarm.due_ns();
         if due_ns != u64::MAX {
             self.due.insert((due_ns, id));
         }

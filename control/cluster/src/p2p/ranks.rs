@@ -1,17 +1,18 @@
 //! Ranks of jobs that fetch an object by a [`Schedule`]: who is which rank, and where its parents are.
 //!
 //! What a rank follows its parents for is not among what it `need`s: nobody grants it. It is from the moment on that
-//! the rank asks for it ([`Swarm::want`]).
+//! the rank asks for it (`Swarm::want`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::member::{Failure, Member};
 use super::object::ObjectError;
-use super::objects::MAX_LABEL_BYTES;
+use super::roster::Roster;
 use super::schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
-use super::shards::{Interval, ShardSet};
-use super::swarm::Swarm;
+
+/// The longest label: names of segments, hosts, racks and jobs, in bytes.
+pub const MAX_LABEL_BYTES: usize = 256;
 
 /// A member says which rank of a job it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,19 +42,20 @@ pub struct RankParent {
 
 /// The ranks of a job that are there.
 #[derive(Debug)]
-pub(super) struct Job {
+struct Job {
     schedule: Schedule,
     members: BTreeMap<u32, u64>,
 }
 
-impl Swarm {
-    /// A member is a rank from now on; where it fetches a half from, if that is there. To be asked again if not.
-    pub(super) fn join_ranks(
-        &mut self,
-        number: u64,
-        join: &RankJoin,
-        half: usize,
-    ) -> Result<Option<RankParent>, ObjectError> {
+/// Jobs by name: who fetches by a schedule.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    by_name: BTreeMap<String, Job>,
+}
+
+impl Jobs {
+    /// The schedule of a job that a member joins, and wants to know the parent of a half of.
+    pub(super) fn schedule_of(&self, join: &RankJoin, half: usize) -> Result<Schedule, ObjectError> {
         let RankJoin { job, rank, ranks, .. } = join;
         let malformed = |text: String| Err(ObjectError::Malformed(text));
         if job.len() > MAX_LABEL_BYTES {
@@ -65,41 +67,55 @@ impl Swarm {
         if rank >= ranks || half >= HALVES {
             return malformed(format!("half {half} for rank {rank} of {ranks}: ranks and halves count from 0"));
         }
-        if let Some(known) = self.jobs.get(job).filter(|known| known.schedule != schedule) {
+        if let Some(known) = self.by_name.get(job).filter(|known| known.schedule != schedule) {
             let known = known.schedule.ranks();
             return malformed(format!("job {job:?} has {known} ranks, and not {ranks}: give another job's name"));
         }
-        let Some(member) = self.members.get(&number) else {
-            return Err(ObjectError::UnknownMember { member: number });
-        };
-        if member.rank.as_ref() != Some(join) {
-            self.leave_ranks(number);
-            let known = self.jobs.entry(job.clone());
-            let known = known.or_insert_with(|| Job { schedule, members: BTreeMap::new() });
-            known.members.insert(*rank, number);
-            if let Some(member) = self.members.get_mut(&number) {
-                member.rank = Some(join.clone());
-            }
-        }
-        Ok(self.parent(number, &join.job, schedule.parent(half, join.rank), half))
+        Ok(schedule)
     }
 
-    fn parent(&self, number: u64, job: &str, parent: Parent, half: usize) -> Option<RankParent> {
+    /// A member is a rank from now on.
+    pub(super) fn enter(&mut self, number: u64, join: &RankJoin, schedule: Schedule) {
+        let known = self.by_name.entry(join.job.clone());
+        let known = known.or_insert_with(|| Job { schedule, members: BTreeMap::new() });
+        known.members.insert(join.rank, number);
+    }
+
+    /// A member is this rank no more.
+    pub(super) fn leave(&mut self, number: u64, rank: &RankJoin) {
+        let Some(job) = self.by_name.get_mut(&rank.job) else { return };
+        // Another process may be this rank by now.
+        if job.members.get(&rank.rank) == Some(&number) {
+            job.members.remove(&rank.rank);
+        }
+        if job.members.is_empty() {
+            self.by_name.remove(&rank.job);
+        }
+    }
+
+    /// Whom a member fetches a half from.
+    pub(super) fn parent(
+        &self,
+        roster: &Roster,
+        number: u64,
+        job: &str,
+        parent: Parent,
+        half: usize,
+    ) -> Option<RankParent> {
         let is_whole = |member: &Member| member.have.count() == member.have.shards();
         let known = match parent {
-            Parent::Rank(rank) => self.jobs.get(job)?.members.get(&rank).copied(),
+            Parent::Rank(rank) => self.by_name.get(job)?.members.get(&rank).copied(),
             Parent::Origin => {
                 let able =
-                    |(other, member): &(&u64, &Member)| **other != number && member.is_source() && is_whole(member);
-                let whole = || self.members.iter().filter(able);
-                let origins: Vec<u64> =
-                    whole().filter(|(_, member)| member.origin).map(|(&number, _)| number).collect();
+                    |(other, member): &(u64, &Member)| *other != number && member.is_source() && is_whole(member);
+                let whole = || roster.iter().filter(able);
+                let origins: Vec<u64> = whole().filter(|(_, member)| member.origin).map(|(number, _)| number).collect();
                 // Each half from another one, where there are several.
                 let origin = half.checked_rem(origins.len()).map(|at| origins[at]);
-                origin.or_else(|| whole().next().map(|(&number, _)| number))
+                origin.or_else(|| whole().next().map(|(number, _)| number))
             }
         }?;
-        let member = self.members.get(&known).filter(|member| member.is_source())?;
+        let member = roster.get(known).filter(|member| member.is_source())?;
         let board = member.rank.as_ref().map(|rank| rank.board);
         Some(RankParent {
             member: known,
@@ -109,70 +125,27 @@ impl Swarm {
         })
     }
 
-    /// A member is no rank any more.
-    pub(super) fn leave_ranks(&mut self, number: u64) {
-        let Some(rank) = self.members.get_mut(&number).and_then(|member| member.rank.take()) else { return };
-        let Some(job) = self.jobs.get_mut(&rank.job) else { return };
-        // Another process may be this rank by now.
-        if job.members.get(&rank.rank) == Some(&number) {
-            job.members.remove(&rank.rank);
-        }
-        if job.members.is_empty() {
-            self.jobs.remove(&rank.job);
-        }
-    }
-
-    /// A member wants shards from whoever has them; those that it was told of already stay as they are. And what those
-    /// did wrong that it followed.
-    pub(super) fn want(
-        &mut self,
-        number: u64,
-        want: &[Interval],
-        failed: &[Failure],
-        now_ns: u64,
-    ) -> Result<(), ObjectError> {
-        let shards = self.spec.layout.shards();
-        let want = ShardSet::of(shards, want).map_err(|(first, count)| {
-            ObjectError::Malformed(format!("{count} shards from {first} on are not within the object's {shards}"))
-        })?;
-        let Some(member) = self.members.get_mut(&number) else {
-            return Err(ObjectError::UnknownMember { member: number });
-        };
-        for shard in want.iter() {
-            if !member.have.contains(shard) && !member.coming.contains_key(&shard) {
-                member.need.insert(shard);
-            }
-        }
-        for failure in failed.iter().filter(|failure| failure.shard < shards) {
-            if self.followed(number, *failure) {
-                self.blame(number, *failure);
-            }
-        }
-        self.look_at(number, now_ns);
-        Ok(())
-    }
-
     /// Whether a member was to fetch this from there by its schedule. About a source's bytes only those are believed
     /// who were to read them.
-    fn followed(&self, number: u64, failure: Failure) -> bool {
-        let Some(rank) = self.members.get(&number).and_then(|member| member.rank.as_ref()) else { return false };
-        let Some(job) = self.jobs.get(&rank.job) else { return false };
+    pub(super) fn followed(&self, roster: &Roster, number: u64, failure: Failure) -> bool {
+        let Some(rank) = roster.get(number).and_then(|member| member.rank.as_ref()) else { return false };
+        let Some(job) = self.by_name.get(&rank.job) else { return false };
         match job.schedule.parent(half_of(failure.shard), rank.rank) {
             Parent::Rank(parent) => job.members.get(&parent) == Some(&failure.source),
             // Any that had everything then.
             Parent::Origin => {
                 let has = |member: &Member| member.have.contains(failure.shard);
-                self.members.get(&failure.source).is_some_and(has)
+                roster.get(failure.source).is_some_and(has)
             }
         }
     }
 
     /// Shards that other ranks are to fetch from a member by their schedule, and have not yet.
-    pub(super) fn followers(&self, number: u64) -> usize {
-        let Some(rank) = self.members.get(&number).and_then(|member| member.rank.as_ref()) else { return 0 };
-        let Some(job) = self.jobs.get(&rank.job) else { return 0 };
+    pub(super) fn followers(&self, roster: &Roster, number: u64) -> usize {
+        let Some(rank) = roster.get(number).and_then(|member| member.rank.as_ref()) else { return 0 };
+        let Some(job) = self.by_name.get(&rank.job) else { return 0 };
         let lacks = |half: usize, child: u32| {
-            let child = job.members.get(&child).and_then(|number| self.members.get(number));
+            let child = job.members.get(&child).and_then(|number| roster.get(*number));
             let Some(child) = child.filter(|child| !child.leaving) else { return 0 };
             let lacks = |&shard: &u32| {
                 let elsewhere = child.need.contains(shard) || child.coming.contains_key(&shard);

@@ -10,20 +10,17 @@ use std::sync::Arc;
 
 use kvplane_proto::rng::Rng;
 
-use super::choose::Choice;
+use super::choose::{Choice, Chooser};
+use super::counts::ShardCounts;
 use super::member::{Failure, FailureKind, Hold, Member, Rate, ShardFetch, Typical};
 use super::object::{ObjectError, ObjectSpec};
-use super::ranks::Job;
+use super::pace::Pace;
+use super::ranks::{Jobs, RankJoin, RankParent};
+use super::roster::Roster;
 use super::shards::{Interval, ShardSet};
 
-/// Places of a source and of a receiver: at least, and at most where shards are fetched in no time.
-const PLACES: std::ops::RangeInclusive<u64> = 3..=16;
-/// A shard that takes less than this is fetched along with others, so that the next grant is there in time.
-const AHEAD_NS: u64 = 10_000_000;
 /// Late is what takes so many times as long as is usual.
 const LATE: u64 = 4;
-/// How long a fetch takes where nothing is known.
-const UNKNOWN_NS: u64 = 500_000_000;
 /// How often it is looked for what is late: at least, and at most; and what each member adds to that.
 const LOOK_NS: std::ops::RangeInclusive<u64> = 5_000_000..=250_000_000;
 const LOOK_AT_ONE_NS: u64 = 100_000;
@@ -51,35 +48,25 @@ pub struct Grant {
 /// The swarm of one object.
 #[derive(Debug)]
 pub(super) struct Swarm {
-    pub(super) spec: ObjectSpec,
-    pub(super) digest: u128,
-    pub(super) members: BTreeMap<u64, Member>,
-    /// By shard: members other than origins that have it or are about to.
-    pub(super) copies: Vec<u32>,
-    /// Shards of which there are none.
-    pub(super) unseeded: ShardSet,
-    /// Members by host, where they say it.
-    pub(super) hosts: BTreeMap<String, BTreeSet<u64>>,
-    /// Jobs by name: who fetches by a schedule.
-    pub(super) jobs: BTreeMap<String, Job>,
+    spec: ObjectSpec,
+    digest: u128,
+    roster: Roster,
+    counts: ShardCounts,
+    jobs: Jobs,
     /// Sources with a place to give, and receivers with one to fill.
-    pub(super) free: BTreeSet<u64>,
-    pub(super) hungry: BTreeSet<u64>,
-    /// The least and the greatest number of members so far.
-    pub(super) first: u64,
-    pub(super) last: u64,
-    /// How long fetches take, and how long one would take by itself.
-    pub(super) typical: Typical,
-    alone: Typical,
-    pub(super) rng: Rng,
+    free: BTreeSet<u64>,
+    hungry: BTreeSet<u64>,
+    pace: Pace,
+    rng: Rng,
+    /// Members that changed, and are to be looked at.
     dirty: VecDeque<u64>,
     grants: VecDeque<Grant>,
     /// Fetches that were granted and are not over.
     outstanding: usize,
     /// When it is to be looked at again.
-    pub(super) due_ns: u64,
+    due_ns: u64,
     /// Since when nobody has it.
-    pub(super) empty_since_ns: u64,
+    empty_since_ns: u64,
 }
 
 impl Swarm {
@@ -88,17 +75,12 @@ impl Swarm {
         Self {
             spec,
             digest,
-            members: BTreeMap::new(),
-            copies: vec![0; shards as usize],
-            unseeded: ShardSet::full(shards),
-            hosts: BTreeMap::new(),
-            jobs: BTreeMap::new(),
+            roster: Roster::default(),
+            counts: ShardCounts::new(shards),
+            jobs: Jobs::default(),
             free: BTreeSet::new(),
             hungry: BTreeSet::new(),
-            first: u64::MAX,
-            last: 0,
-            typical: Typical::default(),
-            alone: Typical::default(),
+            pace: Pace::default(),
             rng: Rng::new(seed, "swarm"),
             dirty: VecDeque::new(),
             grants: VecDeque::new(),
@@ -108,13 +90,36 @@ impl Swarm {
         }
     }
 
-    /// Fetches at a time, of each receiver and of each source.
-    pub(super) fn places(&self) -> u32 {
-        let ahead = self.alone.ns().map_or(0, |alone_ns| AHEAD_NS / alone_ns);
-        (ahead + 2).clamp(*PLACES.start(), *PLACES.end()) as u32
+    /// The object.
+    pub(super) const fn spec(&self) -> &ObjectSpec {
+        &self.spec
     }
 
-    pub(super) fn join(&mut self, number: u64, hold: Hold, (now_ns, lease_ns): (u64, u64)) -> Result<(), ObjectError> {
+    /// A digest of the object.
+    pub(super) const fn digest(&self) -> u128 {
+        self.digest
+    }
+
+    pub(super) const fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// When it is to be looked at again.
+    pub(super) const fn due_ns(&self) -> u64 {
+        self.due_ns
+    }
+
+    /// Since when nobody has it.
+    pub(super) const fn empty_since_ns(&self) -> u64 {
+        self.empty_since_ns
+    }
+
+    /// It was published again: while nobody has it, it is known for as long again.
+    pub(super) const fn touch(&mut self, now_ns: u64) {
+        self.empty_since_ns = now_ns;
+    }
+
+    pub(super) fn join(&mut self, number: u64, hold: Hold, now_ns: u64, lease_ns: u64) -> Result<(), ObjectError> {
         let shards = self.spec.layout.shards();
         let run = |(first, count)| {
             ObjectError::Malformed(format!("{count} shards from {first} on are not within the object's {shards}"))
@@ -151,37 +156,25 @@ impl Swarm {
             rank: None,
             lease_ns,
         };
-        if !member.place.host.is_empty() {
-            self.hosts.entry(member.place.host.clone()).or_default().insert(number);
-        }
-        self.members.insert(number, member);
-        (self.first, self.last) = (self.first.min(number), self.last.max(number));
+        self.roster.insert(number, member);
         have.iter().for_each(|shard| self.acquire(number, shard));
         self.dirty.push_back(number);
         self.pump(now_ns);
         Ok(())
     }
 
-    /// A copy more or less that others can have.
+    /// A copy more or less that others can have. Origins give a shard away again of which there is none.
     fn count(&mut self, shard: u32, more: bool) {
-        let copies = &mut self.copies[shard as usize];
-        *copies = if more { *copies + 1 } else { copies.saturating_sub(1) };
-        match *copies {
-            0 if self.unseeded.insert(shard) => {
-                let origins = self.members.iter().filter(|(_, member)| member.origin && member.is_source());
-                self.dirty.extend(origins.map(|(&number, _)| number));
-            }
-            1 if more => {
-                self.unseeded.remove(shard);
-            }
-            _ => {}
+        if self.counts.change(shard, more) {
+            let origins = self.roster.iter().filter(|(_, member)| member.origin && member.is_source());
+            self.dirty.extend(origins.map(|(number, _)| number));
         }
     }
 
     /// A member has a shard.
     fn acquire(&mut self, number: u64, shard: u32) {
         let counted = self.end(number, shard);
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.roster.get_mut(number) else { return };
         member.need.remove(shard);
         if !member.have.insert(shard) {
             return;
@@ -194,18 +187,18 @@ impl Swarm {
 
     /// A fetch is over; whether it counted as a copy.
     fn end(&mut self, number: u64, shard: u32) -> bool {
-        let Some(coming) = self.members.get_mut(&number).and_then(|member| member.coming.remove(&shard)) else {
+        let Some(coming) = self.roster.get_mut(number).and_then(|member| member.coming.remove(&shard)) else {
             return false;
         };
         self.outstanding -= 1;
-        if let Some(source) = self.members.get_mut(&coming.from)
+        if let Some(source) = self.roster.get_mut(coming.from)
             && source.serving.remove(&(number, shard))
         {
             source.serving_late -= u32::from(coming.late);
             self.dirty.push_back(coming.from);
         }
         self.dirty.push_back(number);
-        !coming.late && self.members.get(&number).is_some_and(Member::counts)
+        !coming.late && self.roster.get(number).is_some_and(Member::counts)
     }
 
     /// A fetch is over without success.
@@ -213,7 +206,7 @@ impl Swarm {
         if self.end(number, shard) {
             self.count(shard, false);
         }
-        if let Some(member) = self.members.get_mut(&number)
+        if let Some(member) = self.roster.get_mut(number)
             && !member.have.contains(shard)
         {
             member.need.insert(shard);
@@ -230,7 +223,7 @@ impl Swarm {
             self.acquire(number, shard);
         }
         for failure in failed {
-            let Some(member) = self.members.get_mut(&number) else { return };
+            let Some(member) = self.roster.get_mut(number) else { return };
             // What was given up in the meantime says nothing any more.
             if member.coming.get(&failure.shard).is_none_or(|coming| coming.from != failure.source) {
                 continue;
@@ -244,8 +237,8 @@ impl Swarm {
         self.pump(now_ns);
     }
 
-    pub(super) fn blame(&mut self, by: u64, failure: Failure) {
-        let who = self.members.get(&by).map(|member| member.segment.to_string()).unwrap_or_default();
+    fn blame(&mut self, by: u64, failure: Failure) {
+        let who = self.roster.get(by).map(|member| member.segment.to_string()).unwrap_or_default();
         match failure.kind {
             FailureKind::Unreachable => {
                 self.retire(failure.source, |source| source.doubted = true);
@@ -259,7 +252,7 @@ impl Swarm {
 
     /// What a member has counts no more, or again.
     fn retire(&mut self, number: u64, change: impl FnOnce(&mut Member)) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.roster.get_mut(number) else { return };
         let counted = member.counts();
         change(member);
         let counts = member.counts();
@@ -273,7 +266,7 @@ impl Swarm {
 
     /// A member was heard of.
     fn heard(&mut self, number: u64) {
-        if self.members.get(&number).is_some_and(|member| member.doubted) {
+        if self.roster.get(number).is_some_and(|member| member.doubted) {
             self.retire(number, |member| member.doubted = false);
             self.dirty.push_back(number);
         }
@@ -281,21 +274,20 @@ impl Swarm {
 
     /// What the time of a fetch says of both sides.
     fn learn(&mut self, number: u64, shard: u32, now_ns: u64) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(member) = self.roster.get_mut(number) else { return };
         let Some(&coming) = member.coming.get(&shard) else { return };
         let took_ns = now_ns.saturating_sub(coming.since_ns);
         member.fetched.learn(took_ns);
         member.bans.remove(&coming.from);
-        if let Some(source) = self.members.get_mut(&coming.from) {
+        if let Some(source) = self.roster.get_mut(coming.from) {
             source.served.learn(took_ns);
         }
-        self.typical.learn(took_ns);
-        self.alone.learn(took_ns / u64::from(coming.along.max(1)));
+        self.pace.learn(took_ns, coming.along);
     }
 
     /// A member lives.
-    pub(super) fn renew(&mut self, number: u64, (now_ns, lease_ns): (u64, u64)) {
-        let Some(member) = self.members.get_mut(&number) else { return };
+    pub(super) fn renew(&mut self, number: u64, now_ns: u64, lease_ns: u64) {
+        let Some(member) = self.roster.get_mut(number) else { return };
         member.lease_ns = lease_ns;
         self.heard(number);
         self.pump(now_ns);
@@ -304,48 +296,36 @@ impl Swarm {
     /// Nothing more is fetched from a member, nor by it; how many fetch from it still.
     pub(super) fn leave(&mut self, number: u64) -> usize {
         self.retire(number, |member| member.leaving = true);
-        self.members.get(&number).map_or(0, |member| member.serving.len()) + self.followers(number)
+        self.roster.get(number).map_or(0, |member| member.serving.len()) + self.jobs.followers(&self.roster, number)
     }
 
     /// A member is gone: its client, and how many addresses it had.
     pub(super) fn drop_member(&mut self, number: u64, now_ns: u64) -> Option<(u64, usize)> {
         self.leave(number);
         self.leave_ranks(number);
-        let coming: Vec<u32> = self.members.get(&number)?.coming.keys().copied().collect();
+        let coming: Vec<u32> = self.roster.get(number)?.coming.keys().copied().collect();
         for shard in coming {
             self.end(number, shard);
         }
-        let member = self.members.remove(&number)?;
+        let member = self.roster.remove(number)?;
         for (receiver, shard) in member.serving {
             self.give_up(receiver, shard);
         }
-        if let Some(on_host) = self.hosts.get_mut(&member.place.host) {
-            on_host.remove(&number);
-            if on_host.is_empty() {
-                self.hosts.remove(&member.place.host);
-            }
-        }
         self.free.remove(&number);
         self.hungry.remove(&number);
-        if self.members.is_empty() {
+        if self.roster.is_empty() {
             self.empty_since_ns = now_ns;
         }
         self.pump(now_ns);
         Some((member.client, member.addresses.len()))
     }
 
-    /// Those whose lease is over.
-    pub(super) fn expired(&self, now_ns: u64) -> Vec<u64> {
-        self.members.iter().filter(|(_, member)| member.lease_ns <= now_ns).map(|(&number, _)| number).collect()
-    }
-
     /// Looks for what takes too long.
     pub(super) fn look(&mut self, now_ns: u64) {
         self.due_ns = u64::MAX;
-        let usual_ns = self.typical.ns();
-        let late_ns = LATE * usual_ns.unwrap_or(UNKNOWN_NS);
+        let late_ns = LATE * self.pace.usual_ns();
         let (mut late, mut stuck) = (Vec::new(), Vec::new());
-        for (&number, member) in &self.members {
+        for (number, member) in self.roster.iter() {
             let own_ns = member.fetched.ns().map_or(LATE * late_ns, |own_ns| late_ns.max(LATE * own_ns));
             for (&shard, coming) in &member.coming {
                 let age_ns = now_ns.saturating_sub(coming.since_ns);
@@ -363,14 +343,14 @@ impl Swarm {
             }
         }
         for (number, shard, from) in late {
-            let Some(member) = self.members.get_mut(&number) else { continue };
+            let Some(member) = self.roster.get_mut(number) else { continue };
             if let Some(coming) = member.coming.get_mut(&shard) {
                 coming.late = true;
             }
             if member.counts() {
                 self.count(shard, false);
             }
-            if let Some(source) = self.members.get_mut(&from) {
+            if let Some(source) = self.roster.get_mut(from) {
                 source.serving_late += 1;
                 self.dirty.push_back(from);
             }
@@ -378,7 +358,7 @@ impl Swarm {
         }
         let mut silent = BTreeMap::new();
         for (number, shard, from) in stuck {
-            let Some(member) = self.members.get_mut(&number) else { continue };
+            let Some(member) = self.roster.get_mut(number) else { continue };
             member.need.insert(shard);
             *member.retried.entry(shard).or_default() += 1;
             if let Some(coming) = member.coming.get_mut(&shard) {
@@ -395,7 +375,7 @@ impl Swarm {
     }
 
     /// A member changed.
-    pub(super) fn look_at(&mut self, number: u64, now_ns: u64) {
+    fn look_at(&mut self, number: u64, now_ns: u64) {
         self.dirty.push_back(number);
         self.pump(now_ns);
     }
@@ -405,27 +385,33 @@ impl Swarm {
         while let Some(number) = self.dirty.pop_front() {
             self.sort(number, now_ns);
             while self.hungry.contains(&number) {
-                let Some(choice) = self.choose_source(number, now_ns) else { break };
+                let chance = self.rng.next_u64();
+                let Some(choice) = self.chooser(now_ns, chance).source_for(number, &self.free) else { break };
                 self.grant(choice, now_ns);
             }
             while self.free.contains(&number) {
-                let Some(choice) = self.choose_receiver(number, now_ns) else { break };
+                let chance = self.rng.next_u64();
+                let Some(choice) = self.chooser(now_ns, chance).receiver_for(number, &self.hungry) else { break };
                 self.grant(choice, now_ns);
             }
         }
-        if self.outstanding == 0 && !self.members.values().any(|member| !member.need.is_empty()) {
+        if self.outstanding == 0 && !self.roster.iter().any(|(_, member)| !member.need.is_empty()) {
             self.due_ns = u64::MAX;
         } else if self.due_ns == u64::MAX {
-            let usual_ns = self.typical.ns().unwrap_or(UNKNOWN_NS).clamp(*LOOK_NS.start(), *LOOK_NS.end());
-            self.due_ns = now_ns + usual_ns + LOOK_AT_ONE_NS * self.members.len() as u64;
+            let usual_ns = self.pace.usual_ns().clamp(*LOOK_NS.start(), *LOOK_NS.end());
+            self.due_ns = now_ns + usual_ns + LOOK_AT_ONE_NS * self.roster.len() as u64;
         }
+    }
+
+    const fn chooser(&self, now_ns: u64, chance: u64) -> Chooser<'_> {
+        Chooser { roster: &self.roster, counts: &self.counts, pace: &self.pace, now_ns, chance }
     }
 
     /// Puts a member where its places say.
     fn sort(&mut self, number: u64, now_ns: u64) {
-        let member = self.members.get(&number);
-        let free = member.is_some_and(|member| self.may_serve(member, now_ns));
-        let hungry = member.is_some_and(|member| self.may_fetch(member, now_ns));
+        let (member, chooser) = (self.roster.get(number), self.chooser(now_ns, 0));
+        let free = member.is_some_and(|member| chooser.may_serve(member));
+        let hungry = member.is_some_and(|member| chooser.may_fetch(member));
         for (set, is_in) in [(&mut self.free, free), (&mut self.hungry, hungry)] {
             if is_in {
                 set.insert(number);
@@ -440,11 +426,11 @@ impl Swarm {
         // The one before is given up there, and here.
         self.give_up(receiver, shard);
         let Some(place) = self.spec.layout.place(shard) else { return };
-        let Some(from) = self.members.get_mut(&source) else { return };
+        let Some(from) = self.roster.get_mut(source) else { return };
         from.serving.insert((receiver, shard));
         from.up.spend(now_ns, place.bytes);
         let (segment, address) = (Arc::clone(&from.segment), from.addresses[place.buffer] + place.offset);
-        let Some(to) = self.members.get_mut(&receiver) else { return };
+        let Some(to) = self.roster.get_mut(receiver) else { return };
         to.need.remove(shard);
         to.down.spend(now_ns, place.bytes);
         let along = to.fetching() + 1;
@@ -465,9 +451,9 @@ impl Swarm {
 
     /// What a member was told to fetch and has not reported yet.
     pub(super) fn told(&self, number: u64) -> Vec<Grant> {
-        let Some(member) = self.members.get(&number) else { return Vec::new() };
+        let Some(member) = self.roster.get(number) else { return Vec::new() };
         let told = |(&shard, coming): (&u32, &ShardFetch)| {
-            let (from, place) = (self.members.get(&coming.from)?, self.spec.layout.place(shard)?);
+            let (from, place) = (self.roster.get(coming.from)?, self.spec.layout.place(shard)?);
             Some(Grant {
                 client: member.client,
                 member: number,
@@ -478,5 +464,63 @@ impl Swarm {
             })
         };
         member.coming.iter().filter_map(told).collect()
+    }
+
+    /// A member is a rank from now on; where it fetches a half from, if that is there. To be asked again if not.
+    pub(super) fn join_ranks(
+        &mut self,
+        number: u64,
+        join: &RankJoin,
+        half: usize,
+    ) -> Result<Option<RankParent>, ObjectError> {
+        let schedule = self.jobs.schedule_of(join, half)?;
+        let Some(member) = self.roster.get(number) else {
+            return Err(ObjectError::UnknownMember { member: number });
+        };
+        if member.rank.as_ref() != Some(join) {
+            self.leave_ranks(number);
+            self.jobs.enter(number, join, schedule);
+            if let Some(member) = self.roster.get_mut(number) {
+                member.rank = Some(join.clone());
+            }
+        }
+        Ok(self.jobs.parent(&self.roster, number, &join.job, schedule.parent(half, join.rank), half))
+    }
+
+    /// A member is no rank any more.
+    fn leave_ranks(&mut self, number: u64) {
+        if let Some(rank) = self.roster.get_mut(number).and_then(|member| member.rank.take()) {
+            self.jobs.leave(number, &rank);
+        }
+    }
+
+    /// A member wants shards from whoever has them; those that it was told of already stay as they are. And what those
+    /// did wrong that it followed.
+    pub(super) fn want(
+        &mut self,
+        number: u64,
+        want: &[Interval],
+        failed: &[Failure],
+        now_ns: u64,
+    ) -> Result<(), ObjectError> {
+        let shards = self.spec.layout.shards();
+        let want = ShardSet::of(shards, want).map_err(|(first, count)| {
+            ObjectError::Malformed(format!("{count} shards from {first} on are not within the object's {shards}"))
+        })?;
+        let Some(member) = self.roster.get_mut(number) else {
+            return Err(ObjectError::UnknownMember { member: number });
+        };
+        for shard in want.iter() {
+            if !member.have.contains(shard) && !member.coming.contains_key(&shard) {
+                member.need.insert(shard);
+            }
+        }
+        for failure in failed.iter().filter(|failure| failure.shard < shards) {
+            if self.jobs.followed(&self.roster, number, *failure) {
+                self.blame(number, *failure);
+            }
+        }
+        self.look_at(number, now_ns);
+        Ok(())
     }
 }

@@ -33,6 +33,14 @@ pub struct Overlap {
     pub steps: Vec<Step>,
 }
 
+/// The box of a fragment, and which fragment of which part it is.
+#[derive(Clone, Copy)]
+pub(super) struct FragmentBox<'a> {
+    pub(super) part: usize,
+    pub(super) fragment: usize,
+    pub(super) area: &'a TensorBox,
+}
+
 /// Bytes that are copied in one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
@@ -60,12 +68,9 @@ fn offset_of(common: &TensorBox, within: &TensorBox, strides: &[u64]) -> u64 {
 
 impl Overlap {
     /// Of what two fragments of a tensor have in common, each of them whole and row-major.
-    pub(super) fn new(
-        (source_part, source_fragment, source): (usize, usize, &TensorBox),
-        (target_fragment, target): (usize, &TensorBox),
-        common: &TensorBox,
-        tensor: &Tensor,
-    ) -> Self {
+    pub(super) fn new(source: FragmentBox<'_>, target: FragmentBox<'_>, common: &TensorBox, tensor: &Tensor) -> Self {
+        let (source_part, source_fragment, target_fragment) = (source.part, source.fragment, target.fragment);
+        let (source, target) = (source.area, target.area);
         let (from, to) = (strides(source.shape(), tensor.dtype.bytes()), strides(target.shape(), tensor.dtype.bytes()));
         let (mut run_bytes, mut steps) = (tensor.dtype.bytes(), Vec::new());
         for dimension in (0..common.shape().len()).rev() {

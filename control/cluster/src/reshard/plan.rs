@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::copies::{Copies, Overlap};
+use super::copies::{Copies, FragmentBox, Overlap};
 use super::error::ReshardError;
 use super::placement::{Fragment, Placement, Tensor};
 use super::tensor_box::TensorBox;
@@ -47,7 +47,9 @@ impl Plan {
                 let amount = common.elements() * tensor.dtype.bytes();
                 let (from_part, from_fragment) = least_loaded(owners, &load, part);
                 load[from_part] = load[from_part].saturating_add(amount);
-                overlaps.push(Overlap::new((from_part, from_fragment, area), (at, &fragment.area), &common, tensor));
+                let from = FragmentBox { part: from_part, fragment: from_fragment, area };
+                let to = FragmentBox { part, fragment: at, area: &fragment.area };
+                overlaps.push(Overlap::new(from, to, &common, tensor));
             }
             // Boxes of the source are apart from each other, so what is covered is covered once.
             if covered != fragment.area.elements() {

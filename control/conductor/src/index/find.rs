@@ -1,6 +1,8 @@
 //! The question: who holds the longest beginnings of this prompt?
 
-use super::run::{Dense, Record, TIERS, bit, slots};
+use super::blocks::{Blocks, stretch};
+use super::holders::Holders;
+use super::run::{Dense, Record, bit, slots};
 use super::{ContextId, HolderId, IndexError, PrefixIndex, Tiers};
 
 /// Records of a run that are read for all holders at once.
@@ -19,8 +21,6 @@ pub struct Match {
 #[derive(Clone, Debug, Default)]
 pub struct PrefixMatches {
     matches: Vec<Match>,
-    /// Blocks that the walk passed.
-    walked: u32,
     path: Vec<Step>,
     /// Those who hold everything so far, while they are many: a bit for each.
     many: Vec<u64>,
@@ -74,7 +74,6 @@ impl PrefixMatches {
         self.many.clear();
         self.few.clear();
         self.out.clear();
-        self.walked = 0;
     }
 }
 
@@ -95,32 +94,29 @@ impl PrefixIndex {
         tiers: Tiers,
         found: &mut PrefixMatches,
     ) -> Result<(), IndexError> {
-        let salt = self.salt(context)?;
+        let salt = self.contexts.salt(context)?;
         found.clear();
-        let mut alive = Alive::All;
+        let mut walk = Walk { blocks: &self.blocks, holders: &self.holders, most, tiers, alive: Alive::All, found };
         let mut at = 0;
         while let Some(hash) = hashes.get(at) {
-            let Some((run, start)) = self.locate(context, salt.key(*hash)) else { break };
-            let end = start + self.matching(run, start, salt, &hashes[at..]);
-            let step = Step { run, start, end, at: at as u32 };
-            alive = self.narrow(alive, step, most, tiers, found);
-            found.path.push(step);
-            if alive == Alive::Few && found.few.is_empty() {
+            let Some((run, start)) = self.blocks.locate(context, salt.key(*hash)) else { break };
+            let end = start + self.blocks.matching(run, start, salt, &hashes[at..]);
+            walk.pass(Step { run, start, end, at: at as u32 });
+            if walk.is_over() {
                 break;
             }
             at += usize::from(end - start);
         }
-        found.walked = at as u32;
-        self.answer(alive, most, found);
+        walk.answer(at as u32);
         Ok(())
     }
 
     /// How many blocks of the prompt of an answer `holder` has within `tiers`, which are among those asked for.
     #[must_use]
     pub fn blocks_within(&self, found: &PrefixMatches, holder: HolderId, tiers: Tiers) -> u32 {
-        let Ok(slot) = self.slot(holder) else { return 0 };
+        let Ok(slot) = self.holders.slot(holder) else { return 0 };
         for step in &found.path {
-            let reach = self.reach(step.run, slot, tiers, step.start);
+            let reach = self.blocks.reach(step.run, slot, tiers, step.start);
             if reach < step.end {
                 return step.at + u32::from(reach - step.start);
             }
@@ -134,12 +130,12 @@ impl PrefixIndex {
     /// # Errors
     /// When the context is unknown.
     pub fn held_by_anybody(&self, context: ContextId, hashes: &[u64], tiers: Tiers) -> Result<u32, IndexError> {
-        let salt = self.salt(context)?;
+        let salt = self.contexts.salt(context)?;
         let mut at = 0;
         while let Some(hash) = hashes.get(at) {
-            let Some((run, start)) = self.locate(context, salt.key(*hash)) else { break };
-            let end = start + self.matching(run, start, salt, &hashes[at..]);
-            let reach = self.reach_together(run, tiers, start);
+            let Some((run, start)) = self.blocks.locate(context, salt.key(*hash)) else { break };
+            let end = start + self.blocks.matching(run, start, salt, &hashes[at..]);
+            let reach = self.blocks.reach_together(run, tiers, start, &self.holders);
             at += usize::from(reach.min(end) - start);
             if reach < end {
                 break;
@@ -147,69 +143,55 @@ impl PrefixIndex {
         }
         Ok(at as u32)
     }
+}
 
-    /// Up to where `slot` has the run from `start` on without a gap.
-    fn reach(&self, run: u32, slot: u16, tiers: Tiers, start: u16) -> u16 {
-        if let Some(dense) = self.runs.dense(run)
-            && (0..TIERS as u16).any(|tier| tiers.has(tier) && bit(&dense.full[usize::from(tier)], slot))
-        {
-            return self.runs.get(run).len;
-        }
-        let records = self.runs.records(run);
-        let from = self.runs.first_of(run, slot, 0);
-        let own = &records[from..];
-        let own = &own[..own.iter().take_while(|record| record.slot == slot).count()];
-        stretch(own, tiers, start)
-    }
+/// The way of one question along a prompt.
+struct Walk<'a> {
+    blocks: &'a Blocks,
+    holders: &'a Holders,
+    /// Holders that are asked for.
+    most: usize,
+    tiers: Tiers,
+    alive: Alive,
+    found: &'a mut PrefixMatches,
+}
 
-    /// Up to where anybody has the run from `start` on without a gap.
-    fn reach_together(&self, run: u32, tiers: Tiers, start: u16) -> u16 {
-        let whole = |dense: &Dense| {
-            let tier = |tier: usize| {
-                tiers.has(tier as u16) && dense.full[tier].iter().zip(&self.live).any(|(set, live)| set & live != 0)
-            };
-            (0..TIERS).any(tier)
-        };
-        if self.runs.dense(run).is_some_and(whole) {
-            return self.runs.get(run).len;
-        }
-        let live = self.runs.records(run).iter().filter(|record| self.live_bit(record.slot));
-        let mut live: Vec<Record> = live.copied().collect();
-        live.sort_unstable_by_key(|record| record.start);
-        stretch(&live, tiers, start)
-    }
-
-    /// Leaves alive who has `step` too.
-    fn narrow(&self, alive: Alive, step: Step, most: usize, tiers: Tiers, found: &mut PrefixMatches) -> Alive {
-        match (alive, self.runs.dense(step.run)) {
-            (Alive::Few, None) if self.runs.records(step.run).len() <= SHORT => {
-                self.narrow_few(step, tiers, found);
-                Alive::Few
-            }
+impl Walk<'_> {
+    /// Goes over `step`, and leaves alive who has that too.
+    fn pass(&mut self, step: Step) {
+        let (blocks, tiers) = (self.blocks, self.tiers);
+        match (self.alive, blocks.dense(step.run)) {
+            (Alive::Few, None) if blocks.records(step.run).len() <= SHORT => self.narrow_few(step),
             (Alive::Few, _) => {
-                let out = &mut found.out;
-                found.few.retain(|slot| {
-                    let reach = self.reach(step.run, *slot, tiers, step.start);
+                let PrefixMatches { few, out, .. } = &mut *self.found;
+                few.retain(|slot| {
+                    let reach = blocks.reach(step.run, *slot, tiers, step.start);
                     if reach < step.end {
                         out.push((*slot, step.at + u32::from(reach - step.start)));
                     }
                     reach >= step.end
                 });
-                Alive::Few
             }
-            (_, Some(dense)) => self.narrow_dense(alive, step, dense, most, tiers, found),
+            (_, Some(dense)) => self.narrow_dense(step, dense),
             (_, None) => {
-                self.narrow_list(alive, step, tiers, found);
-                self.fill(alive, step, most, found);
-                Alive::Few
+                self.narrow_list(step);
+                self.fill(step);
+                self.alive = Alive::Few;
             }
         }
+        self.found.path.push(step);
+    }
+
+    /// Whether nobody is left.
+    fn is_over(&self) -> bool {
+        self.alive == Alive::Few && self.found.few.is_empty()
     }
 
     /// Few are left, and few are on the run's list: that is read once, and not once for each of them.
-    fn narrow_few(&self, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
-        let PrefixMatches { few, parts, out, .. } = found;
-        if let [only] = self.runs.records(step.run) {
+    fn narrow_few(&mut self, step: Step) {
+        let (blocks, tiers) = (self.blocks, self.tiers);
+        let PrefixMatches { few, parts, out, .. } = &mut *self.found;
+        if let [only] = blocks.records(step.run) {
             // Mostly the end of a prompt, which one has.
             let reach = stretch(std::slice::from_ref(only), tiers, step.start);
             let is_among = few.contains(&only.slot);
@@ -224,7 +206,7 @@ impl PrefixIndex {
         }
         parts.clear();
         let reaches = |own: &[Record]| (own[0].slot, stretch(own, tiers, step.start));
-        parts.extend(by_holder(self.runs.records(step.run)).map(reaches));
+        parts.extend(by_holder(blocks.records(step.run)).map(reaches));
         few.retain(|slot| {
             let reach = parts.iter().find(|(other, _)| other == slot).map_or(step.start, |(_, reach)| *reach);
             if reach < step.end {
@@ -235,53 +217,47 @@ impl PrefixIndex {
     }
 
     /// A run whose holders are a list: those on it remain or drop out.
-    fn narrow_list(&self, alive: Alive, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
-        for own in by_holder(self.runs.records(step.run)) {
+    fn narrow_list(&mut self, step: Step) {
+        for own in by_holder(self.blocks.records(step.run)) {
             let slot = own[0].slot;
-            let counts = match alive {
-                Alive::All => self.live_bit(slot),
-                _ => bit(&found.many, slot),
+            let counts = match self.alive {
+                Alive::All => self.holders.is_live(slot),
+                _ => bit(&self.found.many, slot),
             };
             if !counts {
                 continue;
             }
-            let reach = stretch(own, tiers, step.start);
+            let reach = stretch(own, self.tiers, step.start);
             if reach >= step.end {
-                found.few.push(slot);
+                self.found.few.push(slot);
             } else if reach > step.start {
-                found.out.push((slot, step.at + u32::from(reach - step.start)));
+                self.found.out.push((slot, step.at + u32::from(reach - step.start)));
             }
         }
     }
 
     /// After the many became few: as many of the others as an answer may still want, who have all up to this step.
-    fn fill(&self, alive: Alive, step: Step, most: usize, found: &mut PrefixMatches) {
-        if alive != Alive::Many {
+    fn fill(&mut self, step: Step) {
+        if self.alive != Alive::Many {
             return;
         }
-        let have = found.few.len() + found.out.len();
-        if have >= most {
+        let have = self.found.few.len() + self.found.out.len();
+        if have >= self.most {
             return;
         }
-        let (few, out) = (&found.few, &found.out);
+        let (few, out) = (&self.found.few, &self.found.out);
         let known = |slot: &u16| few.contains(slot) || out.iter().any(|(other, _)| other == slot);
-        let others: Vec<u16> = slots(&found.many).filter(|slot| !known(slot)).take(most - have).collect();
-        found.out.extend(others.into_iter().map(|slot| (slot, step.at)));
+        let others: Vec<u16> = slots(&self.found.many).filter(|slot| !known(slot)).take(self.most - have).collect();
+        self.found.out.extend(others.into_iter().map(|slot| (slot, step.at)));
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one step of a walk: what it is on, what is asked, what is found")]
-    fn narrow_dense(
-        &self,
-        alive: Alive,
-        step: Step,
-        dense: &Dense,
-        most: usize,
-        tiers: Tiers,
-        found: &mut PrefixMatches,
-    ) -> Alive {
-        if alive == Alive::All {
-            found.many.extend_from_slice(&self.live);
+    /// A run that many hold wholly.
+    fn narrow_dense(&mut self, step: Step, dense: &Dense) {
+        if self.alive == Alive::All {
+            self.found.many.extend_from_slice(self.holders.live());
         }
+        self.parts(step);
+        let (tiers, found) = (self.tiers, &mut *self.found);
         let mut both: Vec<u64> = std::mem::take(&mut found.both);
         both.clear();
         both.resize(found.many.len(), 0);
@@ -289,7 +265,6 @@ impl PrefixIndex {
             both.iter_mut().zip(full).for_each(|(word, full)| *word |= full);
         }
         both.iter_mut().zip(&found.many).for_each(|(word, many)| *word &= many);
-        self.parts(step, tiers, found);
         for &(slot, reach) in &found.parts {
             if reach >= step.end {
                 both[usize::from(slot) / 64] |= 1 << (slot % 64);
@@ -297,36 +272,37 @@ impl PrefixIndex {
                 found.out.push((slot, step.at + u32::from(reach - step.start)));
             }
         }
-        if both.iter().map(|word| word.count_ones() as usize).sum::<usize>() >= most {
+        if both.iter().map(|word| word.count_ones() as usize).sum::<usize>() >= self.most {
             // Whoever dropped out has less than these: nobody will ask for them.
             found.out.clear();
             found.both = std::mem::replace(&mut found.many, both);
-            return Alive::Many;
+            self.alive = Alive::Many;
+            return;
         }
         found.few.extend(slots(&both));
         found.both = both;
-        if alive == Alive::Many {
-            self.fill(alive, step, most, found);
-        }
-        Alive::Few
+        self.fill(step);
+        self.alive = Alive::Few;
     }
 
     /// Who among the many has a part of a step by records, and up to where.
-    fn parts(&self, step: Step, tiers: Tiers, found: &mut PrefixMatches) {
-        found.parts.clear();
-        for own in by_holder(self.runs.records(step.run)) {
-            let (slot, reach) = (own[0].slot, stretch(own, tiers, step.start));
-            if reach > step.start && bit(&found.many, slot) {
-                found.parts.push((slot, reach));
+    fn parts(&mut self, step: Step) {
+        self.found.parts.clear();
+        for own in by_holder(self.blocks.records(step.run)) {
+            let (slot, reach) = (own[0].slot, stretch(own, self.tiers, step.start));
+            if reach > step.start && bit(&self.found.many, slot) {
+                self.found.parts.push((slot, reach));
             }
         }
     }
 
-    /// Puts the answer together: those still there, then those who dropped out, the last ones first.
-    fn answer(&self, alive: Alive, most: usize, found: &mut PrefixMatches) {
-        let PrefixMatches { matches, many, few, out, walked, .. } = found;
-        let whole = |slot| Match { holder: self.holder(slot), blocks: *walked };
-        match alive {
+    /// Puts the answer together for a prompt of which so many blocks were passed: those still there, then those who
+    /// dropped out, the last ones first.
+    fn answer(self, walked: u32) {
+        let (holders, most) = (self.holders, self.most);
+        let PrefixMatches { matches, many, few, out, .. } = self.found;
+        let whole = |slot| Match { holder: holders.holder(slot), blocks: walked };
+        match self.alive {
             Alive::All => {}
             Alive::Many => matches.extend(slots(many).take(most).map(whole)),
             Alive::Few => matches.extend(few.iter().take(most).map(|slot| whole(*slot))),
@@ -336,28 +312,13 @@ impl PrefixIndex {
             out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
         }
         let rest = most - matches.len();
-        matches
-            .extend(out.iter().take(rest).map(|(slot, blocks)| Match { holder: self.holder(*slot), blocks: *blocks }));
+        matches.extend(
+            out.iter().take(rest).map(|(slot, blocks)| Match { holder: holders.holder(*slot), blocks: *blocks }),
+        );
     }
 }
 
 /// The records of each holder.
 fn by_holder(records: &[Record]) -> impl Iterator<Item = &[Record]> {
     records.chunk_by(|one, next| one.slot == next.slot)
-}
-
-/// Up to where records, each with its beginning in order within a tier, reach from `start` without a gap.
-fn stretch(records: &[Record], tiers: Tiers, start: u16) -> u16 {
-    if let [only] = records {
-        let counts = tiers.has(only.tier) && only.start <= start;
-        return if counts { only.end.max(start) } else { start };
-    }
-    let mut reach = start;
-    loop {
-        let further = |record: &&Record| tiers.has(record.tier) && record.start <= reach && record.end > reach;
-        match records.iter().filter(further).map(|record| record.end).max() {
-            Some(end) => reach = end,
-            None => return reach,
-        }
-    }
 }

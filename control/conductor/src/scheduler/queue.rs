@@ -1,7 +1,8 @@
-//! Those who wait in the central queue: who of them goes next, and who need not wait any more.
+//! The central queue: those who wait for an instance, and who of them goes next.
 
-use super::{Conductor, ConductorError, Request, Scratch};
-use crate::policy::{Choice, Placement, PrefillView, Refusal};
+use super::bookings::PrefillBook;
+use super::request::Request;
+use crate::policy::{Placement, Policy, QueuedRequest, Refusal, Slo};
 
 /// What becomes of one of those who wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,83 +25,113 @@ pub enum Next {
     },
 }
 
-/// When it is worth trying again for one that is kept from every instance there is.
-const AGAIN_NS: u64 = 1_000_000_000;
+/// The order in which a policy serves those who wait, at one moment.
+#[derive(Clone, Copy)]
+pub(super) struct QueueOrder<'a> {
+    pub(super) policy: &'a dyn Policy,
+    pub(super) slo: Slo,
+    pub(super) now_ns: u64,
+}
 
-impl Conductor {
-    /// The next of those who wait that should go now, and where; it is booked. Or one that will not be served: kept
-    /// from every instance that there is, or refused by the policy, which may be another than when it came. To be asked
-    /// after every change until it answers nothing.
-    ///
-    /// One whom nobody takes that it may go to stays where it is, and keeps nobody behind it from going.
-    ///
-    /// # Errors
-    /// As [`Self::commit`].
-    pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, ConductorError> {
-        self.expire(now_ns);
-        if let Some(at) = self.queue.iter().position(|(_, request)| self.kept_from_all(request)) {
-            let (waiting, _) = self.queue.swap_remove(at);
-            let refused = Next::Refused { id: waiting.ask.id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };
-            return Ok(Some(refused));
-        }
-        let Some(at) = self.first(now_ns) else { return Ok(None) };
-        let request = &self.queue[at].1;
-        let views = self.views(request, now_ns, scratch);
-        match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
-            Choice::Place(placement) => {
-                // Booked first: one that cannot be booked stays in the queue.
-                let request = request.clone();
-                let id = request.id;
-                self.book(request, placement, now_ns)?;
-                self.queue.swap_remove(at);
-                Ok(Some(Next::Goes { id, placement }))
-            }
-            Choice::Refuse { why, retry_after_ns } => {
-                let (waiting, _) = self.queue.swap_remove(at);
-                Ok(Some(Next::Refused { id: waiting.ask.id, why, retry_after_ns }))
-            }
-            // Somebody takes it, so the policy has none better among those who wait either.
-            Choice::Wait => Ok(None),
-        }
+impl QueueOrder<'_> {
+    /// Lower is sooner.
+    fn rank(&self, queued: &QueuedRequest) -> i64 {
+        self.policy.rank(queued, self.now_ns, self.slo)
+    }
+}
+
+/// A request that waits.
+struct WaitingRequest {
+    queued: QueuedRequest,
+    request: Request,
+}
+
+/// Those who wait, in no order.
+pub(super) struct CentralQueue {
+    waiting: Vec<WaitingRequest>,
+    most: usize,
+}
+
+impl CentralQueue {
+    /// Nobody waits, and `most` may.
+    pub(super) const fn new(most: usize) -> Self {
+        Self { waiting: Vec::new(), most }
     }
 
-    /// Which of those who wait goes next: the first by the policy's order for whom there is an instance that takes one.
-    fn first(&self, now_ns: u64) -> Option<usize> {
-        if self.queue.is_empty() {
-            return None;
-        }
-        let takers = if self.policy.queues() { Some(self.takers(now_ns)) } else { None };
-        let takes = |request: &Request| match &takers {
+    pub(super) const fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) const fn is_full(&self) -> bool {
+        self.waiting.len() >= self.most
+    }
+
+    fn position(&self, id: u64) -> Option<usize> {
+        self.waiting.iter().position(|waiting| waiting.request.id == id)
+    }
+
+    /// The request of this number, if it waits.
+    pub(super) fn get(&self, id: u64) -> Option<&Request> {
+        self.position(id).map(|at| self.at(at))
+    }
+
+    /// The request at a place that [`Self::first`] or [`Self::excluded_from_all`] said.
+    pub(super) fn at(&self, at: usize) -> &Request {
+        &self.waiting[at].request
+    }
+
+    /// A request waits from now on, whose prefill takes `best_ns` with the most that anybody has cached.
+    pub(super) fn push(&mut self, request: Request, best_ns: u64) {
+        self.waiting.push(WaitingRequest { queued: QueuedRequest { ask: request.ask(), best_ns }, request });
+    }
+
+    /// The request of this number waits no more.
+    pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
+        self.position(id).map(|at| self.remove_at(at))
+    }
+
+    pub(super) fn remove_at(&mut self, at: usize) -> Request {
+        self.waiting.swap_remove(at).request
+    }
+
+    /// Where the first is by the policy's order for whom there is an instance that takes one: any of `takers`, or any
+    /// at all.
+    pub(super) fn first(&self, order: QueueOrder<'_>, takers: Option<&[u32]>) -> Option<usize> {
+        let takes = |request: &Request| match takers {
             Some(takers) => takers.iter().any(|at| !request.barred.prefill.contains(at)),
             None => true,
         };
         let rank = |at: &usize| {
-            let (waiting, _) = &self.queue[*at];
-            (self.policy.rank(waiting, now_ns, self.config.slo), waiting.ask.arrival_ns, waiting.ask.id)
+            let WaitingRequest { queued, .. } = &self.waiting[*at];
+            (order.rank(queued), queued.ask.arrival_ns, queued.ask.id)
         };
-        (0..self.queue.len()).filter(|at| takes(&self.queue[*at].1)).min_by_key(rank)
+        (0..self.waiting.len()).filter(|at| takes(&self.waiting[*at].request)).min_by_key(rank)
     }
 
-    /// Instances that take one of those who wait.
-    fn takers(&self, now_ns: u64) -> Vec<u32> {
-        let takes = |at: &usize| {
-            let book = &self.prefill[*at];
-            let view = || PrefillView {
-                alive: true,
-                wait_ns: book.wait_ns(now_ns),
-                requests: book.jobs.len() as u32,
-                ..PrefillView::default()
-            };
-            book.alive && book.takes && self.policy.takes(&view())
-        };
-        (0..self.prefill.len()).filter(takes).map(|at| at as u32).collect()
+    /// Where one is that was kept from instances, of which there are no others. One that is kept from none waits for
+    /// the next to come, as long as it may.
+    pub(super) fn excluded_from_all(&self, instances: &[PrefillBook]) -> Option<usize> {
+        self.waiting.iter().position(|WaitingRequest { request, .. }| {
+            let barred = &request.barred.prefill;
+            let is_out = |(at, book): (usize, &PrefillBook)| !book.alive || barred.contains(&(at as u32));
+            !barred.is_empty() && instances.iter().enumerate().all(is_out)
+        })
     }
 
-    /// Whether a request was kept from instances, and there are no others. One that is kept from none waits for the
-    /// next to come, as long as it may.
-    fn kept_from_all(&self, request: &Request) -> bool {
-        let barred = &request.barred.prefill;
-        !barred.is_empty()
-            && self.prefill.iter().enumerate().all(|(at, book)| !book.alive || barred.contains(&(at as u32)))
+    /// Those who wait and would go before a request, itself not counted: how many, and the work of all.
+    pub(super) fn before(&self, queued: &QueuedRequest, order: QueueOrder<'_>) -> (usize, u64) {
+        if self.is_empty() {
+            return (0, 0);
+        }
+        let own = order.rank(queued);
+        let before = self.waiting.iter().map(|other| &other.queued).filter(|other| order.rank(other) <= own);
+        before.fold((0, 0u64), |(count, sum_ns), other| {
+            let is_other = other.ask.id != queued.ask.id;
+            (count + usize::from(is_other), sum_ns.saturating_add(other.best_ns))
+        })
     }
 }

@@ -2,86 +2,91 @@
 
 use crate::support;
 
-use kvplane_conductor::desk::{
-    AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Desk, DeskError,
-    InstanceSpec, Part, Step, Why,
+use kvplane_conductor::conductor::{
+    AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor,
+    ConductorError, InstanceSpec, Part, Step, Why,
 };
 use kvplane_conductor::index::Tiers;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
 
-/// A desk with one engine that promised no reports and holds ten blocks.
-fn engine() -> Desk {
-    let mut desk = Desk::new(config(), 0);
-    desk.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
-    desk.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
-    desk
+/// A conductor with one engine that promised no reports and holds ten blocks.
+fn engine() -> Conductor {
+    let mut conductor = Conductor::new(config(), 0);
+    conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
+    conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
+    conductor
 }
 
 /// Blocks that the engine is said to have, and whether something is not known of it.
-fn held(desk: &mut Desk) -> Option<(u32, bool)> {
-    let found = desk.query(&context(), &prompt(1, 10), 4, Tiers::SAID).expect("served");
+fn held(conductor: &mut Conductor) -> Option<(u32, bool)> {
+    let found = conductor.query(&context(), &prompt(1, 10), 4, Tiers::SAID).expect("served");
     found.holders.first().map(|held| (held.dram_tokens / support::BLOCK, held.degraded))
 }
 
 #[test]
 fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
-    let mut desk = engine();
-    assert_eq!((held(&mut desk), desk.unreachable()), (Some((10, false)), 0));
-    let takes = |desk: &mut Desk, id: &str, at_ns| match desk.schedule(&asked(id, prompt(2, 1)), at_ns) {
+    let mut conductor = engine();
+    assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((10, false)), 0));
+    let takes = |conductor: &mut Conductor, id: &str, at_ns| match conductor.schedule(&asked(id, prompt(2, 1)), at_ns) {
         Ok(Answer::Refused { why: Why::NoInstance, .. }) => false,
         answer => {
             let placed = assigned(&answer.expect("good")).clone();
-            desk.update(placed.reservation, Step::Ended, at_ns).expect("booked");
+            conductor.update(placed.reservation, Step::Ended, at_ns).expect("booked");
             &*placed.prefill == "e0"
         }
     };
-    assert!(!desk.away("e0", 1, SECOND, SECOND).expect("known"));
-    assert_eq!((held(&mut desk), desk.unreachable()), (Some((10, true)), 1), "a break may have lost something");
-    assert!(takes(&mut desk, "soon", SECOND));
-    assert!(!desk.away("e0", 1, AWAY_DOUBTED_NS, AWAY_DOUBTED_NS).expect("known"));
-    assert!(!takes(&mut desk, "later", AWAY_DOUBTED_NS), "nobody is sent there");
-    assert!(desk.table(0).instances[0].doubted);
-    assert!(desk.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
-    assert_eq!(held(&mut desk), None);
+    assert!(!conductor.away("e0", 1, SECOND, SECOND).expect("known"));
+    assert_eq!(
+        (held(&mut conductor), conductor.instances().unreachable()),
+        (Some((10, true)), 1),
+        "a break may have lost something"
+    );
+    assert!(takes(&mut conductor, "soon", SECOND));
+    assert!(!conductor.away("e0", 1, AWAY_DOUBTED_NS, AWAY_DOUBTED_NS).expect("known"));
+    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "nobody is sent there");
+    assert!(conductor.table(0).instances[0].doubted);
+    assert!(conductor.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
+    assert_eq!(held(&mut conductor), None);
     // It is back, and says everything from the first batch on.
-    desk.cache("e0", 1, batch(0, vec![stored(prompt(1, 4))]), AWAY_FORGOTTEN_NS).expect("known");
-    desk.reached("e0", 1, AWAY_FORGOTTEN_NS).expect("known");
-    assert_eq!((held(&mut desk), desk.unreachable()), (Some((4, false)), 0));
-    assert!(takes(&mut desk, "back", AWAY_FORGOTTEN_NS));
-    assert!(matches!(desk.away("e0", 2, 0, 0), Err(DeskError::UnknownInstance { .. })));
+    conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 4))]), AWAY_FORGOTTEN_NS).expect("known");
+    conductor.reached("e0", 1, AWAY_FORGOTTEN_NS).expect("known");
+    assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((4, false)), 0));
+    assert!(takes(&mut conductor, "back", AWAY_FORGOTTEN_NS));
+    assert!(matches!(conductor.away("e0", 2, 0, 0), Err(ConductorError::UnknownInstance { .. })));
 }
 
 #[test]
 fn who_is_heard_of_otherwise_is_believed() {
-    let mut desk = engine();
+    let mut conductor = engine();
     let at_ns = 2 * AWAY_DOUBTED_NS;
-    desk.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
-    desk.away("e0", 1, at_ns, at_ns).expect("known");
-    assert!(!desk.table(at_ns).instances[0].doubted);
+    conductor.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
+    conductor.away("e0", 1, at_ns, at_ns).expect("known");
+    assert!(!conductor.table(at_ns).instances[0].doubted);
     // Who promised reports is judged by these.
-    desk.register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
+    conductor
+        .register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
         .expect("a later incarnation");
-    desk.away("e0", 2, at_ns, 2 * at_ns).expect("known");
-    assert!(!desk.table(at_ns).instances[0].doubted);
+    conductor.away("e0", 2, at_ns, 2 * at_ns).expect("known");
+    assert!(!conductor.table(at_ns).instances[0].doubted);
 }
 
 #[test]
 fn an_empty_cache_is_known_whatever_was_lost_before() {
-    let mut desk = engine();
+    let mut conductor = engine();
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 2))] };
-    assert_eq!(desk.cache("e0", 1, lost, 0).expect("known").wanted, CacheRequest::Snapshot);
-    assert_eq!(held(&mut desk), Some((2, true)));
+    assert_eq!(conductor.cache("e0", 1, lost, 0).expect("known").wanted, CacheRequest::Snapshot);
+    assert_eq!(held(&mut conductor), Some((2, true)));
     let cleared = batch(6, vec![CacheEvent::Cleared, stored(prompt(1, 3))]);
-    assert_eq!(desk.cache("e0", 1, cleared, 0).expect("known").wanted, CacheRequest::Nothing);
-    assert_eq!(held(&mut desk), Some((3, false)));
+    assert_eq!(conductor.cache("e0", 1, cleared, 0).expect("known").wanted, CacheRequest::Nothing);
+    assert_eq!(held(&mut conductor), Some((3, false)));
 }
 
 #[test]
 fn a_snapshot_of_nothing_before_the_first_batch_leaves_that_to_come() {
-    let mut desk = engine();
+    let mut conductor = engine();
     let nothing = CacheBatch { seq: u64::MAX, change: CacheChange::Snapshot, events: Vec::new() };
-    assert_eq!(desk.cache("e0", 1, nothing, 0).expect("known").next, 0);
-    desk.cache("e0", 1, batch(0, vec![stored(prompt(1, 2))]), 0).expect("known");
-    desk.cache("e0", 1, batch(1, vec![stored(prompt(1, 3))]), 0).expect("known");
-    assert_eq!((held(&mut desk), desk.counts.duplicates), (Some((3, false)), 0));
+    assert_eq!(conductor.cache("e0", 1, nothing, 0).expect("known").next, 0);
+    conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 2))]), 0).expect("known");
+    conductor.cache("e0", 1, batch(1, vec![stored(prompt(1, 3))]), 0).expect("known");
+    assert_eq!((held(&mut conductor), conductor.counts().duplicates), (Some((3, false)), 0));
 }

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use kvplane_conductor::index::{ContextId, ContextKey};
+use kvplane_conductor::index::{ContextId, ContextKey, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Ours, Placement};
-use kvplane_conductor::scheduler::{Conductor, ConductorConfig, ExcludedInstances, Request};
+use kvplane_conductor::scheduler::{ExcludedInstances, Request, Scheduler, SchedulerConfig};
 
 const BLOCK: u32 = 512;
 
 /// Two instances, the first of which has the first 8 blocks of every prompt.
-fn conductor() -> (Conductor, ContextId) {
-    let config = ConductorConfig { block_tokens: BLOCK, ..ConductorConfig::default() };
-    let mut conductor = Conductor::new(config, Box::new(Ours::default())).unwrap();
+fn scheduler() -> (Scheduler, ContextId) {
+    let config = SchedulerConfig { block_tokens: BLOCK, ..SchedulerConfig::default() };
+    let mut scheduler = Scheduler::new(config, Box::new(Ours::default())).unwrap();
     let key = ContextKey { tenant: "t".into(), block_tokens: BLOCK, ..ContextKey::default() };
-    let context = conductor.context(&key).unwrap();
-    conductor.add_prefill().unwrap();
-    conductor.add_prefill().unwrap();
-    conductor.stored(0, context, &(0..8).collect::<Vec<u64>>()).unwrap();
-    (conductor, context)
+    let context = scheduler.context(&key).unwrap();
+    scheduler.add_prefill().unwrap();
+    scheduler.add_prefill().unwrap();
+    scheduler.stored(0, context, Tier::Dram, None, &(0..8).collect::<Vec<u64>>()).unwrap();
+    (scheduler, context)
 }
 
 /// A prompt of so many blocks.
@@ -32,8 +32,8 @@ fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {
 }
 
 /// What the second instance is said to have of such a prompt, and the size of what was routed there.
-fn seen(conductor: &Conductor, context: ContextId, blocks: u64) -> (u32, u64) {
-    let (prefill, ..) = conductor.explain(&request(99, context, blocks), 0);
+fn seen(scheduler: &Scheduler, context: ContextId, blocks: u64) -> (u32, u64) {
+    let (prefill, ..) = scheduler.explain(&request(99, context, blocks), 0);
     (prefill[1].held / BLOCK, prefill[1].routed_size / u64::from(BLOCK))
 }
 
@@ -47,17 +47,17 @@ fn only_what_is_kept_is_promised() {
         (Fetch::Pool { keep: false }, 8 * BLOCK, 0),
         (Fetch::One(0), 8 * BLOCK, 12),
     ] {
-        let (mut conductor, context) = conductor();
-        conductor.commit(request(1, context, 12), &placed(1, reuse, fetch), 0).unwrap();
-        assert_eq!(seen(&conductor, context, 12).0, held, "{fetch:?}, {reuse} of {all} tokens");
+        let (mut scheduler, context) = scheduler();
+        scheduler.commit(request(1, context, 12), &placed(1, reuse, fetch), 0).unwrap();
+        assert_eq!(seen(&scheduler, context, 12).0, held, "{fetch:?}, {reuse} of {all} tokens");
     }
 }
 
 #[test]
 fn what_several_prompts_begin_with_was_routed_once() {
-    let (mut conductor, context) = conductor();
+    let (mut scheduler, context) = scheduler();
     for (id, blocks, size) in [(1, 4, 4), (2, 4, 4), (3, 12, 12), (4, 6, 12)] {
-        conductor.commit(request(id, context, blocks), &placed(1, 0, Fetch::Nothing), 0).unwrap();
-        assert_eq!(seen(&conductor, context, blocks).1, size, "after prompt {id}");
+        scheduler.commit(request(id, context, blocks), &placed(1, 0, Fetch::Nothing), 0).unwrap();
+        assert_eq!(seen(&scheduler, context, blocks).1, size, "after prompt {id}");
     }
 }

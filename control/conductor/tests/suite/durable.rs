@@ -1,12 +1,12 @@
-//! A desk that goes on with what an earlier one had made durable.
+//! A conductor that goes on with what an earlier one had made durable.
 
 use crate::support;
 
 use std::collections::BTreeMap;
 
-use kvplane_conductor::desk::{
-    CacheBatch, CacheChange, CacheEvent, CacheRequest, Desk, DeskError, Durable, DurableInstance, InstanceSpec, Load,
-    Part, Publisher, Step,
+use kvplane_conductor::conductor::{
+    CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor, ConductorError, Durable, DurableInstance,
+    InstanceSpec, Load, Part, Publisher, Step,
 };
 use kvplane_conductor::index::Tiers;
 use kvplane_conductor::policy::{PolicyName, Slo};
@@ -15,46 +15,46 @@ use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, sto
 
 const GRACE: u64 = 10 * SECOND;
 
-/// A desk, and a disk that has what the desk said is durable.
+/// A conductor, and a disk that has what the Conductor said is durable.
 struct DurableDesk {
-    desk: Desk,
+    conductor: Conductor,
     disk: BTreeMap<String, DurableInstance>,
     placement: Option<(PolicyName, Slo)>,
 }
 
 impl DurableDesk {
     fn new() -> Self {
-        Self { desk: Desk::new(config(), 0), disk: BTreeMap::new(), placement: None }
+        Self { conductor: Conductor::new(config(), 0), disk: BTreeMap::new(), placement: None }
     }
 
     /// Stores the changes, as a host does after each call.
     fn keep(&mut self) {
-        for change in self.desk.take_durable() {
+        for change in self.conductor.take_durable() {
             match change {
                 Durable::Instance(instance) => drop(self.disk.insert(instance.spec.name.clone(), *instance)),
                 Durable::Gone(name) => drop(self.disk.remove(&*name)),
                 Durable::Placement(policy, slo) => self.placement = Some((policy, slo)),
             }
         }
-        assert!(!self.desk.has_durable());
+        assert!(!self.conductor.has_durable());
     }
 
     /// The process is killed, and another one begins with the disk.
     fn restart(&mut self, now_ns: u64) {
         let mut config = config();
         if let Some((policy, slo)) = self.placement {
-            (config.policy, config.refuses, config.books.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
-        self.desk = Desk::new(config, 1 << 40);
+        self.conductor = Conductor::new(config, 1 << 40);
         for instance in self.disk.values() {
-            self.desk.restore(instance.clone(), now_ns + GRACE).expect("it was there before");
+            self.conductor.restore(instance.clone(), now_ns + GRACE).expect("it was there before");
         }
-        assert!(!self.desk.has_durable(), "what is remembered already is no change");
+        assert!(!self.conductor.has_durable(), "what is remembered already is no change");
     }
 
     /// Tokens that an instance is known to have of a prompt of twenty blocks, and whether something is not known.
     fn held(&mut self, name: &str) -> (u32, bool) {
-        let found = self.desk.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
+        let found = self.conductor.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
         match found.holders.iter().find(|holding| &*holding.instance == name) {
             Some(holding) => (holding.dram_tokens / support::BLOCK, holding.degraded),
             None => (0, found.unknown.iter().any(|unknown| &**unknown == name)),
@@ -70,91 +70,94 @@ fn publisher() -> Publisher {
 #[test]
 fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
     let mut kept = DurableDesk::new();
-    kept.desk.register(spec("quic", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("quic", Part::Prefill), 0).expect("room");
     let followed = InstanceSpec { events: Some(publisher()), report_ns: 0, ..spec("http", Part::Mixed) };
-    kept.desk.register(followed.clone(), 0).expect("room");
-    kept.desk.register(spec("gone", Part::Decode), 0).expect("room");
-    kept.desk.deregister("gone", 1, 0).expect("known");
-    kept.desk.hold("quic", true, 0).expect("known");
-    kept.desk.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
+    kept.conductor.register(followed.clone(), 0).expect("room");
+    kept.conductor.register(spec("gone", Part::Decode), 0).expect("room");
+    kept.conductor.deregister("gone", 1, 0).expect("known");
+    kept.conductor.hold("quic", true, 0).expect("known");
+    kept.conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
     kept.keep();
-    let booked = kept.desk.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
+    let booked = kept.conductor.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
     let reservation = assigned(&booked).reservation;
     // Neither a request nor the same again changes what is remembered.
-    kept.desk.register(followed.clone(), 0).expect("the same again");
-    kept.desk.hold("quic", true, 0).expect("known");
-    kept.desk.report("quic", 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
-    assert_eq!(kept.desk.take_durable(), vec![]);
+    kept.conductor.register(followed.clone(), 0).expect("the same again");
+    kept.conductor.hold("quic", true, 0).expect("known");
+    kept.conductor.report("quic", 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    assert_eq!(kept.conductor.take_durable(), vec![]);
 
     kept.restart(SECOND);
-    let rows = kept.desk.table(SECOND).instances;
+    let rows = kept.conductor.table(SECOND).instances;
     let shown: Vec<_> =
         rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.doubted, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
-    assert_eq!(kept.desk.placement().0, PolicyName::RoundRobin);
-    assert!(kept.desk.specs().any(|spec| *spec == followed), "whoever follows it knows where");
-    assert!(kept.desk.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
+    assert_eq!(kept.conductor.placement().0, PolicyName::RoundRobin);
+    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "whoever follows it knows where");
+    assert!(kept.conductor.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
     // Another source of events under the same incarnation is another registration.
     let elsewhere = Publisher { replay: String::new(), ..publisher() };
     let other = InstanceSpec { events: Some(elsewhere), ..followed };
-    assert!(matches!(kept.desk.register(other, SECOND), Err(DeskError::Conflict { .. })));
+    assert!(matches!(kept.conductor.register(other, SECOND), Err(ConductorError::Conflict { .. })));
     // Its next incarnation is not held, which is remembered too.
-    kept.desk
+    kept.conductor
         .register(InstanceSpec { incarnation: 2, ..spec("quic", Part::Prefill) }, SECOND)
         .expect("a later incarnation");
     kept.keep();
     kept.restart(2 * SECOND);
-    assert!(kept.desk.table(0).instances.iter().all(|row| !row.held));
+    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.held));
 }
 
 #[test]
 fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in() {
     let mut kept = DurableDesk::new();
-    kept.desk.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
+    kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
     // It takes what others of the model have.
-    kept.desk.register(spec("a", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("a", Part::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(0);
-    kept.desk.register(InstanceSpec { token_bytes: 500, ..spec("m", Part::Prefill) }, 0).expect("the same number");
+    kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("m", Part::Prefill) }, 0).expect("the same number");
     let odd = InstanceSpec { token_bytes: 501, ..spec("n", Part::Prefill) };
-    assert!(matches!(kept.desk.register(odd, 0), Err(DeskError::Conflict { .. })));
+    assert!(matches!(kept.conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
 }
 
 #[test]
 fn silence_counts_after_a_grace_and_then_as_ever() {
     let mut kept = DurableDesk::new();
-    kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(100 * SECOND);
     let graced_ns = 100 * SECOND + GRACE;
-    kept.desk.tick(graced_ns + 2 * SECOND);
-    assert!(kept.desk.table(0).instances.iter().all(|row| !row.doubted));
-    kept.desk.tick(graced_ns + 3 * SECOND);
-    assert!(kept.desk.table(0).instances.iter().all(|row| row.doubted));
-    kept.desk.tick(graced_ns + 10 * SECOND);
+    kept.conductor.tick(graced_ns + 2 * SECOND);
+    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.doubted));
+    kept.conductor.tick(graced_ns + 3 * SECOND);
+    assert!(kept.conductor.table(0).instances.iter().all(|row| row.doubted));
+    kept.conductor.tick(graced_ns + 10 * SECOND);
     kept.keep();
     assert!(kept.disk.is_empty(), "whoever is lost is not remembered");
     kept.restart(200 * SECOND);
-    assert!(kept.desk.table(0).instances.is_empty());
+    assert!(kept.conductor.table(0).instances.is_empty());
 }
 
 #[test]
 fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
     let restarted = || {
         let mut kept = DurableDesk::new();
-        kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
-        kept.desk.cache("p0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
+        kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
+        kept.conductor.cache("p0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
         kept.keep();
-        assert_eq!((kept.held("p0"), kept.desk.incomplete(&spec("p0", Part::Prefill).pool())), ((10, false), false));
+        assert_eq!(
+            (kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())),
+            ((10, false), false)
+        );
         kept.restart(SECOND);
-        assert_eq!((kept.held("p0"), kept.desk.incomplete(&spec("p0", Part::Prefill).pool())), ((0, true), true));
-        assert!(kept.desk.table(0).pools[0].incomplete);
-        assert!(kept.desk.register(spec("p0", Part::Prefill), SECOND).expect("the same again").fresh);
+        assert_eq!((kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())), ((0, true), true));
+        assert!(kept.conductor.table(0).pools[0].incomplete);
+        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("the same again").fresh);
         kept
     };
     let cache = |batch| {
         let mut kept = restarted();
-        let wanted = kept.desk.cache("p0", 1, batch, SECOND).expect("known").wanted;
+        let wanted = kept.conductor.cache("p0", 1, batch, SECOND).expect("known").wanted;
         (kept.held("p0"), wanted)
     };
     // From the first batch on, or a snapshot, or after it had nothing.
@@ -173,24 +176,24 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
 #[test]
 fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
     let mut kept = DurableDesk::new();
-    kept.desk.register(spec("p0", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     let decodes = InstanceSpec { events: Some(publisher()), ..spec("d0", Part::Decode) };
-    kept.desk.register(decodes, 0).expect("room");
+    kept.conductor.register(decodes, 0).expect("room");
     kept.keep();
     kept.restart(SECOND);
-    assert!(!kept.desk.incomplete(&spec("p0", Part::Prefill).pool()));
-    assert!(kept.desk.table(0).instances.iter().all(|row| !row.degraded));
+    assert!(!kept.conductor.incomplete(&spec("p0", Part::Prefill).pool()));
+    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.degraded));
 }
 
 #[test]
 fn one_that_was_forgotten_while_out_of_reach_is_degraded_when_it_is_back() {
     let mut kept = DurableDesk::new();
-    kept.desk.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
-    kept.desk.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
-    let long_ns = kvplane_conductor::desk::AWAY_FORGOTTEN_NS;
-    assert!(kept.desk.away("e0", 1, long_ns, long_ns).expect("known"));
+    kept.conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
+    kept.conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
+    let long_ns = kvplane_conductor::conductor::AWAY_FORGOTTEN_NS;
+    assert!(kept.conductor.away("e0", 1, long_ns, long_ns).expect("known"));
     // It is within reach, and could not repeat anything.
-    kept.desk.reached("e0", 1, long_ns).expect("known");
+    kept.conductor.reached("e0", 1, long_ns).expect("known");
     assert_eq!(kept.held("e0"), (0, true));
 }
 
@@ -219,10 +222,11 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// The durable state of each instance, by a desk that never ends.
-fn remembered(desk: &mut Desk, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
-    let rows = desk.table(now_ns).instances;
-    let specs: BTreeMap<String, InstanceSpec> = desk.specs().map(|spec| (spec.name.clone(), spec.clone())).collect();
+/// The durable state of each instance, by a conductor that never ends.
+fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
+    let rows = conductor.table(now_ns).instances;
+    let specs: BTreeMap<String, InstanceSpec> =
+        conductor.instances().specs().map(|spec| (spec.name.clone(), spec.clone())).collect();
     rows.iter().map(|row| (row.name.to_string(), row.incarnation, row.held, specs[&*row.name].clone())).collect()
 }
 
@@ -233,7 +237,7 @@ proptest! {
     fn nothing_that_was_answered_is_forgotten(acts in prop::collection::vec(act(), 1..80)) {
         let mut kept = DurableDesk::new();
         let mut now_ns = 0;
-        // By name: whether it has blocks of which this desk heard nothing.
+        // By name: whether it has blocks of which this conductor heard nothing.
         let mut missing: BTreeMap<String, bool> = BTreeMap::new();
         for act in acts {
             match act {
@@ -245,17 +249,17 @@ proptest! {
                     let like = spec(&format!("i{name}"), part);
                     let spec = InstanceSpec { incarnation, events, token_bytes, model, ..like };
                     let of = |spec: &InstanceSpec| (spec.name.clone(), spec.incarnation);
-                    let is_new = !kept.desk.specs().any(|known| of(known) == of(&spec));
+                    let is_new = !kept.conductor.instances().specs().any(|known| of(known) == of(&spec));
                     let name = spec.name.clone();
-                    if kept.desk.register(spec, now_ns).is_ok() && is_new {
+                    if kept.conductor.register(spec, now_ns).is_ok() && is_new {
                         missing.insert(name, false);
                     }
                 }
-                Act::Deregister(name) => drop(kept.desk.deregister(&format!("i{name}"), 9, now_ns)),
-                Act::Hold(name, held) => drop(kept.desk.hold(&format!("i{name}"), held, now_ns)),
+                Act::Deregister(name) => drop(kept.conductor.deregister(&format!("i{name}"), 9, now_ns)),
+                Act::Hold(name, held) => drop(kept.conductor.hold(&format!("i{name}"), held, now_ns)),
                 Act::Report(name) => {
                     for incarnation in 1..3 {
-                        let _ = kept.desk.report(&format!("i{name}"), incarnation, Load::default(), now_ns);
+                        let _ = kept.conductor.report(&format!("i{name}"), incarnation, Load::default(), now_ns);
                     }
                 }
                 Act::Cache(name, seq, kind) => {
@@ -263,7 +267,7 @@ proptest! {
                     let change = [CacheChange::Goes, CacheChange::Snapshot, CacheChange::Lost][usize::from(kind)];
                     for incarnation in 1..3 {
                         let batch = CacheBatch { seq, change, events: vec![stored(prompt(seq, 5))] };
-                        if kept.desk.cache(&name, incarnation, batch, now_ns).is_ok() && kind == 1 {
+                        if kept.conductor.cache(&name, incarnation, batch, now_ns).is_ok() && kind == 1 {
                             missing.insert(name.clone(), false);
                         } else if kind == 0 && seq == 0 {
                             // Nothing came before it, or it was there before.
@@ -275,24 +279,24 @@ proptest! {
                     let policy = PolicyName::ALL[usize::from(policy)];
                     let slo = Slo { ttft_ns: SECOND, ..Slo::NONE };
                     let promises = promises && policy.heeds_promises();
-                    kept.desk.set_placement(policy, promises, if promises { slo } else { Slo::NONE }, now_ns);
+                    kept.conductor.set_placement(policy, promises, if promises { slo } else { Slo::NONE }, now_ns);
                 }
                 Act::Pass(span_ns) => {
                     now_ns += span_ns;
-                    kept.desk.tick(now_ns);
+                    kept.conductor.tick(now_ns);
                 }
                 Act::Restart => {
-                    let (before, placement) = (remembered(&mut kept.desk, now_ns), kept.desk.placement());
+                    let (before, placement) = (remembered(&mut kept.conductor, now_ns), kept.conductor.placement());
                     let reporting: Vec<String> =
                         kept.disk.values().filter(|one| one.reports_cache).map(|one| one.spec.name.clone()).collect();
                     kept.restart(now_ns);
-                    prop_assert_eq!(remembered(&mut kept.desk, now_ns), before);
-                    prop_assert_eq!(kept.desk.placement(), placement);
+                    prop_assert_eq!(remembered(&mut kept.conductor, now_ns), before);
+                    prop_assert_eq!(kept.conductor.placement(), placement);
                     missing.extend(reporting.into_iter().map(|name| (name, true)));
                 }
             }
             kept.keep();
-            for row in kept.desk.table(now_ns).instances {
+            for row in kept.conductor.table(now_ns).instances {
                 let missing = missing.get(&*row.name).copied().unwrap_or(false) && row.part != Part::Decode;
                 prop_assert!(!missing || row.degraded, "{} is said to be known", row.name);
             }

@@ -1,6 +1,6 @@
 //! What engines publish: every shape that is about, golden bytes, and bytes that are none.
 
-use kvplane_conductor::desk::CacheEvent;
+use kvplane_conductor::conductor::CacheEvent;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_conductor::engine::msgpack::Value;
 use kvplane_conductor::engine::store::{ObjectName, StoreChange, StoreEvent, StoreMedium, read_store_batch};

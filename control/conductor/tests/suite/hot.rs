@@ -1,10 +1,11 @@
 //! What is counted as hot: what requests reuse, of late, in a table that does not grow.
 
-use kvplane_conductor::desk::{
-    Answer, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part, ScheduleRequest, Step,
+use kvplane_conductor::conductor::{
+    Answer, CacheBatch, CacheChange, CacheEvent, Conductor, ConductorConfig, InstanceSpec, Mode, Part, ScheduleRequest,
+    Step,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
-use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
 
@@ -13,15 +14,15 @@ use crate::support::{BLOCK, SECOND, config, spec};
 /// Tokens of a block that is fetched rather than computed.
 const LONG: u32 = 1 << 16;
 
-fn desk() -> Desk {
-    let books = config().books;
-    let mut desk = Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0);
+fn conductor() -> Conductor {
+    let scheduler = config().scheduler;
+    let mut conductor = Conductor::new(ConductorConfig { scheduler, ..ConductorConfig::default() }, 0);
     for name in ["p0", "p1"] {
         let spec =
             InstanceSpec { capacity_tokens: 1 << 40, report_ns: 0, address: String::new(), ..spec(name, Part::Mixed) };
-        desk.register(spec, 0).expect("room");
+        conductor.register(spec, 0).expect("room");
     }
-    desk
+    conductor
 }
 
 /// A prompt's rolling hashes.
@@ -29,40 +30,40 @@ fn prompt(seed: u64, blocks: u64) -> Vec<u64> {
     (0..blocks).map(|at| mix64(seed << 20 | at)).collect()
 }
 
-fn hold(desk: &mut Desk, instance: &str, seq: u64, hashes: Vec<u64>) {
+fn hold(conductor: &mut Conductor, instance: &str, seq: u64, hashes: Vec<u64>) {
     let (lora, salt) = (String::new(), String::new());
     let events = vec![CacheEvent::Stored { lora, salt, tier: Tier::Dram, parent: None, hashes }];
-    desk.cache(instance, 1, CacheBatch { seq, change: CacheChange::Goes, events }, 0).expect("taken");
+    conductor.cache(instance, 1, CacheBatch { seq, change: CacheChange::Goes, events }, 0).expect("taken");
 }
 
 /// A request with these blocks comes and goes.
-fn ask(desk: &mut Desk, number: u64, hashes: Vec<u64>, now_ns: u64) {
+fn ask(conductor: &mut Conductor, number: u64, hashes: Vec<u64>, now_ns: u64) {
     let context = ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() };
     let tokens = hashes.len() as u32 * BLOCK;
     let (request, barred) = (format!("r{number}"), Vec::new());
     let asked = ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
-    match desk.schedule(&asked, now_ns).expect("served") {
-        Answer::Assigned(assigned) => desk.update(assigned.reservation, Step::Ended, now_ns).expect("booked"),
+    match conductor.schedule(&asked, now_ns).expect("served") {
+        Answer::Assigned(assigned) => conductor.update(assigned.reservation, Step::Ended, now_ns).expect("booked"),
         other => panic!("assigned, not {other:?}"),
     }
 }
 
 #[test]
 fn what_is_reused_most_comes_first_and_is_forgotten() {
-    let mut desk = desk();
+    let mut conductor = conductor();
     let (head, other) = (prompt(1, 4), prompt(2, 2));
-    hold(&mut desk, "p0", 0, head.clone());
-    hold(&mut desk, "p1", 0, head.clone());
-    hold(&mut desk, "p1", 1, other.clone());
-    assert_eq!(desk.hot(8, 0), vec![], "nobody has asked");
+    hold(&mut conductor, "p0", 0, head.clone());
+    hold(&mut conductor, "p1", 0, head.clone());
+    hold(&mut conductor, "p1", 1, other.clone());
+    assert_eq!(conductor.hot(8, 0), vec![], "nobody has asked");
     for at in 0..60 {
         // Ends of their own, which nobody has.
-        ask(&mut desk, at, [head.clone(), prompt(100 + at, 3)].concat(), at * SECOND);
+        ask(&mut conductor, at, [head.clone(), prompt(100 + at, 3)].concat(), at * SECOND);
         if at % 4 == 0 {
-            ask(&mut desk, 1_000 + at, other.clone(), at * SECOND);
+            ask(&mut conductor, 1_000 + at, other.clone(), at * SECOND);
         }
     }
-    let hot = desk.hot(8, 60 * SECOND);
+    let hot = conductor.hot(8, 60 * SECOND);
     let (first, second) = (&hot[0], &hot[1]);
     assert_eq!((hot.len(), first.hash, first.tokens), (2, head[3], 4 * u64::from(BLOCK)));
     assert_eq!((first.holders, first.stored, first.pool.model.as_str()), (2, false, "m"));
@@ -70,35 +71,37 @@ fn what_is_reused_most_comes_first_and_is_forgotten() {
     // Sixty came in the minute that halves what it counts.
     assert!((25.0..45.0).contains(&first.per_minute), "{}", first.per_minute);
     assert!((3.5..4.5).contains(&(first.per_minute / second.per_minute)));
-    assert_eq!(desk.hot(1, 60 * SECOND).len(), 1);
-    let later = desk.hot(8, 120 * SECOND);
+    assert_eq!(conductor.hot(1, 60 * SECOND).len(), 1);
+    let later = conductor.hot(8, 120 * SECOND);
     assert!((later[0].per_minute * 2.0 - first.per_minute).abs() < 1e-6);
-    assert_eq!(desk.hot(8, 3_600 * SECOND), vec![], "nobody asks any more");
+    assert_eq!(conductor.hot(8, 3_600 * SECOND), vec![], "nobody asks any more");
     // Long after, counts are written anew.
-    ask(&mut desk, 5_000, other.clone(), 40_000 * SECOND);
-    ask(&mut desk, 5_001, other.clone(), 40_000 * SECOND);
-    assert_eq!(desk.hot(8, 40_000 * SECOND)[0].hash, other[1]);
+    ask(&mut conductor, 5_000, other.clone(), 40_000 * SECOND);
+    ask(&mut conductor, 5_001, other.clone(), 40_000 * SECOND);
+    assert_eq!(conductor.hot(8, 40_000 * SECOND)[0].hash, other[1]);
 }
 
 #[test]
 fn what_the_store_has_is_said() {
-    let mut desk = desk();
+    let mut conductor = conductor();
     let head = prompt(3, 2);
-    hold(&mut desk, "p0", 0, head.clone());
+    hold(&mut conductor, "p0", 0, head.clone());
     for hash in &head {
-        assert!(desk.store_has(9, "", "m", *hash, true).expect("room"));
+        assert!(conductor.store_has(9, "", "m", *hash, true).expect("room"));
     }
-    (0..4).for_each(|at| ask(&mut desk, at, head.clone(), 0));
-    let hot = desk.hot(8, 0);
+    (0..4).for_each(|at| ask(&mut conductor, at, head.clone(), 0));
+    let hot = conductor.hot(8, 0);
     assert_eq!((hot.len(), hot[0].holders, hot[0].stored), (1, 1, true));
 }
 
 /// Sixteen instances have the head of all prompts, and nobody but the store has what follows.
-fn desk_with_a_store() -> (Desk, Vec<u64>) {
+fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
     let index = IndexConfig { max_blocks: 1 << 10, max_records: 1 << 10, max_holders: 64, max_contexts: 4, seed: 7 };
     // A block of 1 MiB takes a sixth of a second.
-    let books = ConductorConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..DeskConfig::default().books };
-    let (mut desk, prompt) = (Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0), prompt(5, 2));
+    let scheduler =
+        SchedulerConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..ConductorConfig::default().scheduler };
+    let (mut conductor, prompt) =
+        (Conductor::new(ConductorConfig { scheduler, ..ConductorConfig::default() }, 0), prompt(5, 2));
     for at in 0..16 {
         let spec = InstanceSpec {
             name: format!("i{at}"),
@@ -113,64 +116,66 @@ fn desk_with_a_store() -> (Desk, Vec<u64>) {
             address: String::new(),
             events: None,
         };
-        desk.register(spec, 0).expect("room");
-        hold(&mut desk, &format!("i{at}"), 0, prompt[..1].to_vec());
+        conductor.register(spec, 0).expect("room");
+        hold(&mut conductor, &format!("i{at}"), 0, prompt[..1].to_vec());
     }
     for (part, hash) in prompt.iter().enumerate() {
-        assert!(desk.store_has(part as u64, "", "m", *hash, true).expect("room"));
+        assert!(conductor.store_has(part as u64, "", "m", *hash, true).expect("room"));
     }
-    (desk, prompt)
+    (conductor, prompt)
 }
 
-fn fetch(desk: &mut Desk, hashes: &[u64], count: u64) {
+fn fetch(conductor: &mut Conductor, hashes: &[u64], count: u64) {
     let context = ContextKey { model: "m".to_owned(), block_tokens: LONG, ..ContextKey::default() };
     for number in 0..count {
         let (request, barred, tokens) = (format!("r{number}"), Vec::new(), hashes.len() as u32 * LONG);
         let (context, hashes) = (context.clone(), hashes.to_vec());
         let asked =
             ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
-        let Answer::Assigned(assigned) = desk.schedule(&asked, 0).expect("served") else { panic!("bound at once") };
+        let Answer::Assigned(assigned) = conductor.schedule(&asked, 0).expect("served") else {
+            panic!("bound at once")
+        };
         assert_eq!(assigned.reuse_tokens, tokens);
-        desk.update(assigned.reservation, Step::Ended, 0).expect("booked");
+        conductor.update(assigned.reservation, Step::Ended, 0).expect("booked");
     }
 }
 
 #[test]
 fn what_is_fetched_often_is_to_be_copied_without_the_head_that_all_have() {
-    let (mut desk, prompt) = desk_with_a_store();
-    fetch(&mut desk, &prompt[..1], 200);
-    assert_eq!(desk.copies_wanted(8, 0), vec![], "all have it");
-    fetch(&mut desk, &prompt, 100);
-    assert_eq!(desk.copies_wanted(1, 0), vec![], "there is no second node");
-    let wanted = desk.copies_wanted(8, 0);
+    let (mut conductor, prompt) = conductor_with_a_store();
+    fetch(&mut conductor, &prompt[..1], 200);
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "all have it");
+    fetch(&mut conductor, &prompt, 100);
+    assert_eq!(conductor.copies_wanted(1, 0), vec![], "there is no second node");
+    let wanted = conductor.copies_wanted(8, 0);
     assert_eq!(wanted.iter().map(|one| &one.hashes[..]).collect::<Vec<_>>(), [&prompt[1..]]);
-    assert_eq!((desk.copies().coming, desk.copies().bytes), (1, 1 << 20));
-    assert_eq!(desk.copies_wanted(8, 0), vec![], "it is being made");
-    desk.copy_ended(wanted[0].key, true, 0);
-    assert_eq!((desk.copies().prefixes, desk.copies().counts.made), (1, 1));
-    assert!(desk.hot(8, 0).iter().all(|row| row.copied == (row.hash == prompt[1])));
+    assert_eq!((conductor.copies().coming, conductor.copies().bytes), (1, 1 << 20));
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "it is being made");
+    conductor.copy_ended(wanted[0].key, true, 0);
+    assert_eq!((conductor.copies().prefixes, conductor.copies().counts.made), (1, 1));
+    assert!(conductor.hot(8, 0).iter().all(|row| row.copied == (row.hash == prompt[1])));
     // Nobody fetches it any more, for hours.
-    assert_eq!(desk.copies_wanted(8, 3_600 * SECOND), vec![]);
-    assert_eq!((desk.copies().bytes, desk.copies().counts.forgotten), (0, 1));
+    assert_eq!(conductor.copies_wanted(8, 3_600 * SECOND), vec![]);
+    assert_eq!((conductor.copies().bytes, conductor.copies().counts.forgotten), (0, 1));
 }
 
 proptest! {
     /// However many others there are, what comes often enough is found, and never counted too high.
     #[test]
     fn a_flood_of_others_hides_nothing(seed: u64, others in 100u64..400) {
-        let mut desk = desk();
+        let mut conductor = conductor();
         let head = prompt(1, 2);
-        hold(&mut desk, "p0", 0, head.clone());
-        (0..others).for_each(|at| hold(&mut desk, "p0", at + 1, prompt(seed % 1_000 + 2 + at, 1)));
+        hold(&mut conductor, "p0", 0, head.clone());
+        (0..others).for_each(|at| hold(&mut conductor, "p0", at + 1, prompt(seed % 1_000 + 2 + at, 1)));
         let mut asked = 0;
         for at in 0..others {
-            ask(&mut desk, 2 * at, prompt(seed % 1_000 + 2 + at, 1), at);
+            ask(&mut conductor, 2 * at, prompt(seed % 1_000 + 2 + at, 1), at);
             if mix64(seed ^ at).is_multiple_of(2) {
-                ask(&mut desk, 2 * at + 1, head.clone(), at);
+                ask(&mut conductor, 2 * at + 1, head.clone(), at);
                 asked += 1;
             }
         }
-        let hot = desk.hot(64, others);
+        let hot = conductor.hot(64, others);
         prop_assert!(hot.len() <= 64);
         let found = hot.iter().find(|row| row.hash == head[1]);
         prop_assert!(found.is_some());

@@ -2,8 +2,8 @@
 
 mod away;
 mod books;
+mod conductor;
 mod copies;
-mod desk;
 mod durable;
 mod engine;
 mod hot;

@@ -1,11 +1,11 @@
 //! Between messages and the desk's own types.
 
-use kvplane_conductor::desk::{
-    Ack, Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, CacheRequest, Candidate, DeskError, Holdings,
-    InstanceRow, InstanceSpec, Mode, Part, PoolRow, Publisher, ScheduleRequest, Step, Table, Why,
+use kvplane_conductor::conductor::{
+    Ack, Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, CacheRequest, Candidate, ConductorError,
+    Holdings, InstanceRow, InstanceSpec, Mode, Part, PoolRow, Publisher, ScheduleRequest, Step, Table, Why,
 };
 use kvplane_conductor::index::{ContextKey, Tier};
-use kvplane_conductor::scheduler::ConductorError;
+use kvplane_conductor::scheduler::SchedulerError;
 use kvplane_rpc::conductor::{
     Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
     FetchSource, InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
@@ -13,19 +13,19 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 
-pub(crate) fn refusal(error: &DeskError) -> Refusal {
+pub(crate) fn refusal(error: &ConductorError) -> Refusal {
     let code = match error {
-        DeskError::Bad { .. } => RefusalCode::BadRequest,
-        DeskError::UnknownInstance { .. }
-        | DeskError::UnknownRequest { .. }
-        | DeskError::UnknownReservation { .. }
-        | DeskError::UnknownModel { .. }
-        | DeskError::Books(ConductorError::UnknownInstance { .. } | ConductorError::UnknownRequest { .. }) => {
+        ConductorError::Bad { .. } => RefusalCode::BadRequest,
+        ConductorError::UnknownInstance { .. }
+        | ConductorError::UnknownRequest { .. }
+        | ConductorError::UnknownReservation { .. }
+        | ConductorError::UnknownModel { .. }
+        | ConductorError::Scheduler(SchedulerError::UnknownInstance { .. } | SchedulerError::UnknownRequest { .. }) => {
             RefusalCode::NotFound
         }
-        DeskError::Conflict { .. } => RefusalCode::AlreadyExists,
-        DeskError::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
-        DeskError::Limit { .. } | DeskError::Books(_) => RefusalCode::LimitReached,
+        ConductorError::Conflict { .. } => RefusalCode::AlreadyExists,
+        ConductorError::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
+        ConductorError::Limit { .. } | ConductorError::Scheduler(_) => RefusalCode::LimitReached,
     };
     Refusal::new(code, error.to_string())
 }
@@ -95,7 +95,7 @@ pub(crate) fn ack_out(ack: Ack) -> CacheTaken {
 }
 
 pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
-    let holder = |held: &kvplane_conductor::desk::PrefixHolding| PrefixHolder {
+    let holder = |held: &kvplane_conductor::conductor::PrefixHolding| PrefixHolder {
         instance: held.instance.to_string(),
         gpu_tokens: held.gpu_tokens,
         dram_tokens: held.dram_tokens,
@@ -142,7 +142,7 @@ pub(crate) fn step_in(step: RequestStep) -> Step {
 }
 
 pub(crate) fn assigned_out(assigned: &AssignedInstances) -> Assignment {
-    let source = |source: &kvplane_conductor::desk::Source| FetchSource {
+    let source = |source: &kvplane_conductor::conductor::Source| FetchSource {
         instance: source.instance.as_ref().map(ToString::to_string),
         tokens: source.tokens,
     };

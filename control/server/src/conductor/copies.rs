@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_conductor::desk::{CopyKey, CopyWanted};
+use kvplane_conductor::conductor::{CopyKey, CopyWanted};
 use kvplane_rpc::message::{CreateTask, ListTasks, OBJECTS_PER_ORDER, TaskState};
 use kvplane_rpc::placement::CopiesShown;
 use tokio::time::{MissedTickBehavior, interval};

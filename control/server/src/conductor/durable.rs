@@ -10,7 +10,9 @@ use kvplane_cluster::{
     Change, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord, PlacementRecord,
     Record, RecordKey, SeedRecord,
 };
-use kvplane_conductor::desk::{Desk, DeskConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher};
+use kvplane_conductor::conductor::{
+    Conductor, ConductorConfig, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher,
+};
 use kvplane_conductor::policy::{PolicyName, Slo};
 use kvplane_rpc::Refusal;
 use kvplane_rpc::conductor::EventSource;
@@ -69,17 +71,22 @@ impl DecodedRecords {
     ///
     /// # Errors
     /// When the limits do not allow all of them.
-    pub(super) fn desk(&mut self, mut config: DeskConfig, first: u64, graced_ns: u64) -> Result<Desk, String> {
+    pub(super) fn desk(
+        &mut self,
+        mut config: ConductorConfig,
+        first: u64,
+        graced_ns: u64,
+    ) -> Result<Conductor, String> {
         if let Some((policy, slo)) = self.placement {
-            if (policy, slo) != (config.policy, config.books.slo) {
+            if (policy, slo) != (config.policy, config.scheduler.slo) {
                 tracing::info!(
                     policy = policy.label(),
                     "requests are placed as an operator set it last, not as the settings say"
                 );
             }
-            (config.policy, config.refuses, config.books.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
-        let mut desk = Desk::new(config, first);
+        let mut desk = Conductor::new(config, first);
         for instance in self.instances.drain(..) {
             let name = instance.spec.name.clone();
             desk.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
@@ -131,7 +138,7 @@ impl Host {
     pub(super) fn follow_restored(self: &Arc<Self>) {
         let (followed, masters) = {
             let mut core = self.core();
-            let followed: Vec<EventOrigin> = core.desk.specs().filter_map(followed).collect();
+            let followed: Vec<EventOrigin> = core.desk.instances().specs().filter_map(followed).collect();
             (followed, std::mem::take(&mut core.restored_masters))
         };
         followed.into_iter().for_each(|followed| self.follow(followed, false));

@@ -24,7 +24,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName};
 use hyper::{Method, Request, StatusCode};
-use kvplane_conductor::desk::PoolKey;
+use kvplane_conductor::conductor::PoolKey;
 use kvplane_conductor::engine::hashes::{MAX_TOKENS, vllm};
 use kvplane_conductor::engine::msgpack;
 use kvplane_rpc::RefusalCode;

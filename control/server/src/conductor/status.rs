@@ -1,6 +1,6 @@
 //! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counts.
 
-use kvplane_conductor::desk::CopyState;
+use kvplane_conductor::conductor::CopyState;
 use serde_json::{Value, json};
 
 use super::Host;
@@ -27,7 +27,7 @@ impl Host {
         let now_ns = self.now_ns();
         let mut core = self.core();
         let (table, hot) = (core.desk.table(now_ns), core.desk.hot(HOT, now_ns));
-        let (counts, copies) = (core.desk.counts, core.desk.copies());
+        let (counts, copies) = (core.desk.counts(), core.desk.copies());
         drop(core);
         let instances = table.instances.iter().map(|row| {
             json!({

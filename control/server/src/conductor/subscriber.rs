@@ -3,7 +3,7 @@
 //! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
 //! where it has one; what it does not have any more is lost, and the desk is told so. After a connection broke, numbers
 //! that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer it is
-//! away, the less counts what is known of the engine ([`kvplane_conductor::desk::Desk::away`]).
+//! away, the less counts what is known of the engine ([`kvplane_conductor::conductor::Conductor::away`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::desk::{CacheBatch, CacheChange, DeskError, PoolKey};
+use kvplane_conductor::conductor::{CacheBatch, CacheChange, ConductorError, PoolKey};
 use kvplane_conductor::engine::{RootBlock, read_batch};
 use kvplane_rpc::conductor::EventSource;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -190,7 +190,9 @@ impl Follower {
         let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *incarnation, for_ns, now_ns)));
         match said {
-            Ok(Err(DeskError::UnknownInstance { .. } | DeskError::StaleIncarnation { .. })) => Err(FollowEnd::Gone),
+            Ok(Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. })) => {
+                Err(FollowEnd::Gone)
+            }
             Ok(Ok(true)) => {
                 if self.next.take().is_some() {
                     tracing::warn!(publisher, instance, "out of reach for long: it is taken to hold nothing");
@@ -337,7 +339,7 @@ impl Follower {
         &mut self,
         seq: u64,
         change: CacheChange,
-        events: Vec<kvplane_conductor::desk::CacheEvent>,
+        events: Vec<kvplane_conductor::conductor::CacheEvent>,
     ) -> Result<(), FollowEnd> {
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
@@ -348,7 +350,8 @@ impl Follower {
         // What else is wrong with a batch is the batch's loss.
         let _ = self.host.with(|desk, now_ns| {
             let taken = desk.cache(instance, *incarnation, batch, now_ns);
-            gone = matches!(taken, Err(DeskError::UnknownInstance { .. } | DeskError::StaleIncarnation { .. }));
+            gone =
+                matches!(taken, Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. }));
             taken
         });
         self.next = Some(seq.wrapping_add(1));

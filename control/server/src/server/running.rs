@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, ClusterConfig, Record};
-use kvplane_conductor::desk::DeskConfig;
+use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_rpc::{LocalCluster, Publication, Server, ServiceState};
 use kvplane_sys::random::random_u64;
 use tokio::net::TcpListener;
@@ -77,7 +77,7 @@ pub(super) struct Rest {
     pub(super) tickets: Option<TicketConfig>,
     pub(super) strict_tenants: bool,
     pub(super) objects: ObjectsAccess,
-    pub(super) conductor: Option<DeskConfig>,
+    pub(super) conductor: Option<ConductorConfig>,
 }
 
 /// Where the state is.
@@ -90,9 +90,9 @@ pub(super) enum State {
 
 /// The Conductor's host, where one is wanted, with what these records say; its hashes are salted by chance. For `grace`
 /// no instance's silence counts.
-fn host(config: Option<DeskConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
+fn host(config: Option<ConductorConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
-    config.books.index.seed = random_u64().map_err(StartError::Randomness)?;
+    config.scheduler.index.seed = random_u64().map_err(StartError::Randomness)?;
     let restored = DecodedRecords::of(records).map_err(StartError::Conductor)?;
     let host = Host::new(config, random_u64().map_err(StartError::Randomness)?, restored, grace)
         .map_err(StartError::Conductor)?;

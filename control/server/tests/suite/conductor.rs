@@ -8,14 +8,14 @@ use kvplane_proto::rng::mix64;
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::placement::*;
 use kvplane_rpc::{CallError, Client, RefusalCode, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use support::{client, run};
 
 const BLOCK: u32 = 16;
 
 fn start() -> ControlHandle {
     let mut config = ControlConfig::new("test");
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     ControlServer::start(config).expect("a control plane")
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::placement::*;
 use kvplane_rpc::{Authority, ClusterName, LocalCluster, Role};
-use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlServer};
 use serde_json::{Value, json};
 use support::{Scratch, client, get, pack, run};
 use tokio::net::{TcpListener, TcpStream};
@@ -28,7 +28,7 @@ fn child_control_plane() {
     let mut config = ControlConfig::new("test");
     config.state_directory = Some(state.into());
     config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     let control = ControlServer::start(config).expect("a control plane");
     println!("\nlistens {} {}", control.address(), control.http_address().expect("it listens"));
     // The parent kills this process; if the parent is gone, the pipe closes.

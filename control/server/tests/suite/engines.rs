@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{CallError, Client, RefusalCode, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use support::{client, run};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
@@ -53,7 +53,7 @@ async fn until(router: &Client, blocks: u32) -> bool {
 
 fn control() -> ControlHandle {
     let mut config = ControlConfig::new("test");
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     ControlServer::start(config).expect("a control plane")
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use kvplane_conductor::engine::msgpack::Value as Packed;
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{Client, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use serde_json::{Value, json};
 use support::{client, get, pack, post_as, run};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use zeromq::{accept, read_frame, send};
 fn start() -> (ControlHandle, SocketAddr) {
     let mut config = ControlConfig::new("test");
     config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     let control = ControlServer::start(config).expect("a control plane");
     let http = control.http_address().expect("it listens");
     (control, http)

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{LocalCluster, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use support::{client, get, raw_http, run};
 
 fn start() -> (ControlHandle, SocketAddr) {
     let mut config = ControlConfig::new("test");
     config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     let control = ControlServer::start(config).expect("a control plane");
     let http = control.http_address().expect("it listens");
     (control, http)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{LocalCluster, Role};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig, HttpToken};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer, HttpToken};
 use serde_json::{Value, json};
 use support::{client, enter, get, raw_http, run};
 
@@ -21,7 +21,7 @@ const EVIL: &str = "<img src=x onerror=\"document.title='taken over'\"><script>a
 fn start(change: impl FnOnce(&mut ControlConfig)) -> (ControlHandle, SocketAddr) {
     let mut config = ControlConfig::new("shown");
     config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(DeskConfig::default());
+    config.conductor = Some(ConductorConfig::default());
     change(&mut config);
     let control = ControlServer::start(config).expect("a control plane");
     let http = control.http_address().expect("it listens");

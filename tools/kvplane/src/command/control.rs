@@ -11,7 +11,7 @@ use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
 use kvplane_conductor::policy::PolicyName;
 use kvplane_server::{
-    ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, Objects,
+    ConductorConfig, ControlConfig, ControlHandle, ControlServer, EtcdConfig, HttpToken, MetadataLimits, Objects,
     ObjectsAccess, TicketConfig,
 };
 
@@ -64,7 +64,7 @@ struct Conductor {
 }
 
 impl Conductor {
-    fn config(&self) -> Result<Option<DeskConfig>, Failure> {
+    fn config(&self) -> Result<Option<ConductorConfig>, Failure> {
         if !self.hosted {
             return Ok(None);
         }
@@ -75,14 +75,15 @@ impl Conductor {
                 format!("--conductor-policy {policy} refuses nobody: kvplane, local and algorithm-1 keep promises");
             return Err(what.into());
         }
-        let mut config = DeskConfig::default();
+        let mut config = ConductorConfig::default();
         // It is in range, and numbers of this machine have 64 bits.
         let blocks = usize::try_from(self.blocks).unwrap_or(MAX_BLOCKS);
-        (config.books.index.max_blocks, config.books.index.max_records) = (blocks, blocks);
+        (config.scheduler.index.max_blocks, config.scheduler.index.max_records) = (blocks, blocks);
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
-        (config.books.slo.ttft_ns, config.books.slo.tbt_ns) = (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
-        (config.copies.most_bytes, config.books.nic_bytes_s) = (self.copies, self.nic);
-        config.books.decode_model = self.decode;
+        (config.scheduler.slo.ttft_ns, config.scheduler.slo.tbt_ns) =
+            (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
+        (config.copies.most_bytes, config.scheduler.nic_bytes_s) = (self.copies, self.nic);
+        config.scheduler.decode_model = self.decode;
         config.policy = self.policy.into();
         config.refuses = promises;
         Ok(Some(config))

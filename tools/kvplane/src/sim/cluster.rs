@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-pub use kvplane_conductor::policy::side_by_side;
-use kvplane_conductor::policy::{Admission, Algorithm1, Ours, Policy};
-use kvplane_sim::{Fate, Order, Outcome, SimConfig, Work, bound, run};
+use kvplane_conductor::policy::{Algorithm1, Ours, Policy};
+pub use kvplane_sim::side_by_side;
+use kvplane_sim::{Fate, Order, Outcome, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run};
 use serde::Serialize;
 
 use crate::trace::Request;
@@ -25,10 +25,10 @@ pub fn works(requests: &[Request]) -> Vec<Work> {
     works
 }
 
-/// Algorithm 1 with an admission.
+/// Algorithm 1 with a rejection of the arXiv version.
 #[must_use]
-pub fn algorithm_1(admission: Admission) -> Box<dyn Policy> {
-    Box::new(Algorithm1 { admission, ..Algorithm1::default() })
+pub fn rejecting(rejection: Rejection) -> Box<dyn Policy> {
+    Box::new(RejectingAlgorithm1::new(rejection))
 }
 
 /// Algorithm 1 without transfers.
@@ -40,8 +40,8 @@ pub fn local() -> Box<dyn Policy> {
 /// Policies that refuse: the paper's, and ours.
 #[must_use]
 pub fn refusing() -> Vec<Box<dyn Policy>> {
-    let admissions = [Admission::Slo, Admission::Baseline, Admission::Early, Admission::Predicted];
-    let mut all: Vec<Box<dyn Policy>> = admissions.map(algorithm_1).into();
+    let mut all: Vec<Box<dyn Policy>> = vec![Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() })];
+    all.extend([Rejection::Baseline, Rejection::Early, Rejection::Predicted].map(rejecting));
     all.push(Box::new(Ours { refuses: true, ..Ours::default() }));
     all
 }

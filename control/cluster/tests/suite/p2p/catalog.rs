@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectSpec, Objects, ObjectsConfig, Place,
-    ShardSet,
+    Failure, FailureKind, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectName, ObjectSpec, Objects, ObjectsConfig,
+    Place, ShardSet,
 };
 use proptest::prelude::*;
 
@@ -70,7 +70,7 @@ proptest! {
     ) {
         let shards = 40;
         let mut world = CatalogReply { objects: objects(), members: vec![None; 5], now_ns: 0, shards };
-        world.objects.publish(0, ("", "o", Some(1)), spec(4000, 100)).unwrap();
+        world.objects.publish(0, ObjectName::new("", "o"), Some(1), spec(4000, 100)).unwrap();
         for (what, who, shard, wait_ns) in steps {
             world.step(what, who, shard, wait_ns)?;
         }
@@ -113,19 +113,19 @@ impl CatalogReply {
                 if let Some(grant) = client.told.first().cloned() {
                     let failed = [Failure { shard: grant.shard, source: grant.source, kind: FailureKind::Unreachable }];
                     self.members[at].as_mut().unwrap().told.remove(0);
-                    self.objects.report(now_ns, (who, client.member), &[], &failed).unwrap();
+                    self.objects.report(now_ns, who, client.member, &[], &failed).unwrap();
                 }
             }
             (4, Some(client)) => {
-                self.objects.release(now_ns, (who, client.member), false).unwrap();
+                self.objects.release(now_ns, who, client.member, false).unwrap();
                 self.members[at] = None;
             }
             (5, Some(client)) => {
                 // Nonsense harms nobody.
                 let failed = [Failure { shard, source: 999, kind: FailureKind::Corrupt }];
                 let got = [(u32::MAX, 3), (shard, u32::MAX)];
-                self.objects.report(now_ns, (who, client.member), &got, &failed).unwrap();
-                prop_assert!(self.objects.report(now_ns, (who + 1, client.member), &[], &[]).is_err());
+                self.objects.report(now_ns, who, client.member, &got, &failed).unwrap();
+                prop_assert!(self.objects.report(now_ns, who + 1, client.member, &[], &[]).is_err());
             }
             _ => {}
         }
@@ -135,8 +135,11 @@ impl CatalogReply {
     fn join(&mut self, who: u64, origin: bool) -> Result<(), TestCaseError> {
         let digest = spec(4000, 100).digest();
         // It may have been forgotten meanwhile.
-        self.objects.publish(self.now_ns, ("", "o", Some(1)), spec(4000, 100)).unwrap();
-        let member = self.objects.hold(self.now_ns, ("", "o", 1), digest, hold(who, self.shards, origin)).unwrap();
+        self.objects.publish(self.now_ns, ObjectName::new("", "o"), Some(1), spec(4000, 100)).unwrap();
+        let member = self
+            .objects
+            .hold(self.now_ns, ObjectName::new("", "o"), 1, digest, hold(who, self.shards, origin))
+            .unwrap();
         let have = if origin { ShardSet::full(self.shards) } else { ShardSet::empty(self.shards) };
         self.members[who as usize] = Some(Client { member, have, told: Vec::new() });
         self.take()
@@ -147,7 +150,7 @@ impl CatalogReply {
         client.have.insert(shard);
         client.told.retain(|grant| grant.shard != shard);
         let member = client.member;
-        self.objects.report(self.now_ns, (at as u64, member), &[(shard, 1)], &[]).unwrap();
+        self.objects.report(self.now_ns, at as u64, member, &[(shard, 1)], &[]).unwrap();
     }
 
     fn take(&mut self) -> Result<(), TestCaseError> {
@@ -197,50 +200,84 @@ impl CatalogReply {
 fn objects_do_not_change_and_versions_grow() {
     let mut objects = objects();
     let (one, other) = (spec(1000, 100), spec(1001, 100));
-    assert_eq!(objects.publish(0, ("", "a/b", None), one.clone()), Ok(1));
-    assert_eq!(objects.publish(0, ("", "a/b", None), one.clone()), Ok(1), "it is the same");
-    assert_eq!(objects.publish(0, ("", "a/b", None), other.clone()), Ok(2));
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1));
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1), "it is the same");
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, other.clone()), Ok(2));
     let differs = ObjectError::Differs { name: "a/b".to_owned(), version: 1 };
-    assert_eq!(objects.publish(0, ("", "a/b", Some(1)), other.clone()), Err(differs.clone()));
-    assert!(matches!(objects.find(("", "a/b", None)), Err(ObjectError::NotFound { .. })), "nobody has any");
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), Some(1), other.clone()), Err(differs.clone()));
+    assert!(
+        matches!(objects.find(ObjectName::new("", "a/b"), None), Err(ObjectError::NotFound { .. })),
+        "nobody has any"
+    );
     // The newest that is there as a whole, and else the newest that anybody has something of.
-    objects.hold(0, ("", "a/b", 2), other.digest(), hold(9, 11, false)).unwrap();
-    assert_eq!(objects.find(("", "a/b", None)).unwrap(), (2, &other));
-    let first = objects.hold(0, ("", "a/b", 1), one.digest(), hold(8, 10, true)).unwrap();
-    assert_eq!(objects.find(("", "a/b", None)).unwrap(), (1, &one));
-    objects.hold(0, ("", "a/b", 2), other.digest(), hold(7, 11, true)).unwrap();
-    assert_eq!(objects.find(("", "a/b", None)).unwrap(), (2, &other));
-    objects.release(0, (8, first), false).unwrap();
-    assert_eq!(objects.find(("", "a/b", Some(1))).unwrap(), (1, &one));
-    assert!(matches!(objects.find(("t", "a/b", None)), Err(ObjectError::NotFound { .. })), "tenants are apart");
+    objects.hold(0, ObjectName::new("", "a/b"), 2, other.digest(), hold(9, 11, false)).unwrap();
+    assert_eq!(objects.find(ObjectName::new("", "a/b"), None).unwrap(), (2, &other));
+    let first = objects.hold(0, ObjectName::new("", "a/b"), 1, one.digest(), hold(8, 10, true)).unwrap();
+    assert_eq!(objects.find(ObjectName::new("", "a/b"), None).unwrap(), (1, &one));
+    objects.hold(0, ObjectName::new("", "a/b"), 2, other.digest(), hold(7, 11, true)).unwrap();
+    assert_eq!(objects.find(ObjectName::new("", "a/b"), None).unwrap(), (2, &other));
+    objects.release(0, 8, first, false).unwrap();
+    assert_eq!(objects.find(ObjectName::new("", "a/b"), Some(1)).unwrap(), (1, &one));
+    assert!(
+        matches!(objects.find(ObjectName::new("t", "a/b"), None), Err(ObjectError::NotFound { .. })),
+        "tenants are apart"
+    );
     // Nor is one held as another.
-    assert_eq!(objects.hold(0, ("", "a/b", 1), other.digest(), hold(1, 10, true)), Err(differs));
+    assert_eq!(objects.hold(0, ObjectName::new("", "a/b"), 1, other.digest(), hold(1, 10, true)), Err(differs));
 }
 
 #[test]
 fn what_makes_no_sense_is_refused_and_says_why() {
     let mut objects = objects();
     let long = "n/".repeat(2048);
-    assert_eq!(objects.publish(0, ("", &long, Some(7)), spec(0, 1)), Ok(7), "4 KiB with slashes, of 0 bytes");
-    assert!(objects.publish(0, ("", &format!("{long}x"), None), spec(1, 1)).unwrap_err().to_string().contains("4097"));
-    assert!(objects.publish(0, ("", "", None), spec(1, 1)).is_err());
-    assert!(objects.publish(0, ("", "a", Some(0)), spec(1, 1)).is_err());
+    assert_eq!(
+        objects.publish(0, ObjectName::new("", &long), Some(7), spec(0, 1)),
+        Ok(7),
+        "4 KiB with slashes, of 0 bytes"
+    );
+    assert!(
+        objects
+            .publish(0, ObjectName::new("", &format!("{long}x")), None, spec(1, 1))
+            .unwrap_err()
+            .to_string()
+            .contains("4097")
+    );
+    assert!(objects.publish(0, ObjectName::new("", ""), None, spec(1, 1)).is_err());
+    assert!(objects.publish(0, ObjectName::new("", "a"), Some(0), spec(1, 1)).is_err());
     assert!(Layout::new(vec![1], 0).is_err());
     let error = Layout::new(vec![u64::from(MAX_SHARDS) + 1], 1).unwrap_err();
     assert!(error.to_string().contains("make the shards larger"), "{error}");
     assert!(Layout::new(vec![u64::MAX, u64::MAX], u64::MAX).is_err());
     let mut short = spec(10, 1);
     short.hashes.pop();
-    assert!(objects.publish(0, ("", "a", None), short).unwrap_err().to_string().contains("9 hashes for 10 shards"));
-    objects.publish(0, ("", "a", None), spec(1000, 100)).unwrap();
+    assert!(
+        objects
+            .publish(0, ObjectName::new("", "a"), None, short)
+            .unwrap_err()
+            .to_string()
+            .contains("9 hashes for 10 shards")
+    );
+    objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
     let digest = spec(1000, 100).digest();
     let addresses = Hold { addresses: vec![1, 2], ..hold(1, 10, true) };
-    assert!(objects.hold(0, ("", "a", 1), digest, addresses).unwrap_err().to_string().contains("2 addresses"));
+    assert!(
+        objects
+            .hold(0, ObjectName::new("", "a"), 1, digest, addresses)
+            .unwrap_err()
+            .to_string()
+            .contains("2 addresses")
+    );
     let beyond = Hold { have: vec![(5, 6)], ..hold(1, 10, true) };
-    assert!(objects.hold(0, ("", "a", 1), digest, beyond).unwrap_err().to_string().contains("6 shards from 5 on"));
+    assert!(
+        objects
+            .hold(0, ObjectName::new("", "a"), 1, digest, beyond)
+            .unwrap_err()
+            .to_string()
+            .contains("6 shards from 5 on")
+    );
     let label = Hold { segment: "s".repeat(257), ..hold(1, 10, true) };
-    assert!(objects.hold(0, ("", "a", 1), digest, label).is_err());
-    assert!(matches!(objects.report(0, (1, 99), &[], &[]), Err(ObjectError::UnknownMember { member: 99 })));
+    assert!(objects.hold(0, ObjectName::new("", "a"), 1, digest, label).is_err());
+    assert!(matches!(objects.report(0, 1, 99, &[], &[]), Err(ObjectError::UnknownMember { member: 99 })));
 }
 
 /// 1 TB: what a join says and costs does not depend on how many there are.
@@ -250,10 +287,10 @@ fn a_terabyte_of_16384_shards_works() {
     let bytes: u64 = 1 << 40;
     let spec = spec(bytes, bytes / 16_384);
     let digest = spec.digest();
-    objects.publish(0, ("", "big", None), spec).unwrap();
-    objects.hold(0, ("", "big", 1), digest, hold(1, 16_384, true)).unwrap();
+    objects.publish(0, ObjectName::new("", "big"), None, spec).unwrap();
+    objects.hold(0, ObjectName::new("", "big"), 1, digest, hold(1, 16_384, true)).unwrap();
     for client in 2..200 {
-        objects.hold(0, ("", "big", 1), digest, hold(client, 16_384, false)).unwrap();
+        objects.hold(0, ObjectName::new("", "big"), 1, digest, hold(client, 16_384, false)).unwrap();
         let grants = objects.poll_grants();
         assert!(grants.len() <= 16, "{} grants for one join", grants.len());
         for grant in grants {
@@ -266,9 +303,9 @@ fn a_terabyte_of_16384_shards_works() {
 fn who_is_not_heard_is_forgotten_and_then_the_object() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
-    objects.publish(0, ("", "a", None), spec(1000, 100)).unwrap();
-    let one = objects.hold(0, ("", "a", 1), digest, hold(1, 10, true)).unwrap();
-    let two = objects.hold(0, ("", "a", 1), digest, hold(2, 10, true)).unwrap();
+    objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
+    let one = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(1, 10, true)).unwrap();
+    let two = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(2, 10, true)).unwrap();
     for second in 1..8 {
         assert_eq!(objects.renew(second * SECOND, 1), [one]);
         objects.tick(second * SECOND);
@@ -286,27 +323,31 @@ fn who_is_not_heard_is_forgotten_and_then_the_object() {
 fn who_goes_waits_for_readers() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
-    objects.publish(0, ("", "a", None), spec(1000, 100)).unwrap();
-    let origin = objects.hold(0, ("", "a", 1), digest, hold(1, 10, true)).unwrap();
-    let reader = objects.hold(0, ("", "a", 1), digest, hold(2, 10, false)).unwrap();
+    objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
+    let origin = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(1, 10, true)).unwrap();
+    let reader = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(2, 10, false)).unwrap();
     let grants = objects.poll_grants();
     assert_eq!(objects.told(2), grants, "what may have been missed is told again");
-    assert_eq!(objects.release(0, (1, origin), true), Ok(grants.len()));
+    assert_eq!(objects.release(0, 1, origin, true), Ok(grants.len()));
     for grant in &grants {
-        objects.report(0, (2, reader), &[(grant.shard, 1)], &[]).unwrap();
+        objects.report(0, 2, reader, &[(grant.shard, 1)], &[]).unwrap();
     }
     assert!(objects.poll_grants().is_empty(), "nothing more is fetched from one who goes");
-    assert_eq!(objects.release(0, (1, origin), true), Ok(0));
-    assert!(matches!(objects.release(0, (1, origin), true), Err(ObjectError::UnknownMember { .. })));
-    assert_eq!(objects.describe(("", "a", None)).unwrap().1, 10 - grants.len() as u32, "shards that are nowhere");
+    assert_eq!(objects.release(0, 1, origin, true), Ok(0));
+    assert!(matches!(objects.release(0, 1, origin, true), Err(ObjectError::UnknownMember { .. })));
+    assert_eq!(
+        objects.describe(ObjectName::new("", "a"), None).unwrap().1,
+        10 - grants.len() as u32,
+        "shards that are nowhere"
+    );
 }
 
 #[test]
 fn listings_go_by_prefix_and_page() {
     let mut objects = objects();
     for name in ["a", "b/1", "b/2", "b/3", "c"] {
-        objects.publish(0, ("", name, None), spec(10, 1)).unwrap();
-        objects.publish(0, ("t", name, None), spec(10, 1)).unwrap();
+        objects.publish(0, ObjectName::new("", name), None, spec(10, 1)).unwrap();
+        objects.publish(0, ObjectName::new("t", name), None, spec(10, 1)).unwrap();
     }
     let names =
         |after, most| -> Vec<String> { objects.list("", "b/", after, most).into_iter().map(|row| row.name).collect() };
@@ -321,22 +362,25 @@ fn there_is_room_for_so_many() {
     let config = ObjectsConfig { objects: 2, members: 1, table_rows: 32, ..ObjectsConfig::default() };
     let mut objects = Objects::new(config, 0, 0);
     let small = ObjectSpec { about: vec![0; 16], ..spec(10, 1) };
-    objects.publish(0, ("", "a", None), small.clone()).unwrap();
-    objects.publish(0, ("", "b", None), small.clone()).unwrap();
+    objects.publish(0, ObjectName::new("", "a"), None, small.clone()).unwrap();
+    objects.publish(0, ObjectName::new("", "b"), None, small.clone()).unwrap();
     assert!(matches!(
-        objects.publish(0, ("", "c", None), small.clone()),
+        objects.publish(0, ObjectName::new("", "c"), None, small.clone()),
         Err(ObjectError::Limit { what: "objects", .. })
     ));
-    objects.hold(0, ("", "a", 1), small.digest(), hold(1, 10, true)).unwrap();
+    objects.hold(0, ObjectName::new("", "a"), 1, small.digest(), hold(1, 10, true)).unwrap();
     assert!(matches!(
-        objects.hold(0, ("", "a", 1), small.digest(), hold(2, 10, true)),
+        objects.hold(0, ObjectName::new("", "a"), 1, small.digest(), hold(2, 10, true)),
         Err(ObjectError::Limit { what: "members", .. })
     ));
     for second in 1..12 {
         objects.tick(second * SECOND);
     }
-    assert!(matches!(objects.publish(12 * SECOND, ("", "d", None), spec(40, 1)), Err(ObjectError::Limit { .. })));
-    assert_eq!(objects.publish(12 * SECOND, ("", "e", None), spec(29, 1)), Ok(1));
+    assert!(matches!(
+        objects.publish(12 * SECOND, ObjectName::new("", "d"), None, spec(40, 1)),
+        Err(ObjectError::Limit { .. })
+    ));
+    assert_eq!(objects.publish(12 * SECOND, ObjectName::new("", "e"), None, spec(29, 1)), Ok(1));
 }
 
 #[test]
@@ -345,12 +389,12 @@ fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
     let layout = Layout::new(vec![100, 0, 250], 100).unwrap();
     let spec = ObjectSpec { hashes: vec![0; 4], layout, about: Vec::new() };
     let digest = spec.digest();
-    objects.publish(0, ("t", "o", None), spec).unwrap();
+    objects.publish(0, ObjectName::new("t", "o"), None, spec).unwrap();
     let mut join = |client: u64, host: &str, rack: &str, have: Vec<(u32, u32)>| {
         let place = Place { host: host.to_owned(), rack: rack.to_owned() };
         let addresses = (0..3).map(|buffer| 1000 * client + buffer).collect();
         let hold = Hold { client, segment: format!("s{client}"), addresses, have, place, ..Hold::default() };
-        objects.hold(0, ("t", "o", 1), digest, hold).unwrap()
+        objects.hold(0, ObjectName::new("t", "o"), 1, digest, hold).unwrap()
     };
     let far = join(1, "h1", "r1", vec![(0, 4)]);
     let second_only = join(2, "h2", "r2", vec![(1, 3)]);
@@ -359,7 +403,7 @@ fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
     join(5, "h", "r", vec![(1, 2)]);
     let near = Place { host: "h".to_owned(), rack: "r".to_owned() };
     let told = |objects: &Objects, buffer, client| -> Vec<(u64, u64, u8)> {
-        let found = objects.locate(("t", "o", 1), buffer, &near, client).unwrap();
+        let found = objects.locate(ObjectName::new("t", "o"), 1, buffer, &near, client).unwrap();
         found.iter().map(|place| (place.member, place.address, place.distance)).collect()
     };
     assert_eq!(told(&objects, 0, 0), [(same_host, 4000, 0), (same_rack, 3000, 1), (far, 1000, 2)]);
@@ -367,8 +411,8 @@ fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
     assert_eq!(told(&objects, 2, 0), [(same_rack, 3002, 1), (far, 1002, 2), (second_only, 2002, 2)]);
     assert_eq!(told(&objects, 2, 1), [(same_rack, 3002, 1), (second_only, 2002, 2), (far, 1002, 2)]);
     // Who is about to go is not asked.
-    objects.release(0, (3, same_rack), true).unwrap();
+    objects.release(0, 3, same_rack, true).unwrap();
     assert_eq!(told(&objects, 2, 0).first(), Some(&(far, 1002, 2)));
-    assert!(objects.locate(("t", "o", 1), 3, &near, 0).is_err());
-    assert!(objects.locate(("t", "o", 2), 0, &near, 0).is_err());
+    assert!(objects.locate(ObjectName::new("t", "o"), 1, 3, &near, 0).is_err());
+    assert!(objects.locate(ObjectName::new("t", "o"), 2, 0, &near, 0).is_err());
 }

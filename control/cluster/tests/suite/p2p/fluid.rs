@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, ObjectSpec, Objects, ObjectsConfig, Place, ShardSet,
+    Failure, FailureKind, Grant, Hold, Layout, ObjectName, ObjectSpec, Objects, ObjectsConfig, Place, ShardSet,
 };
 
 use ranks::RankPlan;
@@ -104,7 +104,7 @@ impl Fluid {
     pub(crate) fn new(bytes: u64, shards: u64, seed: u64) -> Self {
         let mut objects = Objects::new(ObjectsConfig { seed, ..ObjectsConfig::default() }, 0, 0);
         let spec = spec(bytes, bytes / shards);
-        objects.publish(0, ("", "o", Some(1)), spec.clone()).expect("published");
+        objects.publish(0, ObjectName::new("", "o"), Some(1), spec.clone()).expect("published");
         Self {
             objects,
             peers: BTreeMap::new(),
@@ -146,7 +146,7 @@ impl Fluid {
         let hold = Hold { client, segment, addresses: vec![0], origin, have, want, place, ..Hold::default() };
         let hold = Hold { upload_bytes_per_second: upload, ..hold };
         let digest = self.spec.digest();
-        let member = self.objects.hold(self.now_ns, ("", "o", 1), digest, hold).expect("a member");
+        let member = self.objects.hold(self.now_ns, ObjectName::new("", "o"), 1, digest, hold).expect("a member");
         let have = if origin { ShardSet::full(shards) } else { ShardSet::empty(shards) };
         self.waited_for += usize::from(!origin);
         self.clients.insert(member, client);
@@ -225,7 +225,7 @@ impl Fluid {
                 let failed = [Failure { shard, source, kind }];
                 let (got, failed): (&[_], &[_]) = if good { (&[(shard, 1)], &[]) } else { (&[], &failed) };
                 // One that was forgotten meanwhile has nothing to say.
-                let _ = self.objects.report(self.now_ns, (client, member), got, failed);
+                let _ = self.objects.report(self.now_ns, client, member, got, failed);
             }
             Event::Tick => {
                 self.ticking = None;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_cluster::p2p::{
-    Follow, HALVES, Hold, MAX_RANKS, Objects, ObjectsConfig, Parent, RankJoin, Schedule, ShardSet, half_of,
+    Follow, HALVES, Hold, MAX_RANKS, ObjectName, Objects, ObjectsConfig, Parent, RankJoin, Schedule, ShardSet, half_of,
 };
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ proptest! {
         steps in prop::collection::vec((0u8..5, 0u32..150, 0u64..900), 0..300),
     ) {
         let schedule = Schedule::new(ranks).unwrap();
-        let mut follow = Follow::new((schedule, rank), &ShardSet::full(shards), 1000, 0);
+        let mut follow = Follow::new(schedule, rank, &ShardSet::full(shards), 1000, 0);
         let (mut there, mut now_ns) = (ShardSet::empty(shards), 0);
         let (mut have, mut active) = (ShardSet::empty(shards), Vec::new());
         for (what, number, wait_ns) in steps {
@@ -195,7 +195,7 @@ fn only_who_follows_a_source_is_believed_about_it() {
         fluid.join_rank(LINK, rank, 4);
     }
     fluid.run(60 * SECOND).expect("everybody is done");
-    let (rows, lost) = fluid.objects.describe(("", "o", Some(1))).unwrap();
+    let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).unwrap();
     let excluded: Vec<u64> = rows.iter().filter(|row| !row.excluded.is_empty()).map(|row| row.member).collect();
     assert_eq!((excluded, lost), (vec![bad], 0));
 
@@ -206,10 +206,10 @@ fn only_who_follows_a_source_is_believed_about_it() {
         [kvplane_cluster::p2p::Failure { shard: 0, source, kind }]
     };
     // Of two ranks, 0 fetches even shards from 1.
-    catalog.objects.want(0, (first, first), &[(0, 1)], &failure(catalog.origin)).unwrap();
-    catalog.objects.want(0, (second, second), &[], &failure(first)).unwrap();
+    catalog.objects.want(0, first, first, &[(0, 1)], &failure(catalog.origin)).unwrap();
+    catalog.objects.want(0, second, second, &[], &failure(first)).unwrap();
     assert!(catalog.excluded().is_empty());
-    catalog.objects.want(0, (first, first), &[], &failure(second)).unwrap();
+    catalog.objects.want(0, first, first, &[], &failure(second)).unwrap();
     assert_eq!(catalog.excluded(), [second]);
 }
 
@@ -222,7 +222,7 @@ struct Catalog {
 impl Catalog {
     fn new() -> Self {
         let mut objects = Objects::new(ObjectsConfig::default(), 0, 0);
-        objects.publish(0, ("", "o", Some(1)), spec(400, 100)).unwrap();
+        objects.publish(0, ObjectName::new("", "o"), Some(1), spec(400, 100)).unwrap();
         let mut catalog = Self { objects, origin: 0 };
         catalog.origin = catalog.member(vec![(0, 4)]);
         catalog
@@ -235,13 +235,13 @@ impl Catalog {
         let client = if self.origin == 0 { 2 } else { self.next() };
         let hold =
             Hold { client, segment: format!("s{client}"), addresses: vec![client], origin, have, ..Hold::default() };
-        let member = self.objects.hold(0, ("", "o", 1), digest, hold).unwrap();
+        let member = self.objects.hold(0, ObjectName::new("", "o"), 1, digest, hold).unwrap();
         assert_eq!(member, client);
         member
     }
 
     fn next(&self) -> u64 {
-        let rows = self.objects.describe(("", "o", None)).unwrap().0;
+        let rows = self.objects.describe(ObjectName::new("", "o"), None).unwrap().0;
         rows.iter().map(|row| row.member).max().unwrap() + 1
     }
 
@@ -255,12 +255,12 @@ impl Catalog {
 
     fn parent(&mut self, member: u64, rank: u32, ranks: u32, half: usize) -> Option<u64> {
         let join = RankJoin { job: "j".to_owned(), rank, ranks, board: 9 };
-        let parent = self.objects.join_ranks((member, member), &join, half).unwrap();
+        let parent = self.objects.join_ranks(member, member, &join, half).unwrap();
         parent.map(|parent| parent.member)
     }
 
     fn excluded(&self) -> Vec<u64> {
-        let rows = self.objects.describe(("", "o", None)).unwrap().0;
+        let rows = self.objects.describe(ObjectName::new("", "o"), None).unwrap().0;
         rows.iter().filter(|row| !row.excluded.is_empty()).map(|row| row.member).collect()
     }
 }
@@ -280,17 +280,17 @@ fn ranks_find_each_other_and_nothing_is_granted() {
     for (join, half, words) in
         [(join(3, 0), 0, "job \"j\" has 2 ranks"), (join(2, 2), 0, "rank 2 of 2"), (join(2, 0), 2, "half 2")]
     {
-        let error = catalog.objects.join_ranks((first, first), &join, half).unwrap_err().to_string();
+        let error = catalog.objects.join_ranks(first, first, &join, half).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
     // Who goes waits for those who follow it: rank 0 is to fetch both even shards from rank 1.
-    assert_eq!(catalog.objects.release(0, (second, second), true), Ok(2));
-    catalog.objects.report(0, (first, first), &[(0, 1)], &[]).unwrap();
-    assert_eq!(catalog.objects.release(0, (second, second), true), Ok(1));
+    assert_eq!(catalog.objects.release(0, second, second, true), Ok(2));
+    catalog.objects.report(0, first, first, &[(0, 1)], &[]).unwrap();
+    assert_eq!(catalog.objects.release(0, second, second, true), Ok(1));
     // What is wanted from others is not waited for, and granted.
-    catalog.objects.want(0, (first, first), &[(2, 1)], &[]).unwrap();
+    catalog.objects.want(0, first, first, &[(2, 1)], &[]).unwrap();
     assert_eq!(catalog.objects.poll_grants().iter().map(|grant| grant.source).collect::<Vec<_>>(), [catalog.origin]);
-    assert_eq!(catalog.objects.release(0, (second, second), true), Ok(0));
+    assert_eq!(catalog.objects.release(0, second, second, true), Ok(0));
     assert_eq!(catalog.parent(first, 0, 2, 0), None);
-    assert!(catalog.objects.want(0, (first, first), &[(4, 1)], &[]).is_err());
+    assert!(catalog.objects.want(0, first, first, &[(4, 1)], &[]).is_err());
 }

@@ -1,6 +1,6 @@
 //! How fast everybody has everything, and who sends how much.
 
-use kvplane_cluster::p2p::{Layout, Place};
+use kvplane_cluster::p2p::{Layout, ObjectName, Place};
 
 use super::fluid::{Fluid, Link, SECOND};
 
@@ -167,7 +167,7 @@ fn a_source_with_wrong_bytes_is_found_and_left() {
         fluid.join(LINK, false, nowhere());
     }
     fluid.run(60 * SECOND).expect("everybody is done");
-    let (rows, lost) = fluid.objects.describe(("", "o", Some(1))).expect("there");
+    let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).expect("there");
     let row = rows.iter().find(|row| row.member == bad).expect("a member");
     assert!(row.excluded.contains("is not what its hash says"), "{}", row.excluded);
     assert_eq!((rows.iter().filter(|row| !row.excluded.is_empty()).count(), lost), (1, 0));

@@ -1,22 +1,22 @@
-//! Parts that tests of the desk share.
+//! Parts that tests of the Conductor share.
 
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
-use kvplane_conductor::desk::{
-    Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part,
-    ScheduleRequest,
+use kvplane_conductor::conductor::{
+    Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, Conductor, ConductorConfig, InstanceSpec, Mode,
+    Part, ScheduleRequest,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
-use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 
 pub const SECOND: u64 = 1_000_000_000;
 pub const BLOCK: u32 = 16;
 
-pub fn config() -> DeskConfig {
+pub fn config() -> ConductorConfig {
     let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
-    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
-    DeskConfig { max_instances: 16, max_requests: 64, books, ..DeskConfig::default() }
+    let scheduler = SchedulerConfig { index, lease_ns: u64::MAX, ..ConductorConfig::default().scheduler };
+    ConductorConfig { max_instances: 16, max_requests: 64, scheduler, ..ConductorConfig::default() }
 }
 
 pub fn spec(name: &str, part: Part) -> InstanceSpec {
@@ -72,11 +72,11 @@ pub fn assigned(answer: &Answer) -> &AssignedInstances {
     }
 }
 
-pub fn desk(prefill: usize) -> Desk {
-    let mut desk = Desk::new(config(), 0);
+pub fn conductor(prefill: usize) -> Conductor {
+    let mut conductor = Conductor::new(config(), 0);
     for at in 0..prefill {
-        desk.register(spec(&format!("p{at}"), Part::Prefill), 0).expect("room");
+        conductor.register(spec(&format!("p{at}"), Part::Prefill), 0).expect("room");
     }
-    desk.register(spec("d0", Part::Decode), 0).expect("room");
-    desk
+    conductor.register(spec("d0", Part::Decode), 0).expect("room");
+    conductor
 }

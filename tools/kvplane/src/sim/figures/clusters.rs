@@ -1,10 +1,10 @@
 //! What needs a cluster: Figures 5, 10, 11, 13, 15 and the early-rejection table.
 
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
-use kvplane_conductor::policy::{Admission, LoadBalance, Ours, Policy, Slo, Spread};
-use kvplane_sim::{Fate, SimConfig, Work, run};
+use kvplane_conductor::policy::{Algorithm1, LoadBalance, Ours, Policy, Slo, Spread};
+use kvplane_sim::{Fate, Rejection, SimConfig, Work, run};
 
-use super::super::cluster::{algorithm_1, local, works};
+use super::super::cluster::{local, rejecting, works};
 use super::{Curve, Figure, Line, Traces};
 
 /// Mean TTFT in seconds: random, load balancing, local, global.
@@ -40,7 +40,7 @@ fn ours() -> Box<dyn Policy> {
 }
 
 fn global() -> Box<dyn Policy> {
-    algorithm_1(Admission::None)
+    Box::new(Algorithm1::default())
 }
 
 pub(super) fn figure_5(traces: Traces<'_>) -> Option<Figure> {
@@ -181,15 +181,15 @@ pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
     let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
     let config = SimConfig { decode: 8, load: 2.0, slo, decode_model, ..SimConfig::default() };
     let mut lines = Vec::new();
-    let admissions = [
-        ("baseline", Admission::Baseline),
-        ("early rejection", Admission::Early),
-        ("with prediction", Admission::Predicted),
+    let rejections = [
+        ("baseline", Rejection::Baseline),
+        ("early rejection", Rejection::Early),
+        ("with prediction", Rejection::Predicted),
     ];
     let model = PrefillModel::default();
     let all_s: f64 = trace.iter().map(|work| model.predict_ns(work.input_tokens, 0) as f64 / 1e9).sum();
-    for ((label, admission), paper) in admissions.into_iter().zip(REJECTED) {
-        let outcome = run(&trace, &config, algorithm_1(admission));
+    for ((label, rejection), paper) in rejections.into_iter().zip(REJECTED) {
+        let outcome = run(&trace, &config, rejecting(rejection));
         let share = |fate| outcome.count(fate) as f64 / trace.len().max(1) as f64;
         lines.push(Line::new(format!("{label}: refused"), paper, share(Fate::Refused) + share(Fate::RefusedLate)));
         lines.push(Line::extra(format!("{label}: refused after prefill"), share(Fate::RefusedLate)));

@@ -188,7 +188,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "epoch-is-used-again",
         invariant: "one epoch has one map, over restarts of the control plane",
-        file: "control/cluster/src/start.rs",
+        file: "control/cluster/src/membership/maps.rs",
         find: "(self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);",
         replace: "(self.map.epoch, self.map.replicas) = (Epoch(header.epoch.0.saturating_sub(1)), header.replicas);",
         host: Host::World,
@@ -272,16 +272,16 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "empty-state-is-a-new-cluster",
         invariant: "a control plane without a map adopts what living members say",
-        file: "control/cluster/src/start.rs",
-        find: "adoption_wait_ns.filter(|_| cluster.map.epoch == Epoch(0))",
-        replace: "adoption_wait_ns.filter(|_| cluster.map.epoch != Epoch(0))",
+        file: "control/cluster/src/cluster/start.rs",
+        find: "adoption_wait_ns.filter(|_| epoch == Epoch(0))",
+        replace: "adoption_wait_ns.filter(|_| epoch != Epoch(0))",
         host: Host::LostState,
     },
     Mutation {
         name: "adoption-forgets-who-owned-what",
         invariant: "what members say is adopted with the layout that it is of",
-        file: "control/cluster/src/adoption.rs",
-        find: "        self.layout = Layout { since, claims: claims(&map).unwrap_or(0), former };",
+        file: "control/cluster/src/membership/maps.rs",
+        find: "        self.layout = Layout { since, claims: claims(map).unwrap_or(0), former };",
         replace: "        self.layout = Layout { since: Epoch(0), claims: 0, former: former.filter(|_| \
                   since == Epoch(0)) };",
         host: Host::LostStateWithDisks,
@@ -299,9 +299,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "the-dead-inherit-slots",
         invariant: "slots do not pass to an owner that is dead too",
-        file: "control/cluster/src/losses.rs",
-        find: "        self.rows.values().any(may_be_dead)",
-        replace: "        dead.is_empty() && self.rows.values().any(may_be_dead)",
+        file: "control/cluster/src/membership/failures.rs",
+        find: "        self.members.iter().any(may_be_dead)",
+        replace: "        dead.is_empty() && self.members.iter().any(may_be_dead)",
         host: Host::CopiesAgain,
     },
     Mutation {

@@ -20,7 +20,7 @@ pub const PURE: [&str; 8] = [
     "dataplane/tier",
     "control/cluster",
     "control/conductor",
-    "control/sim",
+    "tools/sim",
 ];
 
 /// Names that share a reason.

@@ -25,7 +25,7 @@ impl Fluid {
         let member = self.join_wanting(link, false, Place::default(), 0, Vec::new());
         let schedule = Schedule::new(ranks).expect("ranks");
         let lacks = ShardSet::full(self.spec.layout.shards());
-        let follow = Follow::new((schedule, rank), &lacks, PATIENCE_NS, self.now_ns);
+        let follow = Follow::new(schedule, rank, &lacks, PATIENCE_NS, self.now_ns);
         let join = RankJoin { job: "j".to_owned(), rank, ranks, board: 1 };
         self.by_rank.insert(rank, member);
         self.ranked.insert(member, RankPlan { follow, schedule, join, parents: [None, None] });
@@ -47,7 +47,7 @@ impl Fluid {
         let client = self.client_of(member);
         let Some(ranked) = self.ranked.get_mut(&member) else { return };
         if ranked.parents[half].is_none() && ranked.follow.follows(half) {
-            let known = self.objects.join_ranks((client, member), &ranked.join, half);
+            let known = self.objects.join_ranks(client, member, &ranked.join, half);
             ranked.parents[half] = known.expect("a rank");
             if ranked.parents[half].is_none() {
                 return self.at(ASK_NS, Event::Follow(member, half));
@@ -103,7 +103,7 @@ impl Fluid {
         let want: Vec<(u32, u32)> = ranked.follow.elsewhere().map(|shard| (shard, 1)).collect();
         if !want.is_empty() {
             let client = self.client_of(member);
-            self.objects.want(self.now_ns, (client, member), &want, failed).expect("a member");
+            self.objects.want(self.now_ns, client, member, &want, failed).expect("a member");
         }
     }
 

@@ -1,0 +1,194 @@
+//! Failure detection: which members are silent, which of these are dead, and when a dead one is expelled: by itself, or together with others that are silent.
+//!
+//! A member is dead when its silence lasts up to the deadline. Where slots have two owners it is dead earlier, if its
+//! ports refuse connections, or do not answer while others are heard.
+//!
+//! **Members that die together are expelled by one map.** The slots of a dead member pass to heirs, and what it has on
+//! its devices counts again only if each heir can tell what was changed meanwhile. An heir that is dead too tells
+//! nothing: slots that passed to it for the moment between two maps would be void, although nobody served them. So a
+//! dead member with devices stays in the map while another owner has not been heard since, and it is not known yet
+//! whether that one is dead. Then one map expels all that are, and each slot passes to an owner that lives, or to none.
+//!
+//! It waits for no longer than twice the time after which it was dead: two more heartbeats where its ports told, the
+//! deadline once more where silence did. Only a control plane that restarted among the deaths waits for longer: an
+//! owner that it never heard may be dead until it is heard, or until its grace ends.
+
+use kvplane_proto::ids::NodeId;
+use kvplane_proto::map::Member;
+
+use super::devices::DeviceTable;
+use super::members::{Members, Row};
+use crate::config::ClusterConfig;
+use crate::state::MemberState;
+
+/// What is known of members, seen at one moment. It decides; the membership acts.
+#[derive(Clone, Copy)]
+pub(crate) struct FailureDetector<'a> {
+    pub(super) config: &'a ClusterConfig,
+    pub(super) members: &'a Members,
+    pub(super) devices: &'a DeviceTable,
+    /// Owners of each slot.
+    pub(super) replicas: u8,
+    pub(super) now_ns: u64,
+}
+
+impl<'a> FailureDetector<'a> {
+    /// Members of the map that have missed a heartbeat: they are taken for dead if their ports refuse connections, or
+    /// do not answer while others are heard.
+    pub(crate) fn silent(self) -> impl Iterator<Item = &'a Member> {
+        self.silent_for(self.late_ns())
+    }
+
+    /// Members of the map of which nothing was heard since the control plane started, more than two heartbeat intervals
+    /// ago: those whose ports refuse connections died meanwhile, however many owners slots have. Members with devices
+    /// are not among them, as what is on these is worth the grace.
+    pub(crate) fn unheard(self) -> impl Iterator<Item = &'a Member> {
+        let (grace_ns, late_ns) = (self.config.restart_grace_ns, self.config.heartbeat_interval_ns.saturating_mul(2));
+        let is_late = move |row: &&Row| self.now_ns > row.heard_ns.saturating_sub(grace_ns).saturating_add(late_ns);
+        let rows = self.members.iter().filter(|row| !row.heard && row.state.in_map()).filter(is_late);
+        rows.map(|row| &row.member).filter(move |member| !self.devices.has(member.node))
+    }
+
+    /// The silence of a member that has missed a heartbeat.
+    const fn late_ns(self) -> u64 {
+        self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10
+    }
+
+    /// Members of the map, of slots with two owners, that have not been heard of for longer than this.
+    fn silent_for(self, late_ns: u64) -> impl Iterator<Item = &'a Member> {
+        let several = self.replicas > 1;
+        let rows = self.members.iter().filter(move |row| several && row.heard && row.state.in_map());
+        rows.filter(move |row| self.now_ns.saturating_sub(row.heard_ns) > late_ns).map(|row| &row.member)
+    }
+
+    fn is_silent_for(self, late_ns: u64, node: NodeId) -> bool {
+        self.silent_for(late_ns).any(|member| member.node == node)
+    }
+
+    /// Whether a member is dead whose ports refuse connections.
+    pub(super) fn is_dead_if_refused(self, node: NodeId) -> bool {
+        // What is on devices need not be compared with what others did meanwhile if the node comes back before others
+        // get its slots: it has a little longer.
+        let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 2;
+        let restarts = self.devices.has(node) && !self.is_silent_for(late_ns, node);
+        let silent = !restarts && self.silent().any(|member| member.node == node);
+        silent || self.unheard().any(|member| member.node == node)
+    }
+
+    /// Whether a member is dead whose ports do not answer, or that others report to be silent: it has been silent for
+    /// two heartbeat intervals, and this control plane is not cut off.
+    pub(super) fn is_dead_if_unanswered(self, node: NodeId) -> bool {
+        self.is_silent_for(self.config.heartbeat_interval_ns.saturating_mul(2), node) && !self.is_cut_off(node)
+    }
+
+    /// Members that were reported to be silent lately, where nobody knows better.
+    pub(super) fn reported(self) -> Vec<NodeId> {
+        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);
+        let told = self.members.iter().filter(told).filter(|row| !row.seen.answered && row.state.is_live());
+        told.map(|row| row.member.node).collect()
+    }
+
+    /// True while most other members are silent too: a control plane that is cut off is then more likely than their
+    /// deaths at the same time.
+    fn is_cut_off(self, node: NodeId) -> bool {
+        let others = self.members.iter().filter(|row| row.state.in_map() && row.member.node != node).count();
+        let silent = self.silent().filter(|member| member.node != node).count();
+        (others - silent) * 2 < others || others == 0
+    }
+
+    /// Members that have been silent for long enough to be suspect.
+    pub(super) fn suspects(self) -> Vec<NodeId> {
+        let active = self.members.iter().filter(|row| row.state == MemberState::Active);
+        let is_silent = |row: &&Row| self.now_ns.saturating_sub(row.heard_ns) >= self.config.suspect_after_ns;
+        active.filter(is_silent).map(|row| row.member.node).collect()
+    }
+
+    /// Members that are dead and wait for no others.
+    pub(super) fn expellable(self) -> Vec<NodeId> {
+        let dead = self.members.iter().filter(|row| row.is_dead(self.config, self.now_ns));
+        let mut dead: Vec<NodeId> = dead.map(|row| row.member.node).collect();
+        if !dead.is_empty() && self.may_die_together(&dead) {
+            dead.retain(|node| !self.has_slots_on_devices(*node));
+        }
+        dead
+    }
+
+    /// True for a node that owns slots and has devices: their contents would be void if a dead heir got the slots.
+    fn has_slots_on_devices(self, node: NodeId) -> bool {
+        self.members.row(node).shared && self.devices.has(node)
+    }
+
+    /// True while another owner may have died with one of these, and none has waited for long enough. A dead member
+    /// died within a heartbeat interval of its last sign of life: an owner that was heard after that, and is not late
+    /// since, lives on.
+    fn may_die_together(self, dead: &[NodeId]) -> bool {
+        let waiting =
+            || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| self.members.row(*node));
+        let is_over = waiting().any(|row| row.waits_until_ns(self.config) <= self.now_ns);
+        let last_ns = waiting().map(|row| row.heard_ns).max().unwrap_or(0);
+        let incarnations_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
+        let may_be_dead = |row: &Row| {
+            let owns = row.shared && row.state.in_map();
+            let is_late = self.now_ns.saturating_sub(row.heard_ns) > self.late_ns();
+            let was_heard_before = !is_over && (is_late || row.heard_ns <= incarnations_from_ns);
+            owns && (!row.heard || was_heard_before) && !row.is_dead(self.config, self.now_ns)
+        };
+        self.members.iter().any(may_be_dead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Epoch, Incarnation};
+
+    use super::*;
+    use crate::record::Devices;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Four owners of slots: the first was last heard at 0, the others at these times.
+    fn members(heard_ns: [u64; 3]) -> Members {
+        let mut members = Members::default();
+        for (node, heard_ns) in (1..).zip([0, heard_ns[0], heard_ns[1], heard_ns[2]]) {
+            let (failure_domain, host) = (String::new(), String::new());
+            let (node, incarnation) = (NodeId(node), Incarnation(1));
+            let member = Member { node, incarnation, weight: 10, failure_domain, host, shards: Vec::new() };
+            members.insert(Row { shared: true, ..Row::new(member, MemberState::Active, heard_ns) });
+        }
+        members
+    }
+
+    fn detector<'a>(config: &'a ClusterConfig, members: &'a Members, devices: &'a DeviceTable) -> FailureDetector<'a> {
+        FailureDetector { config, members, devices, replicas: 2, now_ns: 2 * SECOND }
+    }
+
+    #[test]
+    fn ports_that_do_not_answer_mean_death_unless_most_are_silent() {
+        let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
+        let (heard, silent) = (members([2 * SECOND; 3]), members([2 * SECOND, 0, 0]));
+        assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1)));
+        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "it is heard");
+        assert!(!detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)), "we may be cut off");
+        assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove it");
+        let alone = FailureDetector { replicas: 1, ..detector(&config, &heard, &devices) };
+        assert!(!alone.is_dead_if_refused(NodeId(1)), "nobody else has its slots");
+    }
+
+    #[test]
+    fn a_dead_member_with_devices_waits_until_no_other_owner_may_have_died_with_it() {
+        let (config, mut devices) = (ClusterConfig::new("test"), DeviceTable::default());
+        let (node, incarnation) = (NodeId(1), Incarnation(1));
+        // The second was not heard after the first could have died.
+        let mut members = members([SECOND / 4, 2 * SECOND, 2 * SECOND]);
+        members.row_mut(node).seen.dead = true;
+        assert_eq!(detector(&config, &members, &devices).expellable(), [node]);
+        devices.insert(Devices { node, incarnation, devices: 7, since: Epoch(1) });
+        let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
+        assert_eq!(early.expellable(), []);
+        assert_eq!(detector(&config, &members, &devices).expellable(), [node], "for four intervals at most");
+        members.row_mut(NodeId(2)).heard_ns = 2 * SECOND - 1;
+        let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
+        assert_eq!(early.expellable(), [node], "the other one lives");
+    }
+}

@@ -1,0 +1,230 @@
+//! The newest map, and how its owners came to be: since when they own their slots, who did before, and who goes on in
+//! another incarnation.
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{Claim, ClusterMap, Former, MapError, Member, Restarts};
+
+use crate::config::ClusterConfig;
+use crate::record::{Header, Layout, Record};
+
+/// By how much the epoch of an adopted map is raised: more maps than were published while no member heard any.
+pub(crate) const EPOCH_GAP: u64 = 1000;
+
+/// The newest map and the history of its owners.
+pub(crate) struct MapHistory {
+    /// The newest map; what members say now is in it when the call in progress ends.
+    map: ClusterMap,
+    /// The owners by the last map that had any: while there are none, slots are still theirs.
+    last_owners: Vec<Member>,
+    layout: Layout,
+}
+
+impl MapHistory {
+    /// No map yet.
+    pub(super) fn new(replicas: u8) -> Self {
+        let map = ClusterMap { epoch: Epoch(0), replicas, members: Vec::new(), former: None };
+        Self { map, last_owners: Vec::new(), layout: Layout::default() }
+    }
+
+    pub(crate) const fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    pub(crate) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The record of the newest epoch.
+    pub(crate) fn header(&self, config: &ClusterConfig) -> Record {
+        let (epoch, replicas) = (self.map.epoch, config.replicas);
+        Record::Header(Header { cluster: config.cluster.clone(), epoch, replicas })
+    }
+
+    /// The layout as it was remembered.
+    pub(crate) fn restore_layout(&mut self, layout: Layout) {
+        self.layout = layout;
+    }
+
+    /// The newest map as it was remembered, without its members; whether it had other replicas than those that are set.
+    pub(crate) fn restore_header(&mut self, header: &Header, replicas: u8) -> bool {
+        (self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);
+        header.replicas != replicas
+    }
+
+    /// The members of the map that was remembered, or adopted.
+    pub(super) fn restore_members(&mut self, members: Vec<Member>) {
+        self.map.members = members;
+    }
+
+    /// Whether the map is one that can be.
+    pub(crate) fn validate(&self) -> Result<(), MapError> {
+        self.map.validate()
+    }
+
+    /// Takes over a map that members follow, with its owners and layout, and a later epoch.
+    pub(super) fn adopt(&mut self, map: &ClusterMap) {
+        let since = map.former.as_ref().map_or(map.epoch, |former| former.since);
+        // Of a map that says nothing of the layout before, only its beginning is known.
+        let former = map.former.clone().filter(|former| !former.began.is_empty());
+        self.layout = Layout { since, claims: claims(map).unwrap_or(0), former };
+        self.map.epoch = Epoch(map.epoch.0 + EPOCH_GAP);
+        self.map.replicas = map.replicas;
+    }
+
+    /// The map by which slots moved last.
+    pub(super) fn moved_at(&self) -> Epoch {
+        let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
+        restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since)
+    }
+
+    /// Whether it is known who owned slots when the layout began.
+    pub(super) fn knows_owners(&self) -> bool {
+        self.layout.former.as_ref().is_some_and(|former| !former.began.is_empty())
+    }
+
+    /// Whether a node owned slots when the layout began.
+    pub(super) fn owned(&self, node: NodeId) -> bool {
+        let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
+        began.binary_search_by_key(&node, |(node, _)| *node).is_ok()
+    }
+
+    /// Since which epoch no slot will have changed hands when these are the members of the next map.
+    pub(super) fn since_with(&self, members: Vec<Member>, replicas: u8) -> Epoch {
+        let map = ClusterMap { epoch: Epoch(self.map.epoch.0 + 1), replicas, members, former: None };
+        let moved = claims(&map).is_some_and(|claims| claims != self.layout.claims);
+        if moved { map.epoch } else { self.layout.since }
+    }
+
+    /// Makes the next map; the members of the one before.
+    pub(super) fn advance(&mut self, members: Vec<Member>, replicas: u8) -> Vec<Member> {
+        self.map.epoch.0 += 1;
+        self.map.replicas = replicas;
+        let before = std::mem::replace(&mut self.map.members, members);
+        if before.iter().any(|member| member.weight > 0) {
+            self.last_owners.clone_from(&before);
+        }
+        before
+    }
+
+    /// Takes note when owners are others than before. Without anybody to own them, slots have not changed hands.
+    /// `before` are the members of the map before this one. True where the layout is another: moves begin.
+    pub(super) fn note_layout(&mut self, before: &[Member]) -> bool {
+        let moved = if let Some(claims) = claims(&self.map).filter(|claims| *claims != self.layout.claims) {
+            let (since, from) = (self.map.epoch, self.layout.since);
+            let owners = |members: &'_ [Member]| -> Vec<Member> {
+                members.iter().filter(|member| member.weight > 0).cloned().collect()
+            };
+            let claim = |member: Member| Claim {
+                node: member.node,
+                incarnation: member.incarnation,
+                weight: member.weight,
+                shards: member.shards.len() as u16,
+            };
+            let began = owners(&self.map.members).into_iter().map(|member| (member.node, member.incarnation)).collect();
+            let before = owners(if before.iter().any(|member| member.weight > 0) { before } else { &self.last_owners });
+            let claims_before = before.into_iter().map(claim).collect();
+            let former = Former { since, from, claims: claims_before, began, restarts: None };
+            self.layout = Layout { since, claims, former: Some(former) };
+            true
+        } else {
+            self.map.replicas > 1 && self.note_restarts(before)
+        };
+        // Of one that an earlier version remembered, only its beginning is known.
+        let since = self.layout.since;
+        let begun = (since != Epoch(0)).then(|| Former { since, from: since, ..Former::default() });
+        self.map.former = self.layout.former.clone().or(begun);
+        moved
+    }
+
+    /// Takes note of owners that go on with their slots in another incarnation: second owners have copies for them.
+    fn note_restarts(&mut self, before: &[Member]) -> bool {
+        let former_incarnation = |member: &Member| {
+            let former = before.iter().find(|former| former.node == member.node && former.weight > 0)?;
+            (former.incarnation != member.incarnation).then_some((member.node, former.incarnation))
+        };
+        let owners = self.map.members.iter().filter(|member| member.weight > 0);
+        let incarnations: Vec<(NodeId, Incarnation)> = owners.filter_map(former_incarnation).collect();
+        if incarnations.is_empty() {
+            return false;
+        }
+        let (at, since) = (self.map.epoch, self.layout.since);
+        let former = self.layout.former.get_or_insert_with(|| Former { since, from: since, ..Former::default() });
+        let from = former.restarts.as_ref().map_or(since, |restarts| restarts.at);
+        former.restarts = Some(Restarts { at, from, incarnations });
+        true
+    }
+}
+
+/// A digest of what the owners of a map follow from; nothing where there are no owners. One copy of each slot goes by
+/// numbers, shares and shards alone; of failure domains it matters only who shares one, not what it is called.
+fn claims(map: &ClusterMap) -> Option<u128> {
+    let owners: Vec<&Member> = map.members.iter().filter(|member| member.weight > 0).collect();
+    let mut bytes = vec![map.replicas];
+    for member in &owners {
+        bytes.extend_from_slice(&member.node.0.to_le_bytes());
+        bytes.extend_from_slice(&(member.shards.len() as u64).to_le_bytes());
+        // Whoever is alone owns everything, whatever the share.
+        if owners.len() > 1 {
+            bytes.extend_from_slice(&member.weight.to_le_bytes());
+        }
+        if map.replicas > 1 {
+            let first = owners.iter().position(|other| other.failure_domain == member.failure_domain);
+            bytes.extend_from_slice(&(first.unwrap_or(0) as u64).to_le_bytes());
+        }
+    }
+    (!owners.is_empty()).then(|| Digest::of(b"owners", &bytes).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(node: u64, incarnation: u64, weight: u32) -> Member {
+        let (failure_domain, host) = (format!("rack-{node}"), String::new());
+        let (node, incarnation) = (NodeId(node), Incarnation(incarnation));
+        Member { node, incarnation, weight, failure_domain, host, shards: Vec::new() }
+    }
+
+    /// Publishes a map with these members; whether the layout is another.
+    fn publish(maps: &mut MapHistory, members: &[Member], replicas: u8) -> bool {
+        let before = maps.advance(members.to_vec(), replicas);
+        maps.note_layout(&before)
+    }
+
+    #[test]
+    fn slots_change_hands_with_owners_and_not_with_members_that_own_nothing() {
+        let mut maps = MapHistory::new(1);
+        assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "nobody owns anything");
+        assert!(publish(&mut maps, &[member(1, 1, 10)], 1));
+        assert_eq!(maps.layout().since, Epoch(2));
+        assert!(!publish(&mut maps, &[member(1, 1, 10), member(2, 1, 0)], 1));
+        assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 0)], 1), Epoch(2));
+        assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 10)], 1), Epoch(4));
+        assert!(publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], 1));
+        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        assert_eq!((former.from, former.claims.len()), (Epoch(2), 1));
+        assert!(maps.owned(NodeId(1)) && maps.owned(NodeId(2)) && !maps.owned(NodeId(3)));
+    }
+
+    #[test]
+    fn while_nobody_owns_slots_they_are_the_last_owners() {
+        let mut maps = MapHistory::new(1);
+        publish(&mut maps, &[member(1, 1, 10)], 1);
+        assert!(!publish(&mut maps, &[], 1));
+        assert!(publish(&mut maps, &[member(2, 1, 10), member(3, 1, 10)], 1));
+        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        assert_eq!(former.claims.iter().map(|claim| claim.node).collect::<Vec<_>>(), [NodeId(1)]);
+    }
+
+    #[test]
+    fn another_incarnation_of_an_owner_is_noted_where_slots_have_two() {
+        for (replicas, is_noted) in [(1, false), (2, true)] {
+            let mut maps = MapHistory::new(replicas);
+            publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], replicas);
+            assert_eq!(publish(&mut maps, &[member(1, 2, 10), member(2, 1, 10)], replicas), is_noted);
+            let moved_at = if is_noted { Epoch(2) } else { Epoch(1) };
+            assert_eq!((maps.layout().since, maps.moved_at()), (Epoch(1), moved_at));
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The table of nodes: what is known of each, and which incarnation of it counts.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
+
+use crate::config::ClusterConfig;
+use crate::message::Load;
+use crate::record::{MemberRecord, Record};
+use crate::rejection::Rejection;
+use crate::state::MemberState;
+
+/// What is known of a node.
+pub(crate) struct Row {
+    pub(crate) member: Member,
+    pub(crate) state: MemberState,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) version: String,
+    pub(crate) load: Option<Load>,
+    /// From when silence counts: the last sign of life, or later if grace was given.
+    pub(crate) heard_ns: u64,
+    /// Whether there was a sign of life since this control plane started.
+    pub(crate) heard: bool,
+    /// When this incarnation joined, or the control plane started.
+    pub(crate) joined_ns: u64,
+    /// The newest epoch when this incarnation ended; orders the ended incarnations.
+    pub(crate) ended: Epoch,
+    /// Whether the map gives it a share of the slots.
+    pub(crate) shared: bool,
+    /// The map as of which it has all that moved to it; nothing from an incarnation that does not say so.
+    pub(crate) settled: Option<Epoch>,
+    /// A newcomer: its devices have nothing of the slots that it is to get, and its share waits for absent nodes.
+    pub(crate) newcomer: bool,
+    /// Evidence about it that others than itself gave.
+    pub(crate) seen: Evidence,
+}
+
+/// Evidence about a member beside its own heartbeats.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evidence {
+    /// Its ports have answered this control plane.
+    pub(crate) answered: bool,
+    /// When it was last reported to be silent.
+    pub(crate) reported_ns: Option<u64>,
+    /// Its ports, or reports, have told while it was silent that it is dead.
+    pub(crate) dead: bool,
+    /// Its incarnation has ended, and it has said that another will begin.
+    pub(crate) restarts: bool,
+    /// When it last said that it is about to end.
+    pub(crate) ends_ns: Option<u64>,
+}
+
+/// A member that is about to end says so again before so many heartbeat intervals are over; one that does not goes on.
+pub const ENDS_INTERVALS: u64 = 2;
+
+impl Row {
+    /// Until when it is taken to be about to end, after `now_ns`.
+    pub(super) fn ends_until_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        let for_ns = config.heartbeat_interval_ns.saturating_mul(ENDS_INTERVALS);
+        let until_ns = self.seen.ends_ns?.saturating_add(for_ns);
+        (until_ns > now_ns).then_some(until_ns)
+    }
+
+    /// A node that was heard at `now_ns`, without capacity and version.
+    pub(super) fn new(member: Member, state: MemberState, now_ns: u64) -> Self {
+        Self {
+            member,
+            state,
+            capacity_bytes: 0,
+            version: String::new(),
+            load: None,
+            heard_ns: now_ns,
+            heard: true,
+            joined_ns: now_ns,
+            ended: Epoch(0),
+            shared: false,
+            settled: None,
+            newcomer: false,
+            seen: Evidence::default(),
+        }
+    }
+
+    pub(crate) fn record(&self) -> Record {
+        let state = if self.state == MemberState::Suspect { MemberState::Active } else { self.state };
+        Record::Member(MemberRecord {
+            member: self.member.clone(),
+            state,
+            ended: self.ended,
+            capacity_bytes: self.capacity_bytes,
+            version: self.version.clone(),
+        })
+    }
+
+    /// When silence changes where this member stands, seen from `now_ns`.
+    pub(super) fn due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        let patience_ns = match self.state {
+            MemberState::Active => config.suspect_after_ns,
+            MemberState::Joining | MemberState::Suspect | MemberState::Draining => config.heartbeat_deadline_ns,
+            MemberState::Dead | MemberState::Left => return None,
+        };
+        // Beyond the end of the clock is never.
+        let due_ns = self.heard_ns.checked_add(patience_ns)?;
+        let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
+        // A dead member that waits for longer does so for another, whose deadline is the next.
+        Some(due_ns).filter(|at_ns| *at_ns > now_ns)
+    }
+
+    /// Whether it is to own slots.
+    pub(super) fn wants_share(&self) -> bool {
+        self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
+    }
+
+    /// Until when it is in the map at most, once it is dead.
+    pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
+        let patience_ns = match self.seen.dead {
+            true => config.heartbeat_interval_ns.saturating_mul(4),
+            false => config.heartbeat_deadline_ns.saturating_mul(2),
+        };
+        self.heard_ns.saturating_add(patience_ns)
+    }
+
+    /// True for a member of the map whose ports or silence say that it is dead.
+    pub(super) fn is_dead(&self, config: &ClusterConfig, now_ns: u64) -> bool {
+        let silent_ns = now_ns.saturating_sub(self.heard_ns);
+        let is_silent = self.state != MemberState::Active && silent_ns >= config.heartbeat_deadline_ns;
+        self.state.is_live() && (self.seen.dead || is_silent)
+    }
+}
+
+/// All nodes that are known, ended incarnations included.
+#[derive(Default)]
+pub(crate) struct Members {
+    rows: BTreeMap<NodeId, Row>,
+}
+
+impl Members {
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Row> {
+        self.rows.get(&node)
+    }
+
+    pub(super) fn get_mut(&mut self, node: NodeId) -> Option<&mut Row> {
+        self.rows.get_mut(&node)
+    }
+
+    /// Whether a node's present incarnation is this one, and was not heard since it joined.
+    pub(crate) fn is_joining(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        let row = self.rows.get(&node).filter(|row| row.member.incarnation == incarnation);
+        row.is_some_and(|row| row.state == MemberState::Joining)
+    }
+
+    /// The row of a node that is known.
+    ///
+    /// # Panics
+    /// When the node is not known.
+    pub(super) fn row(&self, node: NodeId) -> &Row {
+        &self.rows[&node]
+    }
+
+    /// As [`Self::row`], to be changed.
+    ///
+    /// # Panics
+    /// When the node is not known.
+    pub(super) fn row_mut(&mut self, node: NodeId) -> &mut Row {
+        self.rows.get_mut(&node).expect("a node whose row is changed is known")
+    }
+
+    pub(super) fn insert(&mut self, row: Row) {
+        self.rows.insert(row.member.node, row);
+    }
+
+    pub(super) fn remove(&mut self, node: NodeId) {
+        self.rows.remove(&node);
+    }
+
+    /// By node.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Row> {
+        self.rows.values_mut()
+    }
+
+    /// Members whose incarnations go on.
+    pub(crate) fn live_count(&self) -> usize {
+        self.rows.values().filter(|row| row.state.is_live()).count()
+    }
+
+    /// Whether this incarnation of a node is the present one, and goes on.
+    pub(crate) fn is_live(&self, node: NodeId, incarnation: Incarnation) -> bool {
+        self.rows.get(&node).is_some_and(|row| row.state.is_live() && row.member.incarnation == incarnation)
+    }
+
+    /// Members of the map, with the share that each has.
+    pub(super) fn of_map(&self) -> Vec<Member> {
+        let share = |row: &Row| if row.shared { row.member.weight } else { 0 };
+        let members = self.rows.values().filter(|row| row.state.in_map());
+        members.map(|row| Member { weight: share(row), ..row.member.clone() }).collect()
+    }
+
+    /// The incarnation that is meant where none is given: the present one.
+    pub(super) fn given_or_present(&self, node: NodeId, given: Option<Incarnation>) -> Incarnation {
+        let known = self.rows.get(&node).map(|row| row.member.incarnation);
+        given.or(known).unwrap_or(Incarnation(0))
+    }
+
+    /// The row of a node whose latest known incarnation this is; refuses whoever is another.
+    pub(super) fn expect_incarnation(&mut self, node: NodeId, given: Incarnation) -> Result<&mut Row, Rejection> {
+        self.check_incarnation(node, given)?;
+        Ok(self.row_mut(node))
+    }
+
+    /// The same, and refuses whoever's incarnation is over.
+    pub(super) fn expect_live(&mut self, node: NodeId, incarnation: Incarnation) -> Result<&mut Row, Rejection> {
+        self.check_live(node, incarnation)?;
+        Ok(self.row_mut(node))
+    }
+
+    fn check_incarnation(&self, node: NodeId, given: Incarnation) -> Result<&Row, Rejection> {
+        let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
+            return Err(Rejection::Unknown { node, incarnation: given });
+        };
+        let known = row.member.incarnation;
+        if given < known {
+            return Err(Rejection::StaleIncarnation { node, given, known });
+        }
+        Ok(row)
+    }
+
+    /// Refuses whoever is not the latest known incarnation of a node, or is over.
+    pub(crate) fn check_live(&self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
+        let state = self.check_incarnation(node, incarnation)?.state;
+        if state.is_live() { Ok(()) } else { Err(Rejection::Ended { node, incarnation, state }) }
+    }
+
+    /// Refuses a second node with the id of one that is heard, and that listens elsewhere.
+    pub(super) fn refuse_second_live(
+        &self,
+        newcomer: &Member,
+        config: &ClusterConfig,
+        now_ns: u64,
+    ) -> Result<(), Rejection> {
+        let row = self.row(newcomer.node);
+        let silent_at_ns = row.heard_ns.saturating_add(config.suspect_after_ns);
+        if !row.state.is_live() || !row.heard || now_ns >= silent_at_ns || same_place(&row.member, newcomer) {
+            return Ok(());
+        }
+        Err(Rejection::NodeIdInUse {
+            node: newcomer.node,
+            host: row.member.host.clone(),
+            address: row.member.shards.first().map(|shard| shard.tcp),
+            retry_after_ns: silent_at_ns - now_ns,
+        })
+    }
+
+    /// Refuses one member more than there may be, or with more shards than a map may have.
+    pub(super) fn refuse_over_limit(&self, newcomer: &Member, limit: usize) -> Result<(), Rejection> {
+        let others = || self.rows.values().filter(|row| row.state.is_live() && row.member.node != newcomer.node);
+        if others().count() >= limit {
+            return Err(Rejection::TooManyMembers { limit });
+        }
+        let wanted = others().map(|row| row.member.shards.len()).sum::<usize>() + newcomer.shards.len();
+        if wanted > MAX_MAP_SHARDS {
+            return Err(Rejection::TooManyShards { wanted });
+        }
+        Ok(())
+    }
+
+    /// Refuses to drain a live member when no other could have its slots.
+    pub(super) fn refuse_last_owner(&self, node: NodeId, config: &ClusterConfig, now_ns: u64) -> Result<(), Rejection> {
+        let ends = |row: &Row| row.seen.restarts || row.ends_until_ns(config, now_ns).is_some();
+        let stays = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && !ends(row);
+        let takes = |row: &Row| stays(row) && row.member.weight > 0;
+        if self.row(node).state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
+            return Err(Rejection::LastOwner { node });
+        }
+        Ok(())
+    }
+
+    /// Ended incarnations beyond the number that is remembered: those that ended first.
+    pub(super) fn longest_ended(&self, limit: usize) -> Vec<NodeId> {
+        let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
+        let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
+        let excess = ended.len().saturating_sub(limit);
+        if excess > 0 {
+            ended.sort_unstable();
+        }
+        ended[..excess].iter().map(|(_, node)| *node).collect()
+    }
+
+    /// Gives everybody this much time back.
+    pub(super) fn forgive(&mut self, by_ns: u64) {
+        for row in self.rows.values_mut() {
+            row.heard_ns = row.heard_ns.saturating_add(by_ns);
+        }
+    }
+
+    /// When silence first changes where somebody stands, seen from `now_ns`.
+    pub(super) fn first_due_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        self.rows.values().filter_map(|row| row.due_ns(config, now_ns)).min()
+    }
+}
+
+/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is
+/// known.
+fn same_place(one: &Member, other: &Member) -> bool {
+    one.host == other.host
+        && !one.shards.is_empty()
+        && one.shards.len() == other.shards.len()
+        && one.shards.iter().zip(&other.shards).all(|(one, other)| one.tcp == other.tcp)
+}

@@ -1,0 +1,56 @@
+//! How many have each shard, apart from those who brought the object.
+
+use super::shards::ShardSet;
+
+/// By shard: members other than origins that have it or are about to.
+#[derive(Debug)]
+pub(super) struct ShardCounts {
+    copies: Vec<u32>,
+    /// Shards of which there are none.
+    unseeded: ShardSet,
+}
+
+impl ShardCounts {
+    /// Nobody has any of this many.
+    pub(super) fn new(shards: u32) -> Self {
+        Self { copies: vec![0; shards as usize], unseeded: ShardSet::full(shards) }
+    }
+
+    pub(super) fn of(&self, shard: u32) -> u32 {
+        self.copies[shard as usize]
+    }
+
+    /// Shards of which there are none.
+    pub(super) const fn unseeded(&self) -> &ShardSet {
+        &self.unseeded
+    }
+
+    /// A copy more or less that others can have; true where it was the last one.
+    pub(super) fn change(&mut self, shard: u32, more: bool) -> bool {
+        let copies = &mut self.copies[shard as usize];
+        *copies = if more { *copies + 1 } else { copies.saturating_sub(1) };
+        match *copies {
+            0 => self.unseeded.insert(shard),
+            1 if more => {
+                self.unseeded.remove(shard);
+                false
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_copy_is_told_of_once() {
+        let mut counts = ShardCounts::new(3);
+        assert!(!counts.change(1, true) && !counts.change(1, true));
+        assert_eq!((counts.of(1), counts.unseeded().count()), (2, 2));
+        assert!(!counts.change(1, false) && counts.change(1, false));
+        assert!(!counts.change(1, false), "there was none any more");
+        assert_eq!((counts.of(1), counts.unseeded().count()), (0, 3));
+    }
+}

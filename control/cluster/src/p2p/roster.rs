@@ -1,0 +1,163 @@
+//! The members of a swarm: by number, and by host.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::locate::BufferLocation;
+use super::member::{Member, MemberReport, Place};
+use super::object::Layout;
+use super::shards::ShardSet;
+
+/// As many are told as give a choice when some of them go.
+const TOLD: usize = 32;
+
+/// All members.
+#[derive(Debug)]
+pub(super) struct Roster {
+    members: BTreeMap<u64, Member>,
+    /// Members by host, where they say it.
+    hosts: BTreeMap<String, BTreeSet<u64>>,
+    /// The least and the greatest number of members so far.
+    first: u64,
+    last: u64,
+}
+
+impl Default for Roster {
+    /// Nobody.
+    fn default() -> Self {
+        Self { members: BTreeMap::new(), hosts: BTreeMap::new(), first: u64::MAX, last: 0 }
+    }
+}
+
+impl Roster {
+    pub(super) fn get(&self, number: u64) -> Option<&Member> {
+        self.members.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Member> {
+        self.members.get_mut(&number)
+    }
+
+    /// By number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Member)> {
+        self.members.iter().map(|(number, member)| (*number, member))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn insert(&mut self, number: u64, member: Member) {
+        if !member.place.host.is_empty() {
+            self.hosts.entry(member.place.host.clone()).or_default().insert(number);
+        }
+        self.members.insert(number, member);
+        (self.first, self.last) = (self.first.min(number), self.last.max(number));
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Member> {
+        let member = self.members.remove(&number)?;
+        if let Some(on_host) = self.hosts.get_mut(&member.place.host) {
+            on_host.remove(&number);
+            if on_host.is_empty() {
+                self.hosts.remove(&member.place.host);
+            }
+        }
+        Some(member)
+    }
+
+    /// Those whose lease is over.
+    pub(super) fn expired(&self, now_ns: u64) -> Vec<u64> {
+        self.iter().filter(|(_, member)| member.lease_ns <= now_ns).map(|(number, _)| number).collect()
+    }
+
+    /// A number of a member, or between those of two, for a number drawn by chance.
+    pub(super) fn number_at(&self, chance: u64) -> u64 {
+        self.first + chance % (self.last + 1 - self.first).max(1)
+    }
+
+    /// Whether there are others on a member's host.
+    pub(super) fn shares_host(&self, member: &Member) -> bool {
+        self.hosts.get(&member.place.host).is_some_and(|on_host| on_host.len() > 1)
+    }
+
+    /// Whether another member of the same host has a shard or is about to.
+    pub(super) fn comes_to_host(&self, to: &Member, shard: u32) -> bool {
+        let on_host = self.hosts.get(&to.place.host).into_iter().flatten();
+        on_host.filter_map(|number| self.members.get(number)).any(|other| {
+            !std::ptr::eq(other, to)
+                && other.is_source()
+                && (other.have.contains(shard) || other.coming.get(&shard).is_some_and(|coming| !coming.late))
+        })
+    }
+
+    /// Shards that no source has, of this many.
+    pub(super) fn lost(&self, shards: u32) -> u32 {
+        let mut held = ShardSet::empty(shards);
+        for member in self.members.values().filter(|member| member.is_source()) {
+            held.insert_all(&member.have);
+            // Mostly that is the first.
+            if held.count() == held.shards() {
+                break;
+            }
+        }
+        held.shards() - held.count()
+    }
+
+    /// Whether there are sources, who together have all of this many shards.
+    pub(super) fn is_whole(&self, shards: u32) -> bool {
+        self.lost(shards) == 0 && self.members.values().any(Member::is_source)
+    }
+
+    /// What operators see of the members.
+    pub(super) fn rows(&self) -> Vec<MemberReport> {
+        let row = |(&number, member): (&u64, &Member)| MemberReport {
+            member: number,
+            segment: member.segment.to_string(),
+            origin: member.origin,
+            have: member.have.count(),
+            need: member.need.count() + member.coming.values().filter(|coming| !coming.stuck).count() as u32,
+            excluded: member.corrupt.clone().unwrap_or_default(),
+        };
+        self.members.iter().map(row).collect()
+    }
+
+    /// Those who have all of a buffer, nearest first; none where there is no such buffer.
+    pub(super) fn locate(
+        &self,
+        layout: &Layout,
+        buffer: usize,
+        near: &Place,
+        client: u64,
+    ) -> Option<Vec<BufferLocation>> {
+        let bytes = *layout.sizes().get(buffer)?;
+        let (first, count) = layout.covering(buffer, 0, bytes)?;
+        let whole = |member: &Member| {
+            member.have.count() == member.have.shards() || (first..first + count).all(|one| member.have.contains(one))
+        };
+        let is = |ours: &str, theirs: &str| !ours.is_empty() && ours == theirs;
+        let distance = |member: &Member| match &member.place {
+            place if is(&near.host, &place.host) => 0,
+            place if is(&near.rack, &place.rack) => 1,
+            _ => 2,
+        };
+        // Numbers are drawn by chance and spread clients well enough.
+        let turn = client.checked_rem(self.members.len() as u64).unwrap_or(0) as usize;
+        let in_turn = self.members.iter().skip(turn).chain(self.members.iter().take(turn));
+        let able = in_turn.filter(|(_, member)| member.is_source());
+        let mut by_distance: Vec<(u8, u64, &Member)> =
+            able.map(|(&number, member)| (distance(member), number, member)).collect();
+        by_distance.sort_by_key(|&(distance, ..)| distance);
+        let able = by_distance.into_iter().filter(|(.., member)| whole(member)).take(TOLD);
+        let told = able.map(|(distance, number, member)| BufferLocation {
+            member: number,
+            segment: member.segment.to_string(),
+            address: member.addresses[buffer],
+            distance,
+        });
+        Some(told.collect())
+    }
+}

@@ -1,0 +1,211 @@
+//! Calls of instances and of operators about them, and what of it is durable.
+
+use super::Conductor;
+use super::cache_feed::{Ack, BatchOutcome, CacheBatch, MOST_CHANGES};
+use super::durable::{Durable, DurableInstance};
+use super::error::{ConductorError, bad};
+use super::instance_spec::{InstanceSpec, Load, Registration};
+use crate::scheduler::Request;
+
+impl Conductor {
+    /// An instance registers. The same again does no harm; a later incarnation takes the place of an earlier one.
+    ///
+    /// # Errors
+    /// When it makes no sense, is another than one of the same name and incarnation, is of an earlier incarnation, or
+    /// there are too many.
+    pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registration, ConductorError> {
+        spec.check()?;
+        if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
+            return Ok(again);
+        }
+        if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
+            let bytes = known.token_bytes;
+            if spec.token_bytes != 0 && spec.token_bytes != bytes {
+                let what = format!("{} bytes of KV cache a token; others of this model have {bytes}", spec.token_bytes);
+                return Err(ConductorError::Conflict { what });
+            }
+        }
+        self.remove(&spec.name);
+        let number = self.pools.get_or_make(spec.pool(), spec.token_bytes, &self.config)?;
+        let entered = self.instances.enter(spec, number, now_ns, &mut self.pools);
+        if entered.is_err() {
+            self.pools.drop_unused(number);
+        } else {
+            self.poll(now_ns);
+        }
+        entered
+    }
+
+    /// An instance goes; its requests are told so. One that is not there does no harm.
+    ///
+    /// # Errors
+    /// When a later incarnation of it is there.
+    pub fn deregister(&mut self, name: &str, incarnation: u64, now_ns: u64) -> Result<bool, ConductorError> {
+        let is_there = self.instances.check_goes(name, incarnation)?;
+        if is_there {
+            self.remove(name);
+            self.poll(now_ns);
+        }
+        Ok(is_there)
+    }
+
+    /// An instance goes, and its requests are told so.
+    fn remove(&mut self, name: &str) {
+        let lost: Vec<Request> = self.instances.remove(name, &mut self.pools);
+        lost.into_iter().for_each(|request| self.requests.orphan(request));
+    }
+
+    /// An instance reports. A report older than the latest one says only that it lives.
+    ///
+    /// # Errors
+    /// When it is not registered in this incarnation.
+    pub fn report(&mut self, name: &str, incarnation: u64, load: Load, now_ns: u64) -> Result<(), ConductorError> {
+        if let Some(pool) = self.instances.report(name, incarnation, load, now_ns, &mut self.pools)? {
+            self.requests.poll(pool, now_ns, &mut self.pools);
+        }
+        Ok(())
+    }
+
+    /// Takes an instance out, or lets it take requests again. What it has goes on, and others may fetch from it. Its
+    /// next incarnation begins like any other. Returns the requests that are booked there.
+    ///
+    /// # Errors
+    /// When there is no such instance.
+    pub fn hold(&mut self, name: &str, held: bool, now_ns: u64) -> Result<u32, ConductorError> {
+        self.instances.hold(name, held, &mut self.pools)?;
+        self.poll(now_ns);
+        let known = self.instances.get(name);
+        let known = known.ok_or_else(|| ConductorError::UnknownInstance { name: name.to_owned() })?;
+        let Some(pool) = self.pools.get(known.pool) else { return Ok(0) };
+        let prefills = known.numbers.prefill.map_or(0, |at| pool.scheduler.prefill_booked(at, now_ns).0);
+        let decodes = known.numbers.decode.map_or(0, |at| pool.scheduler.decode_booked(at, now_ns).1);
+        Ok(prefills + decodes)
+    }
+
+    /// Doubts who missed reports, and gives up who missed many. When the next will have.
+    pub(super) fn look_at_instances(&mut self, now_ns: u64) -> Option<u64> {
+        let silent = self.instances.silent(now_ns);
+        for name in silent.doubted {
+            // It was just found.
+            let _ = self.instances.set_doubted(&name, true, &mut self.pools);
+        }
+        for name in silent.lost {
+            self.remove(&name);
+        }
+        silent.next_ns
+    }
+
+    /// A batch of changes of an instance's cache.
+    ///
+    /// # Errors
+    /// When the instance is unknown, does not prefill, or the batch is too long.
+    pub fn cache(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        batch: CacheBatch,
+        now_ns: u64,
+    ) -> Result<Ack, ConductorError> {
+        if batch.events.len() > MOST_CHANGES {
+            return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.events.len())));
+        }
+        let update = self.instances.take_batch(name, incarnation, &batch, now_ns)?;
+        let (ack, clears) = match update.outcome {
+            BatchOutcome::Duplicate(ack) | BatchOutcome::Gap(ack) => return Ok(ack),
+            BatchOutcome::Taken { ack, clears, .. } => (ack, clears),
+        };
+        if clears {
+            self.pools.clear(update.pool, update.at)?;
+        }
+        if let Some(pool) = self.pools.get_mut(update.pool) {
+            for event in batch.events {
+                pool.change_cache(update.at, event)?;
+            }
+        }
+        Ok(ack)
+    }
+
+    /// What an instance publishes has not been within reach for so long. Something of its cache may not be known then;
+    /// after [`super::AWAY_DOUBTED_NS`] it is not chosen any more, unless it is heard of otherwise or promised reports, which
+    /// say more; after [`super::AWAY_FORGOTTEN_NS`] it is taken to hold nothing, which is said by `true`: its events are to be
+    /// asked for from the first on.
+    ///
+    /// # Errors
+    /// When it is not registered in this incarnation.
+    pub fn away(&mut self, name: &str, incarnation: u64, for_ns: u64, now_ns: u64) -> Result<bool, ConductorError> {
+        self.instances.away(name, incarnation, for_ns, now_ns, &mut self.pools)
+    }
+
+    /// What an instance publishes is within reach, and what it still had of what was missed has been taken.
+    ///
+    /// # Errors
+    /// When it is not registered in this incarnation.
+    pub fn reached(&mut self, name: &str, incarnation: u64, now_ns: u64) -> Result<(), ConductorError> {
+        if let Some(pool) = self.instances.reached(name, incarnation, now_ns, &mut self.pools)? {
+            self.requests.poll(pool, now_ns, &mut self.pools);
+        }
+        Ok(())
+    }
+
+    /// Whether an instance hashes as it should, as was seen by tokens that it told. Where one does not, the model is
+    /// marked: nobody who hashes as one should would find anything there.
+    ///
+    /// # Errors
+    /// When it is not registered in this incarnation.
+    pub fn hashes_as_expected(&mut self, name: &str, incarnation: u64, does: bool) -> Result<(), ConductorError> {
+        self.instances.hashes_as_expected(name, incarnation, does)
+    }
+
+    /// A block of a model is in a part of the shared store, or no more. False where nobody serves that model.
+    ///
+    /// # Errors
+    /// When there are too many holders.
+    pub fn store_has(
+        &mut self,
+        part: u64,
+        tenant: &str,
+        model: &str,
+        hash: u64,
+        there: bool,
+    ) -> Result<bool, ConductorError> {
+        self.pools.change_store(part, tenant, model, hash, there)
+    }
+
+    /// A part of the shared store has nothing, of any model.
+    pub fn store_cleared(&mut self, part: u64) {
+        self.pools.clear_store(part);
+    }
+
+    /// Changes since the last call that are to be remembered, one for each instance.
+    pub fn take_durable(&mut self) -> Vec<Durable> {
+        let changed = self.instances.take_changed();
+        let mut durable: Vec<Durable> = changed
+            .into_iter()
+            .map(|name| match self.instances.durable(&name, &self.pools) {
+                Some(instance) => Durable::Instance(Box::new(instance)),
+                None => Durable::Gone(name),
+            })
+            .collect();
+        if std::mem::take(&mut self.placement_changed) {
+            durable.push(Durable::Placement(self.config.policy, self.config.scheduler.slo));
+        }
+        durable
+    }
+
+    /// True while [`Self::take_durable`] has changes to return.
+    #[must_use]
+    pub fn has_durable(&self) -> bool {
+        self.placement_changed || self.instances.has_changed()
+    }
+
+    /// An instance that was registered with an earlier Conductor goes on. Its silence counts from `graced_ns` on, as it may
+    /// have to find its way here first. If it reports its cache it is degraded until all of that is known again.
+    ///
+    /// # Errors
+    /// When the limits do not allow it any more, or it contradicts another.
+    pub fn restore(&mut self, kept: DurableInstance, graced_ns: u64) -> Result<(), ConductorError> {
+        self.instances.check_restored(&kept)?;
+        let number = self.pools.get_or_make(kept.spec.pool(), kept.pool_token_bytes, &self.config)?;
+        self.instances.restore(kept, number, graced_ns, &mut self.pools)
+    }
+}

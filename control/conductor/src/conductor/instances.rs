@@ -1,0 +1,494 @@
+//! Instances by name: they register with an incarnation, report, are doubted when they do not, and go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::cache_feed::{AWAY_DOUBTED_NS, AWAY_FORGOTTEN_NS, BatchOutcome, CacheBatch, CacheFeed};
+use super::calls::AssignedInstances;
+use super::durable::DurableInstance;
+use super::error::{ConductorError, bad};
+use super::instance_spec::{InstanceSpec, Load, Part, Registration};
+use super::pools::Pools;
+use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
+
+/// An instance.
+pub(super) struct Instance {
+    pub(super) spec: InstanceSpec,
+    pub(super) pool: u32,
+    pub(super) numbers: InstanceNumbers,
+    /// When it was heard of.
+    pub(super) heard_ns: u64,
+    /// Whether it missed reports.
+    pub(super) doubted: bool,
+    /// Whether an operator has taken it out: it gets nothing new, in this incarnation.
+    pub(super) held: bool,
+    /// The number of its latest report.
+    seq: u64,
+    pub(super) cache: CacheFeed,
+}
+
+/// What was counted of reports.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ReportCounts {
+    pub(super) batches: u64,
+    pub(super) duplicates: u64,
+    pub(super) gaps: u64,
+    pub(super) stale_reports: u64,
+    pub(super) disbelieved: u64,
+}
+
+/// A batch of changes that is to be made in the index.
+pub(super) struct CacheUpdate {
+    pub(super) pool: u32,
+    /// The instance's number among those that prefill.
+    pub(super) at: usize,
+    pub(super) outcome: BatchOutcome,
+}
+
+/// Who is silent for too long, and when the next will be.
+#[derive(Default)]
+pub(super) struct SilentInstances {
+    pub(super) doubted: Vec<Arc<str>>,
+    pub(super) lost: Vec<Arc<str>>,
+    pub(super) next_ns: Option<u64>,
+}
+
+impl SilentInstances {
+    /// One will be silent for too long at `at_ns`.
+    fn look_at(&mut self, at_ns: u64) {
+        self.next_ns = Some(self.next_ns.map_or(at_ns, |next_ns| next_ns.min(at_ns)));
+    }
+}
+
+/// All instances by name.
+pub struct InstanceRegistry {
+    most: usize,
+    /// Reports that an instance may miss before it is doubted, and before it is lost.
+    missed: (u32, u32),
+    by_name: BTreeMap<Arc<str>, Instance>,
+    /// Names of instances of which something changed that is to be remembered.
+    changed: BTreeSet<Arc<str>>,
+    version: u64,
+    counts: ReportCounts,
+}
+
+impl InstanceRegistry {
+    /// Nobody yet, and `most` at most, who may miss so many reports before they are doubted, and before they are lost.
+    pub(super) fn new(most: usize, missed: (u32, u32)) -> Self {
+        let (by_name, changed) = (BTreeMap::new(), BTreeSet::new());
+        Self { most, missed, by_name, changed, version: 0, counts: ReportCounts::default() }
+    }
+
+    /// Changes whenever an instance comes, goes, or is doubted or believed again.
+    #[must_use]
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whose an instance is.
+    #[must_use]
+    pub fn tenant_of(&self, name: &str) -> Option<&str> {
+        self.by_name.get(name).map(|known| known.spec.tenant.as_str())
+    }
+
+    /// Instances, for whoever follows what they publish.
+    pub fn specs(&self) -> impl Iterator<Item = &InstanceSpec> {
+        self.by_name.values().map(|known| &known.spec)
+    }
+
+    /// True once an instance's cache was reported or followed.
+    #[must_use]
+    pub fn reports_cache(&self, name: &str) -> bool {
+        self.by_name.get(name).is_some_and(|known| known.cache.is_reported())
+    }
+
+    /// Instances that publish what nobody reaches.
+    #[must_use]
+    pub fn unreachable(&self) -> usize {
+        self.by_name.values().filter(|known| known.cache.is_away()).count()
+    }
+
+    pub(super) const fn counts(&self) -> ReportCounts {
+        self.counts
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Instance> {
+        self.by_name.get(name)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Instance)> {
+        self.by_name.iter()
+    }
+
+    /// An instance in this incarnation.
+    fn known(&mut self, name: &str, incarnation: u64) -> Result<&mut Instance, ConductorError> {
+        match self.by_name.get_mut(name) {
+            Some(known) if known.spec.incarnation == incarnation => Ok(known),
+            Some(known) if known.spec.incarnation > incarnation => {
+                Err(ConductorError::StaleIncarnation { name: name.to_owned(), incarnation: known.spec.incarnation })
+            }
+            _ => Err(ConductorError::UnknownInstance { name: name.to_owned() }),
+        }
+    }
+
+    /// The answer to an instance that registers and is known in this incarnation; nothing for one that is to enter.
+    pub(super) fn register_again(
+        &mut self,
+        spec: &InstanceSpec,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Option<Registration>, ConductorError> {
+        let Some(known) = self.by_name.get_mut(spec.name.as_str()) else {
+            self.refuse_over_limit()?;
+            return Ok(None);
+        };
+        if spec.incarnation < known.spec.incarnation {
+            let incarnation = known.spec.incarnation;
+            return Err(ConductorError::StaleIncarnation { name: spec.name.clone(), incarnation });
+        }
+        if spec.incarnation > known.spec.incarnation {
+            return Ok(None);
+        }
+        if known.spec != *spec {
+            let what = format!("instance {:?} is registered otherwise in this incarnation", spec.name);
+            return Err(ConductorError::Conflict { what });
+        }
+        known.heard_ns = now_ns;
+        let fresh = known.cache.is_fresh();
+        self.set_doubted(&spec.name, false, pools)?;
+        Ok(Some(Registration { fresh, again: true, doubted_after_ns: self.doubted_after_ns(spec) }))
+    }
+
+    fn refuse_over_limit(&self) -> Result<(), ConductorError> {
+        if self.by_name.len() >= self.most {
+            return Err(ConductorError::Limit { what: "instances", most: self.most });
+        }
+        Ok(())
+    }
+
+    const fn doubted_after_ns(&self, spec: &InstanceSpec) -> u64 {
+        spec.report_ns.saturating_mul(self.missed.0 as u64)
+    }
+
+    /// An instance that was not known in this incarnation is a part of a pool from now on.
+    pub(super) fn enter(
+        &mut self,
+        spec: InstanceSpec,
+        pool: u32,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Registration, ConductorError> {
+        let doubted_after_ns = self.doubted_after_ns(&spec);
+        let cache = CacheFeed::new(spec.events.is_some());
+        let name = self.insert(spec, cache, pool, now_ns, pools)?;
+        self.changed.insert(name);
+        self.version += 1;
+        Ok(Registration { fresh: true, again: false, doubted_after_ns })
+    }
+
+    /// An instance that was registered before the Conductor started is a part of a pool again.
+    pub(super) fn restore(
+        &mut self,
+        kept: DurableInstance,
+        pool: u32,
+        graced_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<(), ConductorError> {
+        let DurableInstance { spec, held, reports_cache, .. } = kept;
+        let cache = CacheFeed::restored(reports_cache, spec.part != Part::Decode);
+        let name = self.insert(spec, cache, pool, graced_ns, pools)?;
+        if let Some(known) = self.by_name.get_mut(&name) {
+            known.held = held;
+        }
+        self.version += 1;
+        self.let_take(&name, pools)
+    }
+
+    /// Refuses to restore one more than there may be.
+    pub(super) fn check_restored(&self, kept: &DurableInstance) -> Result<(), ConductorError> {
+        kept.spec.check()?;
+        self.refuse_over_limit()
+    }
+
+    fn insert(
+        &mut self,
+        spec: InstanceSpec,
+        cache: CacheFeed,
+        number: u32,
+        heard_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Arc<str>, ConductorError> {
+        let pool = pools.get_mut(number).ok_or_else(|| bad("the pool is gone"))?;
+        let name: Arc<str> = spec.name.as_str().into();
+        let mut numbers = InstanceNumbers::default();
+        if matches!(spec.part, Part::Prefill | Part::Mixed) {
+            let at = pool.scheduler.add_prefill()?;
+            pool.name_prefill(at, &name);
+            numbers.prefill = Some(at);
+        }
+        if matches!(spec.part, Part::Decode | Part::Mixed) {
+            let at = pool.scheduler.add_decode(spec.capacity_tokens);
+            pool.name_decode(at, &name);
+            numbers.decode = Some(at);
+        }
+        pool.instances += 1;
+        let (doubted, held) = (false, false);
+        let instance = Instance { spec, pool: number, numbers, heard_ns, doubted, held, seq: 0, cache };
+        self.by_name.insert(Arc::clone(&name), instance);
+        Ok(name)
+    }
+
+    /// Refuses an incarnation before that which is known; whether there is one.
+    pub(super) fn check_goes(&self, name: &str, incarnation: u64) -> Result<bool, ConductorError> {
+        match self.by_name.get(name) {
+            Some(known) if known.spec.incarnation > incarnation => {
+                Err(ConductorError::StaleIncarnation { name: name.to_owned(), incarnation: known.spec.incarnation })
+            }
+            known => Ok(known.is_some()),
+        }
+    }
+
+    /// An instance goes; the requests that it had and that have to go elsewhere.
+    pub(super) fn remove(&mut self, name: &str, pools: &mut Pools) -> Vec<Request> {
+        let Some(instance) = self.by_name.remove(name) else { return Vec::new() };
+        self.changed.insert(name.into());
+        self.version += 1;
+        let Some(pool) = pools.get_mut(instance.pool) else { return Vec::new() };
+        pool.instances -= 1;
+        let InstanceNumbers { prefill, decode } = instance.numbers;
+        // Both numbers are of this pool, and alive until now.
+        let mut lost = prefill.and_then(|at| pool.scheduler.lose_prefill(at).ok()).unwrap_or_default();
+        lost.extend(decode.and_then(|at| pool.scheduler.lose_decode(at).ok()).unwrap_or_default());
+        pools.drop_unused(instance.pool);
+        lost
+    }
+
+    /// An instance reports; its pool, where there is news. A report older than the latest one says only that it lives.
+    pub(super) fn report(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        load: Load,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Option<u32>, ConductorError> {
+        let known = self.known(name, incarnation)?;
+        known.heard_ns = now_ns;
+        let (number, numbers) = (known.pool, known.numbers);
+        if load.seq <= known.seq && known.seq != 0 {
+            self.counts.stale_reports += 1;
+            self.set_doubted(name, false, pools)?;
+            return Ok(None);
+        }
+        known.seq = load.seq;
+        let Load { queued_tokens, decode_tokens, decodes, .. } = load;
+        if let Some(pool) = pools.get_mut(number) {
+            pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes })?;
+        }
+        self.set_doubted(name, false, pools)?;
+        Ok(Some(number))
+    }
+
+    /// Takes an instance out, or lets it take requests again.
+    pub(super) fn hold(&mut self, name: &str, held: bool, pools: &mut Pools) -> Result<(), ConductorError> {
+        let unknown = || ConductorError::UnknownInstance { name: name.to_owned() };
+        let known = self.by_name.get_mut(name).ok_or_else(unknown)?;
+        if std::mem::replace(&mut known.held, held) != held {
+            self.changed.insert(name.into());
+        }
+        self.version += 1;
+        self.let_take(name, pools)
+    }
+
+    /// An instance is doubted, or believed again.
+    pub(super) fn set_doubted(&mut self, name: &str, doubted: bool, pools: &mut Pools) -> Result<(), ConductorError> {
+        let Some(instance) = self.by_name.get_mut(name) else { return Ok(()) };
+        if std::mem::replace(&mut instance.doubted, doubted) == doubted {
+            return Ok(());
+        }
+        self.version += 1;
+        self.let_take(name, pools)
+    }
+
+    /// Who is neither doubted nor held takes requests.
+    fn let_take(&self, name: &str, pools: &mut Pools) -> Result<(), ConductorError> {
+        let Some(instance) = self.by_name.get(name) else { return Ok(()) };
+        let takes = !instance.doubted && !instance.held;
+        let Some(pool) = pools.get_mut(instance.pool) else { return Ok(()) };
+        Ok(pool.scheduler.set_takes(instance.numbers, takes)?)
+    }
+
+    /// A batch of changes of an instance's cache: what is to be done with it.
+    pub(super) fn take_batch(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        batch: &CacheBatch,
+        now_ns: u64,
+    ) -> Result<CacheUpdate, ConductorError> {
+        let known = self.known(name, incarnation)?;
+        known.heard_ns = now_ns;
+        let (pool, Some(at)) = (known.pool, known.numbers.prefill) else {
+            return Err(bad(format!("instance {name:?} only decodes; its cache is not indexed")));
+        };
+        let outcome = known.cache.take(batch);
+        match outcome {
+            BatchOutcome::Duplicate(_) => self.counts.duplicates += 1,
+            BatchOutcome::Gap(_) => self.counts.gaps += 1,
+            BatchOutcome::Taken { begins, .. } => {
+                self.counts.batches += 1;
+                if begins {
+                    self.changed.insert(name.into());
+                }
+            }
+        }
+        Ok(CacheUpdate { pool, at, outcome })
+    }
+
+    /// What an instance publishes has not been within reach for so long; true where it is taken to hold nothing.
+    pub(super) fn away(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        for_ns: u64,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<bool, ConductorError> {
+        let known = self.known(name, incarnation)?;
+        let silent_ns = for_ns.min(now_ns.saturating_sub(known.heard_ns));
+        let is_new = known.cache.set_away(true);
+        let is_doubted = known.spec.report_ns == 0 && silent_ns >= AWAY_DOUBTED_NS;
+        let (pool, prefill) = (known.pool, known.numbers.prefill);
+        let is_forgotten = for_ns >= AWAY_FORGOTTEN_NS;
+        let forgets = is_forgotten && known.cache.forget(prefill.is_some());
+        self.version += u64::from(is_new);
+        if is_doubted {
+            self.set_doubted(name, true, pools)?;
+        }
+        if let Some(at) = prefill.filter(|_| forgets) {
+            pools.clear(pool, at)?;
+        }
+        Ok(is_forgotten)
+    }
+
+    /// What an instance publishes is within reach; its pool, where it may take requests again for that.
+    pub(super) fn reached(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Option<u32>, ConductorError> {
+        let known = self.known(name, incarnation)?;
+        let is_new = known.cache.set_away(false);
+        let (pool, promised) = (known.pool, known.spec.report_ns != 0);
+        if !promised {
+            known.heard_ns = now_ns;
+        }
+        self.version += u64::from(is_new);
+        if promised {
+            return Ok(None);
+        }
+        self.set_doubted(name, false, pools)?;
+        Ok(Some(pool))
+    }
+
+    /// Whether an instance hashes as it should.
+    pub(super) fn hashes_as_expected(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        does: bool,
+    ) -> Result<(), ConductorError> {
+        let is_new = self.known(name, incarnation)?.cache.set_alien(!does);
+        self.version += u64::from(is_new);
+        Ok(())
+    }
+
+    /// A prompt was placed and had so many tokens cached. The numbers of its instance, if that never has what it says and
+    /// is not believed any more.
+    pub(super) fn note_reuse(
+        &mut self,
+        assigned: &AssignedInstances,
+        block_tokens: u32,
+        reused_tokens: u32,
+    ) -> Option<InstanceNumbers> {
+        let instance = self.by_name.get_mut(&*assigned.prefill)?;
+        if !assigned.sources.is_empty() || assigned.reuse_tokens < block_tokens {
+            return None;
+        }
+        if !instance.cache.note_reuse(assigned.reuse_tokens, reused_tokens) {
+            return None;
+        }
+        self.counts.disbelieved += 1;
+        self.version += 1;
+        Some(instance.numbers)
+    }
+
+    /// Those of these names that are in a pool.
+    pub(super) fn excluded(&self, pool: u32, names: &[String]) -> ExcludedInstances {
+        if names.is_empty() {
+            return ExcludedInstances::default();
+        }
+        let known = names.iter().filter_map(|name| self.by_name.get(name.as_str()));
+        let known: Vec<InstanceNumbers> = known.filter(|known| known.pool == pool).map(|known| known.numbers).collect();
+        ExcludedInstances {
+            prefill: known.iter().filter_map(|known| known.prefill).map(|at| at as u32).collect(),
+            decode: known.iter().filter_map(|known| known.decode).map(|at| at as u32).collect(),
+        }
+    }
+
+    /// Instances of a pool of whose caches something is not known.
+    pub(super) fn unknown_in(&self, pool: u32) -> impl Iterator<Item = &Arc<str>> {
+        let unknown = move |known: &Instance| {
+            known.pool == pool && known.numbers.prefill.is_some() && known.cache.is_incomplete()
+        };
+        self.by_name.iter().filter(move |(_, known)| unknown(known)).map(|(name, _)| name)
+    }
+
+    /// Whether an instance of a pool was seen to hash otherwise than it should.
+    pub(super) fn has_alien(&self, pool: u32) -> bool {
+        self.by_name.values().any(|known| known.pool == pool && known.cache.is_alien())
+    }
+
+    /// Who missed reports, and who missed many. When the next will have.
+    pub(super) fn silent(&self, now_ns: u64) -> SilentInstances {
+        let (doubt, lose) = self.missed;
+        let mut silent = SilentInstances::default();
+        for (name, instance) in &self.by_name {
+            let report_ns = instance.spec.report_ns;
+            if report_ns == 0 {
+                continue;
+            }
+            let lost_ns = instance.heard_ns.saturating_add(report_ns.saturating_mul(u64::from(lose)));
+            let doubted_ns = instance.heard_ns.saturating_add(report_ns.saturating_mul(u64::from(doubt)));
+            if now_ns >= lost_ns {
+                silent.lost.push(Arc::clone(name));
+            } else if now_ns >= doubted_ns && !instance.doubted {
+                silent.doubted.push(Arc::clone(name));
+                silent.look_at(lost_ns);
+            } else {
+                silent.look_at(if instance.doubted { lost_ns } else { doubted_ns });
+            }
+        }
+        silent
+    }
+
+    /// Whether something changed that is to be remembered.
+    pub(super) fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Names of instances of which something changed that is to be remembered, since the last call.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<Arc<str>> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// What is to be remembered of an instance, if it is there.
+    pub(super) fn durable(&self, name: &str, pools: &Pools) -> Option<DurableInstance> {
+        let known = self.by_name.get(name)?;
+        let pool_token_bytes = pools.get(known.pool)?.token_bytes;
+        let (spec, held, reports_cache) = (known.spec.clone(), known.held, known.cache.is_reported());
+        Some(DurableInstance { spec, pool_token_bytes, held, reports_cache })
+    }
+}

@@ -1,0 +1,450 @@
+//! Pools: the instances of one tenant, model and block size, with a scheduler and an index of their own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvplane_proto::Digest;
+use kvplane_proto::rng::mix64;
+
+use super::cache_feed::CacheEvent;
+use super::calls::{AssignedInstances, Source};
+use super::config::ConductorConfig;
+use super::error::ConductorError;
+use crate::hot::{HotRow, HotTable};
+use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex, PrefixMatches, Tier, Tiers};
+use crate::policy::{Fetch, Placement};
+use crate::scheduler::{Request, Scheduler, SchedulerError, Scratch};
+
+/// Sources named in an answer at most.
+const SOURCES: usize = 4;
+/// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
+const MISMATCH: u32 = 16;
+/// Tiers that instances speak of.
+const TOLD: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
+
+/// Whose instances, of which model, with which blocks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PoolKey {
+    /// Whose.
+    pub tenant: String,
+    /// The model.
+    pub model: String,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
+/// What came of questions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hits {
+    /// Tokens of prompts that were placed.
+    pub tokens: u64,
+    /// Of these, reused by prediction.
+    pub reused: u64,
+}
+
+/// A beginning of prompts, and where all of it is.
+pub(super) struct PrefixPlaces {
+    /// Instances that have all of it.
+    pub(super) instances: usize,
+    /// Whether the shared store has all of it.
+    pub(super) is_stored: bool,
+}
+
+/// One model's instances.
+pub(super) struct Pool {
+    pub(super) key: PoolKey,
+    pub(super) token_bytes: u64,
+    pub(super) scheduler: Scheduler,
+    /// For contexts beyond those that there may be: their hashes are salted by name.
+    overflow: ContextId,
+    /// Who holds blocks of the shared store: its parts, by their numbers.
+    store: BTreeMap<u64, HolderId>,
+    /// Names by number.
+    prefill: Vec<Arc<str>>,
+    decode: Vec<Arc<str>>,
+    /// Instances.
+    pub(super) instances: usize,
+    /// Requests.
+    pub(super) requests: usize,
+    /// Prompts of which more was cached than the index knew, one after the other.
+    surprises: u32,
+    pub(super) hits: Hits,
+    /// What is reused most, and what is fetched most from the shared store.
+    pub(super) hot: HotTable,
+    pub(super) fetched: HotTable,
+}
+
+impl Pool {
+    fn new(key: PoolKey, token_bytes: u64, config: &ConductorConfig) -> Result<Self, ConductorError> {
+        let mut limits = config.scheduler.clone();
+        limits.block_tokens = key.block_tokens;
+        if token_bytes > 0 {
+            limits.token_bytes = token_bytes;
+        }
+        let token_bytes = limits.token_bytes;
+        let mut scheduler = Scheduler::new(limits, config.policy.make(config.refuses))?;
+        let everything = ContextKey { salt: "\u{0}more contexts".to_owned(), ..ContextKey::default() };
+        let overflow = scheduler.context(&everything)?;
+        Ok(Self {
+            key,
+            token_bytes,
+            scheduler,
+            overflow,
+            store: BTreeMap::new(),
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            instances: 0,
+            requests: 0,
+            surprises: 0,
+            hits: Hits::default(),
+            hot: HotTable::default(),
+            fetched: HotTable::default(),
+        })
+    }
+
+    /// The context named `key`, and hashes for it. Where there are as many contexts as there may be, all others share
+    /// one, with hashes that depend on the name.
+    pub(super) fn context(
+        &mut self,
+        key: &ContextKey,
+        hashes: Arc<[u64]>,
+    ) -> Result<(ContextId, Arc<[u64]>), ConductorError> {
+        match self.scheduler.context(key) {
+            Ok(context) => Ok((context, hashes)),
+            Err(SchedulerError::Index(IndexError::TooManyContexts { .. })) => {
+                let salt = salt_of(key);
+                Ok((self.overflow, hashes.iter().map(|hash| mix64(hash ^ salt)).collect()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) fn index(&mut self) -> &mut PrefixIndex {
+        self.scheduler.index()
+    }
+
+    pub(super) fn prefill_name(&self, at: usize) -> Arc<str> {
+        self.prefill.get(at).cloned().unwrap_or_else(|| "".into())
+    }
+
+    /// The name of an instance that decodes.
+    pub(super) fn decode_name(&self, at: usize) -> Option<Arc<str>> {
+        self.decode.get(at).cloned()
+    }
+
+    /// The instance of this number among those that prefill has a name.
+    pub(super) fn name_prefill(&mut self, at: usize, name: &Arc<str>) {
+        note_name(&mut self.prefill, at, name);
+    }
+
+    /// The instance of this number among those that decode has a name.
+    pub(super) fn name_decode(&mut self, at: usize, name: &Arc<str>) {
+        note_name(&mut self.decode, at, name);
+    }
+
+    /// Whether a holder is a part of the shared store.
+    fn is_store(&self, holder: HolderId) -> bool {
+        self.store.values().any(|part| *part == holder)
+    }
+
+    /// Whether hashes of requests and of events seem to be of different kinds.
+    pub(super) const fn is_mismatched(&self) -> bool {
+        self.surprises >= MISMATCH
+    }
+
+    /// A prompt was placed with so many tokens to reuse, and had so many cached: where much is cached of which nobody
+    /// said so, hashes of events and of requests are not of one kind.
+    pub(super) fn note_reuse(&mut self, said_tokens: u32, reused_tokens: u32) {
+        if said_tokens > 0 || reused_tokens < self.key.block_tokens.saturating_mul(2) {
+            self.surprises = if said_tokens > 0 && reused_tokens > 0 { 0 } else { self.surprises };
+        } else {
+            self.surprises = self.surprises.saturating_add(1);
+        }
+    }
+
+    /// A placement by names, for a reservation that lasts so long without an update.
+    pub(super) fn assigned(
+        &mut self,
+        id: u64,
+        request: &Request,
+        placement: &Placement,
+        lease_ns: u64,
+        scratch: &mut Scratch,
+    ) -> AssignedInstances {
+        let mut answer = AssignedInstances {
+            reservation: id,
+            prefill: self.prefill_name(placement.prefill),
+            decode: placement.decode.and_then(|at| self.decode_name(at)),
+            reuse_tokens: placement.reuse,
+            sources: Vec::new(),
+            keep: !matches!(placement.fetch, Fetch::Pool { keep: false }),
+            wait_ns: placement.wait_ns,
+            prefill_ns: placement.prefill_ns,
+            lease_ns,
+        };
+        let block_tokens = self.key.block_tokens;
+        let tokens = |blocks: u32| blocks.saturating_mul(block_tokens).min(request.tokens);
+        match placement.fetch {
+            Fetch::Nothing => {}
+            Fetch::One(source) => {
+                let instance = Some(self.prefill_name(source));
+                answer.sources.push(Source { instance, tokens: placement.reuse });
+            }
+            Fetch::Pool { .. } => {
+                let (context, hashes) = (request.context, &request.hashes);
+                let found = scratch.found_mut();
+                if self.index().find(context, hashes, SOURCES, Tiers::SHARED, found).is_ok() {
+                    for found in found.matches() {
+                        let at = self.scheduler.instance_of(found.holder);
+                        let instance = at.map(|at| self.prefill_name(at));
+                        if at != Some(placement.prefill) && (instance.is_some() || self.is_store(found.holder)) {
+                            answer.sources.push(Source { instance, tokens: tokens(found.blocks) });
+                        }
+                    }
+                }
+            }
+        }
+        answer
+    }
+
+    /// A request was placed: what it reuses counts.
+    pub(super) fn note_placement(
+        &mut self,
+        request: &Request,
+        assigned: &AssignedInstances,
+        fetch: Fetch,
+        now_ns: u64,
+    ) {
+        self.hits.tokens += u64::from(request.tokens);
+        self.hits.reused += u64::from(assigned.reuse_tokens);
+        let blocks = (assigned.reuse_tokens / self.key.block_tokens) as usize;
+        let reused = &request.hashes[..blocks.min(request.hashes.len())];
+        self.hot.note(request.context, reused, now_ns);
+        if from_store(assigned, fetch) {
+            self.fetched.note(request.context, reused, now_ns);
+        }
+    }
+
+    /// Where all of a beginning of prompts is.
+    pub(super) fn places_of(&mut self, row: &HotRow, most: usize, found: &mut PrefixMatches) -> PrefixPlaces {
+        // The context is one of this index's, and the chain no longer than a prompt.
+        let _: Result<(), _> = self.index().find(row.context, &row.chain, most, Tiers::SHARED, found);
+        let whole = || found.matches().iter().filter(|found| found.blocks as usize == row.chain.len());
+        let instances = whole().filter(|found| self.scheduler.instance_of(found.holder).is_some()).count();
+        PrefixPlaces { instances, is_stored: whole().any(|found| self.is_store(found.holder)) }
+    }
+
+    /// Blocks of a beginning that every instance has.
+    pub(super) fn head(&mut self, row: &HotRow, found: &mut PrefixMatches) -> usize {
+        // Contexts of a pool are those of its index.
+        let _: Result<(), _> = self.scheduler.index().find(row.context, &row.chain, usize::MAX, Tiers::OWN, found);
+        let has = |holder| found.matches().iter().find(|held| held.holder == holder).map_or(0, |held| held.blocks);
+        let instances = (0..self.prefill.len()).filter_map(|at| self.scheduler.holder(at).ok());
+        instances.map(has).min().unwrap_or(0) as usize
+    }
+
+    /// A change of the cache of an instance.
+    pub(super) fn change_cache(&mut self, at: usize, event: CacheEvent) -> Result<(), ConductorError> {
+        let PoolKey { tenant, model, block_tokens } = self.key.clone();
+        let key = |lora, salt| ContextKey { tenant, model, lora, block_tokens, salt };
+        match event {
+            CacheEvent::Cleared => self.scheduler.cleared(at)?,
+            CacheEvent::Stored { lora, salt, tier, parent, hashes } => {
+                let key = key(lora, salt);
+                let (context, hashes) = self.context(&key, Arc::from(hashes))?;
+                let parent = match parent {
+                    Some(parent) => self.context(&key, Arc::from([parent]))?.1.first().copied(),
+                    None => None,
+                };
+                self.scheduler.stored(at, context, tier, parent, &hashes)?;
+            }
+            CacheEvent::Removed { lora, salt, tier, hashes } => {
+                let (context, hashes) = self.context(&key(lora, salt), Arc::from(hashes))?;
+                for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
+                    self.scheduler.removed(at, context, tier, &hashes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block is in a part of the shared store, or no more.
+    fn change_store(&mut self, part: u64, hash: u64, there: bool) -> Result<(), ConductorError> {
+        let holder = match self.store.get(&part) {
+            Some(holder) => *holder,
+            None => {
+                let holder = self.index().register().map_err(SchedulerError::from)?;
+                self.store.insert(part, holder);
+                holder
+            }
+        };
+        let PoolKey { tenant, model, block_tokens } = self.key.clone();
+        let key = ContextKey { tenant, model, block_tokens, ..ContextKey::default() };
+        let (context, hashes) = self.context(&key, Arc::from([hash]))?;
+        let index = self.index();
+        let changed = if there {
+            index.stored(context, holder, Tier::Pool, None, &hashes).map(|_| ())
+        } else {
+            index.removed(context, holder, Tier::Pool, &hashes).map(|_| ())
+        };
+        Ok(changed.map_err(SchedulerError::from)?)
+    }
+
+    /// Blocks that a holder has of an answer, by tiers: on the GPU, there or in memory, there or on an SSD.
+    pub(super) fn by_tiers(&mut self, holder: HolderId, found: &PrefixMatches) -> [u32; 3] {
+        let mut within = |tiers| self.index().blocks_within(found, holder, tiers);
+        [within(Tiers::only(Tier::Gpu)), within(Tiers::up_to(Tier::Dram)), within(Tiers::up_to(Tier::Ssd))]
+    }
+}
+
+fn note_name(names: &mut Vec<Arc<str>>, at: usize, name: &Arc<str>) {
+    names.resize(names.len().max(at + 1), "".into());
+    names[at] = Arc::clone(name);
+}
+
+/// Whether a request fetches from the shared store what it reuses. A store that spreads blocks over its parts is named
+/// by none of them, but then no instance has all that is to be reused.
+fn from_store(assigned: &AssignedInstances, fetch: Fetch) -> bool {
+    let has_all = |source: &&Source| source.tokens >= assigned.reuse_tokens;
+    let mut whole = assigned.sources.iter().filter(has_all);
+    matches!(fetch, Fetch::Pool { .. }) && whole.clone().all(|source| source.instance.is_none())
+        || whole.any(|source| source.instance.is_none())
+}
+
+/// All pools.
+#[derive(Default)]
+pub(super) struct Pools {
+    by_number: BTreeMap<u32, Pool>,
+    next: u32,
+    scratch: Scratch,
+}
+
+impl Pools {
+    pub(super) fn get(&self, number: u32) -> Option<&Pool> {
+        self.by_number.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Pool> {
+        self.by_number.get_mut(&number)
+    }
+
+    /// A pool, with room for the working of a question.
+    pub(super) fn with_scratch(&mut self, number: u32) -> Option<(&mut Pool, &mut Scratch)> {
+        let pool = self.by_number.get_mut(&number)?;
+        Some((pool, &mut self.scratch))
+    }
+
+    /// All pools in the order of their making, with room for the working of questions.
+    pub(super) fn iter_with_scratch(&mut self) -> (impl Iterator<Item = (u32, &mut Pool)>, &mut Scratch) {
+        let pools = self.by_number.iter_mut().map(|(number, pool)| (*number, pool));
+        (pools, &mut self.scratch)
+    }
+
+    /// All pools in the order of their making.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Pool)> {
+        self.by_number.iter().map(|(number, pool)| (*number, pool))
+    }
+
+    /// As [`Self::iter`], to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Pool)> {
+        self.by_number.iter_mut().map(|(number, pool)| (*number, pool))
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// The pool with this key.
+    pub(super) fn find(&self, key: &PoolKey) -> Option<u32> {
+        self.by_number.iter().find(|(_, pool)| pool.key == *key).map(|(number, _)| *number)
+    }
+
+    /// The pool that a context is in.
+    pub(super) fn of_context(&self, context: &ContextKey) -> Result<u32, ConductorError> {
+        self.find(&PoolKey::of(context)).ok_or_else(|| unknown_model(context))
+    }
+
+    /// The pool with this key, made if it is new.
+    pub(super) fn get_or_make(
+        &mut self,
+        key: PoolKey,
+        token_bytes: u64,
+        config: &ConductorConfig,
+    ) -> Result<u32, ConductorError> {
+        if let Some(known) = self.find(&key) {
+            return Ok(known);
+        }
+        if self.by_number.len() >= config.max_pools {
+            return Err(ConductorError::Limit { what: "models", most: config.max_pools });
+        }
+        let pool = Pool::new(key, token_bytes, config)?;
+        let number = self.next;
+        self.next += 1;
+        self.by_number.insert(number, pool);
+        Ok(number)
+    }
+
+    /// Forgets a pool that nobody needs.
+    pub(super) fn drop_unused(&mut self, number: u32) {
+        if self.by_number.get(&number).is_some_and(|pool| pool.instances == 0 && pool.requests == 0) {
+            self.by_number.remove(&number);
+        }
+    }
+
+    /// An instance holds nothing any more.
+    pub(super) fn clear(&mut self, number: u32, at: usize) -> Result<(), ConductorError> {
+        match self.by_number.get_mut(&number) {
+            Some(pool) => Ok(pool.scheduler.cleared(at)?),
+            None => Ok(()),
+        }
+    }
+
+    /// A block of a model is in a part of the shared store, or no more. False where nobody serves that model.
+    pub(super) fn change_store(
+        &mut self,
+        part: u64,
+        tenant: &str,
+        model: &str,
+        hash: u64,
+        there: bool,
+    ) -> Result<bool, ConductorError> {
+        let named = |known: &str| known == model || known.rsplit('/').next() == Some(model);
+        let mut told = false;
+        for pool in self.by_number.values_mut().filter(|pool| pool.key.tenant == tenant && named(&pool.key.model)) {
+            pool.change_store(part, hash, there)?;
+            told = true;
+        }
+        Ok(told)
+    }
+
+    /// A part of the shared store has nothing, of any model.
+    pub(super) fn clear_store(&mut self, part: u64) {
+        for pool in self.by_number.values_mut() {
+            if let Some(holder) = pool.store.remove(&part) {
+                // It was registered with this index, and not retired since.
+                let _: Result<(), _> = pool.index().retire(holder);
+            }
+        }
+    }
+}
+
+impl PoolKey {
+    /// That of the pool that a context is in.
+    fn of(context: &ContextKey) -> Self {
+        Self { tenant: context.tenant.clone(), model: context.model.clone(), block_tokens: context.block_tokens }
+    }
+}
+
+fn unknown_model(context: &ContextKey) -> ConductorError {
+    ConductorError::UnknownModel {
+        model: context.model.clone(),
+        tenant: context.tenant.clone(),
+        block_tokens: context.block_tokens,
+    }
+}
+
+/// A number for a context's name.
+fn salt_of(key: &ContextKey) -> u64 {
+    let name = format!("{}\u{0}{}\u{0}{}", key.lora, key.salt, key.block_tokens);
+    Digest::of(key.tenant.as_bytes(), name.as_bytes()).0 as u64
+}

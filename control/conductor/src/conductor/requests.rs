@@ -1,0 +1,484 @@
+//! Requests that are not over: asked for by an id of the scheduler's, answered once, told of later, ended by an update
+//! or a lease.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use kvplane_proto::rng::mix64;
+
+use super::calls::{Answer, AssignedInstances, ClientNotice, MOST_BARRED, Mode, ScheduleRequest, Step, Why};
+use super::config::ConductorConfig;
+use super::due::Due;
+use super::error::{ConductorError, bad};
+use super::pools::Pools;
+use crate::index::ContextId;
+use crate::policy::{Choice, Placement};
+use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError};
+
+/// When it is worth trying again after a table was full.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// How soon it is looked again whether somebody who waits can go.
+const AGAIN_SOON_NS: u64 = 5_000_000;
+/// The longest prefill that is believed.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// Where a request stands.
+pub(super) enum RequestState {
+    Waiting,
+    Placed(AssignedInstances),
+    /// Its instance was lost.
+    Orphan(Request),
+}
+
+/// A request that is not over.
+pub(super) struct TrackedRequest {
+    name: Arc<str>,
+    pub(super) pool: u32,
+    client: u64,
+    mark: u64,
+    blocks: usize,
+    /// Whether it was placed after it had waited, and nobody has spoken of it since.
+    late: bool,
+    pub(super) state: RequestState,
+}
+
+/// What was counted of requests.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RequestCounts {
+    pub(super) placed: u64,
+    pub(super) queued: u64,
+    pub(super) placed_later: u64,
+    pub(super) refused: u64,
+    pub(super) repeated: u64,
+    pub(super) expired: u64,
+    pub(super) orphaned: u64,
+}
+
+/// How many requests there may be, and for how long.
+struct RequestLimits {
+    requests: usize,
+    blocks: usize,
+    wait_ns: u64,
+    lease_ns: u64,
+    claim_ns: u64,
+}
+
+/// A prefill that is done: what was said of its prompt, and what was cached.
+pub(super) struct PrefillReport {
+    pub(super) pool: u32,
+    pub(super) assigned: AssignedInstances,
+    pub(super) reused_tokens: u32,
+}
+
+/// All requests that wait, are booked, or have lost their instance.
+pub(super) struct RequestLedger {
+    limits: RequestLimits,
+    requests: BTreeMap<u64, TrackedRequest>,
+    /// By tenant, then by id.
+    by_name: BTreeMap<String, BTreeMap<Arc<str>, u64>>,
+    due: Due,
+    notices: VecDeque<ClientNotice>,
+    /// Blocks of all prompts.
+    blocks: usize,
+    /// The greatest number of a reservation.
+    last: u64,
+    counts: RequestCounts,
+}
+
+impl RequestLedger {
+    /// No requests yet; numbers of reservations begin after `last`.
+    pub(super) fn new(config: &ConductorConfig, last: u64) -> Self {
+        let limits = RequestLimits {
+            requests: config.max_requests,
+            blocks: config.max_request_blocks,
+            wait_ns: config.wait_ns,
+            lease_ns: config.lease_ns,
+            claim_ns: config.claim_ns,
+        };
+        Self {
+            limits,
+            requests: BTreeMap::new(),
+            by_name: BTreeMap::new(),
+            due: Due::default(),
+            notices: VecDeque::new(),
+            blocks: 0,
+            last,
+            counts: RequestCounts::default(),
+        }
+    }
+
+    pub(super) const fn counts(&self) -> RequestCounts {
+        self.counts
+    }
+
+    /// How long a booked request lasts without an update.
+    pub(super) const fn lease_ns(&self) -> u64 {
+        self.limits.lease_ns
+    }
+
+    /// What clients that wait are to be told, oldest first.
+    pub(super) fn take_notice(&mut self) -> Option<ClientNotice> {
+        self.notices.pop_front()
+    }
+
+    /// The request of this id. Ids are each tenant's own: of several it is that of the first tenant by name, so the
+    /// default tenant's before all others.
+    pub(super) fn named(&self, name: &str) -> Option<(u64, &TrackedRequest)> {
+        let id = *self.by_name.values().find_map(|names| names.get(name))?;
+        Some((id, self.requests.get(&id)?))
+    }
+
+    /// Decides where a request runs that may not go to `excluded`, and books it. A request that comes again with the
+    /// same id gets the same answer.
+    pub(super) fn schedule(
+        &mut self,
+        asked: &ScheduleRequest,
+        pool: u32,
+        excluded: ExcludedInstances,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Answer, ConductorError> {
+        let full = self.requests.len() >= self.limits.requests || self.blocks + asked.hashes.len() > self.limits.blocks;
+        let (context, hashes) = match pools.get_mut(pool) {
+            Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
+            None => return Err(bad("the pool is gone")),
+        };
+        let mark = fingerprint(asked.tokens, context, &hashes);
+        let names = self.by_name.get(asked.context.tenant.as_str());
+        if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
+            return self.again(id, pool, mark, asked, now_ns, pools);
+        }
+        if full && asked.mode != Mode::Advise {
+            self.counts.refused += 1;
+            return Ok(Answer::Refused { why: Why::Full, retry_after_ns: AGAIN_NS });
+        }
+        let id = self.last + 1;
+        let request = Request { barred: excluded, ..asked.numbered(id, context, hashes, now_ns) };
+        if asked.mode == Mode::Advise {
+            return Ok(self.advise(pool, &request, now_ns, pools));
+        }
+        self.last = id;
+        let kept = TrackedRequest {
+            name: asked.request.as_str().into(),
+            pool,
+            client: asked.client,
+            mark,
+            blocks: request.hashes.len(),
+            late: false,
+            state: RequestState::Waiting,
+        };
+        self.offer(kept, &request, asked.mode, asked.wait_ns, now_ns, pools)
+    }
+
+    /// The answer to a request that was asked before.
+    fn again(
+        &mut self,
+        id: u64,
+        pool: u32,
+        mark: u64,
+        asked: &ScheduleRequest,
+        now_ns: u64,
+        pools: &Pools,
+    ) -> Result<Answer, ConductorError> {
+        let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("a request without an entry")) };
+        // Marks of two models may be alike: each counts its contexts for itself.
+        if (kept.pool, kept.mark) != (pool, mark) {
+            let other = if kept.pool == pool { "with another prompt" } else { "for another model or block size" };
+            let what = format!("request {:?} is under way {other}; use an id of its own", asked.request);
+            return Err(ConductorError::Conflict { what });
+        }
+        kept.client = asked.client;
+        self.counts.repeated += 1;
+        Ok(self.answer_of(id, now_ns, pools))
+    }
+
+    fn answer_of(&self, id: u64, now_ns: u64, pools: &Pools) -> Answer {
+        match self.requests.get(&id).map(|kept| (&kept.state, kept.pool)) {
+            Some((RequestState::Placed(assigned), _)) => Answer::Assigned(assigned.clone()),
+            Some((RequestState::Waiting, number)) => {
+                let ahead = pools.get(number).and_then(|pool| {
+                    let request = pool.scheduler.request(id)?;
+                    Some(pool.scheduler.ahead(request, now_ns))
+                });
+                let (position, eta_ns) = ahead.unwrap_or_default();
+                Answer::Queued { reservation: id, position: position as u32, eta_ns }
+            }
+            Some((RequestState::Orphan(_), _)) | None => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
+        }
+    }
+
+    /// What a request would be answered now, without being booked.
+    fn advise(&self, pool: u32, request: &Request, now_ns: u64, pools: &mut Pools) -> Answer {
+        let Some((pool, scratch)) = pools.with_scratch(pool) else {
+            return Answer::Refused { why: Why::NoInstance, retry_after_ns: AGAIN_NS };
+        };
+        match pool.scheduler.schedule_now(request, now_ns, scratch) {
+            Choice::Place(placement) => {
+                Answer::Assigned(pool.assigned(0, request, &placement, self.limits.lease_ns, scratch))
+            }
+            Choice::Refuse { why, retry_after_ns } => Answer::Refused { why: Why::of(why), retry_after_ns },
+            Choice::Wait => {
+                let (position, eta_ns) = pool.scheduler.ahead(request, now_ns);
+                Answer::Queued { reservation: 0, position: position as u32, eta_ns }
+            }
+        }
+    }
+
+    /// Has the pool's scheduler decide, and enters what it says.
+    fn offer(
+        &mut self,
+        kept: TrackedRequest,
+        request: &Request,
+        mode: Mode,
+        wait_ns: u64,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Answer, ConductorError> {
+        let (id, number) = (request.id, kept.pool);
+        let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool is gone")) };
+        let choice = match mode {
+            Mode::Now => pool.scheduler.schedule_now(request, now_ns, scratch),
+            _ => pool.scheduler.schedule(request, now_ns, scratch),
+        };
+        let refused = |why, retry_after_ns| Ok(Answer::Refused { why, retry_after_ns });
+        if let Choice::Refuse { why, retry_after_ns } = choice {
+            self.counts.refused += 1;
+            return refused(Why::of(why), retry_after_ns);
+        }
+        match pool.scheduler.commit(request.clone(), &choice, now_ns) {
+            Ok(()) => {}
+            Err(SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. }) => {
+                self.counts.refused += 1;
+                return refused(Why::Full, AGAIN_NS);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        pool.requests += 1;
+        self.blocks += kept.blocks;
+        let tenant = pool.key.tenant.clone();
+        self.by_name.entry(tenant).or_default().insert(Arc::clone(&kept.name), id);
+        self.requests.insert(id, kept);
+        let wait_ns = if wait_ns == 0 { self.limits.wait_ns } else { wait_ns.min(self.limits.wait_ns) };
+        self.due.set(id, now_ns.saturating_add(wait_ns));
+        match choice {
+            Choice::Place(placement) => self.place(number, id, &placement, false, now_ns, pools),
+            _ => {
+                if let Some(refused) = self.poll_for(number, Some(id), now_ns, pools) {
+                    return Ok(refused);
+                }
+            }
+        }
+        match self.requests.get(&id).map(|kept| &kept.state) {
+            Some(RequestState::Placed(_)) => self.counts.placed += 1,
+            _ => self.counts.queued += 1,
+        }
+        Ok(self.answer_of(id, now_ns, pools))
+    }
+
+    /// Enters a placement that the pool's scheduler has booked.
+    fn place(&mut self, pool: u32, id: u64, placement: &Placement, later: bool, now_ns: u64, pools: &mut Pools) {
+        let Some((pool, scratch)) = pools.with_scratch(pool) else { return };
+        let Some(request) = pool.scheduler.request(id).cloned() else { return };
+        let assigned = pool.assigned(id, &request, placement, self.limits.lease_ns, scratch);
+        pool.note_placement(&request, &assigned, placement.fetch, now_ns);
+        let Some(kept) = self.requests.get_mut(&id) else { return };
+        kept.state = RequestState::Placed(assigned.clone());
+        kept.late = later;
+        let notice =
+            ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer: Answer::Assigned(assigned) };
+        let lasts_ns = if later { self.limits.claim_ns } else { self.limits.lease_ns };
+        self.due.set(id, now_ns.saturating_add(lasts_ns));
+        if later {
+            self.counts.placed_later += 1;
+            self.notices.push_back(notice);
+        }
+    }
+
+    /// Lets those of a pool go who wait and whose time has come.
+    pub(super) fn poll(&mut self, pool: u32, now_ns: u64, pools: &mut Pools) {
+        let _ = self.poll_for(pool, None, now_ns, pools);
+    }
+
+    /// As [`Self::poll`]; what is said of the one that is asking goes into its answer. The refusal of that one.
+    fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64, pools: &mut Pools) -> Option<Answer> {
+        let mut answer = None;
+        loop {
+            let Some((pool, scratch)) = pools.with_scratch(number) else { return answer };
+            // One that cannot be booked stays in the queue, and is tried again with the next change.
+            let Ok(Some(next)) = pool.scheduler.poll(now_ns, scratch) else { return answer };
+            let (id, why, retry_after_ns) = match next {
+                Next::Goes { id, placement } => {
+                    self.place(number, id, &placement, asking != Some(id), now_ns, pools);
+                    continue;
+                }
+                Next::Refused { id, why, retry_after_ns } => (id, why, retry_after_ns),
+            };
+            self.counts.refused += 1;
+            let refused = Answer::Refused { why: Why::of(why), retry_after_ns };
+            let Some(kept) = self.end(id, pools) else { continue };
+            if asking == Some(id) {
+                answer = Some(refused);
+            } else {
+                self.notices.push_back(ClientNotice { client: kept.client, request: kept.name, answer: refused });
+            }
+        }
+    }
+
+    /// A request is over; its pool.
+    pub(super) fn release(&mut self, reservation: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
+        let kept = self.end(reservation, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
+        Ok(kept.pool)
+    }
+
+    /// A booked request fares so; what it says of its instance's cache, if its prefill is done. It lasts on when it is
+    /// renewed ([`Self::renew`]).
+    pub(super) fn progress(
+        &mut self,
+        reservation: u64,
+        step: Step,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Option<PrefillReport>, ConductorError> {
+        let unknown = ConductorError::UnknownReservation { reservation };
+        let Some(kept) = self.requests.get_mut(&reservation) else { return Err(unknown) };
+        let RequestState::Placed(assigned) = &kept.state else {
+            let what = format!("reservation {reservation} waits, or its instance was lost: it can be rescheduled");
+            return Err(ConductorError::Conflict { what });
+        };
+        let Some(pool) = pools.get_mut(kept.pool) else { return Err(unknown) };
+        let progress = match step {
+            Step::PrefillStarted => Some(Progress::PrefillStarted),
+            Step::PrefillDone { reused_tokens, took_ns } => {
+                let most = pool.scheduler.request(reservation).map_or(0, |request| request.tokens);
+                let reused = reused_tokens.min(most);
+                Some(Progress::PrefillDone { reused, took_ns: took_ns.min(LONGEST_NS) })
+            }
+            Step::Decoding => Some(Progress::Decoding),
+            Step::Alive | Step::Ended => None,
+        };
+        if let Some(progress) = progress {
+            pool.scheduler.update(reservation, progress, now_ns)?;
+        }
+        kept.late = false;
+        let Some(Progress::PrefillDone { reused, .. }) = progress else { return Ok(None) };
+        Ok(Some(PrefillReport { pool: kept.pool, assigned: assigned.clone(), reused_tokens: reused }))
+    }
+
+    /// A booked request lasts as long again as its lease; its pool.
+    pub(super) fn renew(&mut self, reservation: u64, now_ns: u64) -> Option<u32> {
+        let kept = self.requests.get(&reservation)?;
+        self.due.set(reservation, now_ns.saturating_add(self.limits.lease_ns));
+        Some(kept.pool)
+    }
+
+    /// The pool of a request.
+    pub(super) fn pool_of(&self, reservation: u64) -> Result<u32, ConductorError> {
+        let kept = self.requests.get(&reservation).ok_or(ConductorError::UnknownReservation { reservation })?;
+        Ok(kept.pool)
+    }
+
+    /// A request goes elsewhere than `failed`, and than where it must not go already. It keeps its place among those who
+    /// wait.
+    pub(super) fn reschedule(
+        &mut self,
+        reservation: u64,
+        failed: &ExcludedInstances,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<Answer, ConductorError> {
+        let unknown = || ConductorError::UnknownReservation { reservation };
+        let mut kept = self.requests.remove(&reservation).ok_or_else(unknown)?;
+        let number = kept.pool;
+        self.forget(reservation, &kept, pools);
+        let Some(pool) = pools.get_mut(number) else { return Err(unknown()) };
+        let request = match std::mem::replace(&mut kept.state, RequestState::Waiting) {
+            RequestState::Orphan(request) => request,
+            _ => pool.scheduler.withdraw(reservation)?,
+        };
+        let both = |one: &[u32], other: &[u32]| one.iter().chain(other).copied().take(MOST_BARRED).collect();
+        let barred = ExcludedInstances {
+            prefill: both(&failed.prefill, &request.barred.prefill),
+            decode: both(&failed.decode, &request.barred.decode),
+        };
+        let answer = self.offer(kept, &Request { barred, ..request }, Mode::Reserve, 0, now_ns, pools);
+        self.poll(number, now_ns, pools);
+        pools.drop_unused(number);
+        answer
+    }
+
+    /// What was assigned to a client's requests after they had waited, and may not have reached it.
+    pub(super) fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
+        let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
+        let notices = mine.filter_map(|kept| match &kept.state {
+            RequestState::Placed(assigned) => {
+                let answer = Answer::Assigned(assigned.clone());
+                Some(ClientNotice { client, request: Arc::clone(&kept.name), answer })
+            }
+            RequestState::Waiting | RequestState::Orphan(_) => None,
+        });
+        notices.collect()
+    }
+
+    /// The instance of a request was lost.
+    pub(super) fn orphan(&mut self, request: Request) {
+        let Some(kept) = self.requests.get_mut(&request.id) else { return };
+        self.counts.orphaned += 1;
+        let answer = Answer::Refused { why: Why::Lost, retry_after_ns: 0 };
+        self.notices.push_back(ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer });
+        kept.state = RequestState::Orphan(request);
+    }
+
+    /// Takes a request out of the tables of names and times.
+    fn forget(&mut self, id: u64, kept: &TrackedRequest, pools: &mut Pools) {
+        self.due.clear(id);
+        self.blocks -= kept.blocks;
+        // A pool lasts as long as its requests.
+        let Some(pool) = pools.get_mut(kept.pool) else { return };
+        pool.requests -= 1;
+        if let Some(names) = self.by_name.get_mut(&pool.key.tenant) {
+            names.remove(&kept.name);
+            if names.is_empty() {
+                self.by_name.remove(&pool.key.tenant);
+            }
+        }
+    }
+
+    fn end(&mut self, id: u64, pools: &mut Pools) -> Option<TrackedRequest> {
+        let kept = self.requests.remove(&id)?;
+        self.forget(id, &kept, pools);
+        if let Some(pool) = pools.get_mut(kept.pool) {
+            // The scheduler does not have one whose instance was lost.
+            let _ = pool.scheduler.release(id);
+        }
+        pools.drop_unused(kept.pool);
+        Some(kept)
+    }
+
+    /// When [`Self::expire`] or [`Self::poll`] may have something to do.
+    pub(super) fn soon_ns(&self, now_ns: u64, pools: &Pools) -> Option<u64> {
+        let waits = pools.iter().any(|(_, pool)| pool.scheduler.waiting() > 0);
+        // Who waits may go as soon as others have worked for a while.
+        let soon_ns = waits.then(|| now_ns.saturating_add(AGAIN_SOON_NS));
+        [self.due.first_ns(), soon_ns].into_iter().flatten().min()
+    }
+
+    /// Ends what is over by now.
+    pub(super) fn expire(&mut self, now_ns: u64, pools: &mut Pools) {
+        while let Some(id) = self.due.next(now_ns) {
+            let Some(kept) = self.end(id, pools) else { continue };
+            match kept.state {
+                RequestState::Waiting => {
+                    let answer = Answer::Refused { why: Why::Waited, retry_after_ns: AGAIN_NS };
+                    self.notices.push_back(ClientNotice { client: kept.client, request: kept.name, answer });
+                }
+                RequestState::Placed(_) | RequestState::Orphan(_) => self.counts.expired += 1,
+            }
+        }
+    }
+}
+
+/// A mark of a prompt: the same only for the same prompt.
+fn fingerprint(tokens: u32, context: ContextId, hashes: &[u64]) -> u64 {
+    let last = hashes.last().copied().unwrap_or(0);
+    mix64(last ^ mix64(u64::from(tokens) << 32 | hashes.len() as u64)) ^ mix64(u64::from(context.number()))
+}

@@ -1,0 +1,98 @@
+//! Runs of blocks and their holders in a snapshot.
+
+use super::super::codec::{Reader, SnapshotError, invalid, put};
+use super::super::holders::Holders;
+use super::super::run::{FREE, Record, TIERS};
+use super::super::{ContextId, FIRST};
+use super::Blocks;
+
+/// Bytes of a record of a holder.
+const RECORD_BYTES: usize = 8;
+
+impl Blocks {
+    /// About how many bytes [`Self::put`] writes.
+    pub(in super::super) fn snapshot_bytes(&self) -> usize {
+        self.count * 8 + self.runs.used() * 32
+    }
+
+    /// Writes all runs.
+    pub(in super::super) fn put(&self, out: &mut Vec<u8>, holders: &Holders) {
+        put(out, self.runs.used() as u64);
+        for run in self.runs.ids() {
+            self.put_run(out, run, holders);
+        }
+    }
+
+    fn put_run(&self, out: &mut Vec<u8>, run: u32, holders: &Holders) {
+        let header = self.runs.get(run);
+        let bits = (0..TIERS).flat_map(|tier| {
+            let record = move |slot| Record { slot, tier: tier as u16, start: 0, end: header.len };
+            self.runs.slots_of(run, tier).into_iter().map(record)
+        });
+        let records: Vec<Record> = self.runs.records(run).iter().copied().chain(bits).collect();
+        let records: Vec<Record> = records.into_iter().filter(|record| holders.is_live(record.slot)).collect();
+        put(out, u64::from(header.context) << 48 | u64::from(header.len) << 32 | records.len() as u64);
+        for key in self.arena.keys(header.start, usize::from(header.len)) {
+            put(out, *key);
+        }
+        for Record { slot, tier, start, end } in records {
+            [slot, tier, start, end].into_iter().for_each(|part| out.extend_from_slice(&part.to_le_bytes()));
+        }
+    }
+
+    /// Takes what [`Self::put`] wrote, of an index with so many contexts.
+    pub(in super::super) fn restore(
+        &mut self,
+        reader: &mut Reader<'_>,
+        contexts: usize,
+        holders: &Holders,
+    ) -> Result<(), SnapshotError> {
+        for _ in 0..reader.count("runs", u32::MAX as usize)? {
+            self.take_run(reader, contexts, holders)?;
+        }
+        Ok(())
+    }
+
+    fn take_run(&mut self, reader: &mut Reader<'_>, contexts: usize, holders: &Holders) -> Result<(), SnapshotError> {
+        let word = reader.word()?;
+        let (context, len, records) = ((word >> 48) as u16, (word >> 32) as u16, word as u32 as usize);
+        if usize::from(context) >= contexts {
+            return Err(invalid("a context", u64::from(context)));
+        }
+        if len == 0 || records == 0 {
+            // Nobody held it any more when the snapshot was taken.
+            return reader.skip(usize::from(len) * 8 + records * RECORD_BYTES);
+        }
+        let id = self.runs.next_id();
+        let most = self.max_blocks as u64;
+        let full = SnapshotError::TooLarge { what: "blocks", value: (self.count + usize::from(len)) as u64, most };
+        let (start, cap) = self.arena.allocate(usize::from(len), id).ok_or(full)?;
+        if cap < usize::from(len) {
+            return Err(full);
+        }
+        let id = self.runs.add(context, start, cap);
+        for at in 0..u32::from(len) {
+            let key = reader.word()?;
+            if self.locate(ContextId(context), key).is_some() {
+                return Err(invalid("a key that is there twice", key));
+            }
+            self.arena.set((start + at) as usize, key);
+            if at == 0 {
+                self.runs.get_mut(id).first = key;
+            }
+            self.table.insert(key, if at == 0 { FIRST | id } else { start + at });
+            let header = self.runs.get_mut(id);
+            (header.last, header.len) = (key, at as u16 + 1);
+        }
+        self.count += usize::from(len);
+        for _ in 0..records {
+            let [slot, tier, start, end] = reader.parts()?;
+            let whole = start < end && end <= len && usize::from(tier) < TIERS && holders.is_live(slot);
+            if !whole || context == FREE {
+                return Err(invalid("a holder's record", u64::from(slot)));
+            }
+            self.cover_whole(id, Record { slot, tier, start, end });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Words of a snapshot, little-endian, and why bytes are none.
+
+use std::fmt;
+
+use super::{ContextKey, IndexError};
+
+/// The first bytes of a snapshot: "KVPX" and the format's version.
+pub(super) const MAGIC: u64 = 0x0000_0001_5850_564b;
+/// Why bytes are no snapshot of an index that fits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SnapshotError {
+    /// It ends too soon, at this byte.
+    Short {
+        /// Where more was expected.
+        at: usize,
+    },
+    /// It is of another format or version.
+    Format {
+        /// The first eight bytes.
+        found: u64,
+    },
+    /// It was damaged.
+    Checksum {
+        /// What it says.
+        stored: u64,
+        /// What its bytes have.
+        computed: u64,
+    },
+    /// A number in it cannot be.
+    Invalid {
+        /// What it is of.
+        what: &'static str,
+        /// The number.
+        value: u64,
+    },
+    /// The index it should go into is too small.
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much.
+        value: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// The limits for the new index cannot be.
+    Config(IndexError),
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short { at } => write!(f, "the snapshot ends at byte {at}; take a new one"),
+            Self::Format { found } => write!(f, "these bytes begin with {found:#x}, a snapshot with {MAGIC:#x}"),
+            Self::Checksum { stored, computed } => {
+                write!(f, "the snapshot is damaged: its checksum is {stored:#x}, its bytes have {computed:#x}")
+            }
+            Self::Invalid { what, value } => write!(f, "the snapshot says {value} for {what}, which cannot be"),
+            Self::TooLarge { what, value, most } => {
+                write!(f, "the snapshot has {value} {what}, the index takes {most}; raise its limit")
+            }
+            Self::Config(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {}
+
+pub(super) fn invalid(what: &'static str, value: u64) -> SnapshotError {
+    SnapshotError::Invalid { what, value }
+}
+
+pub(super) fn put(out: &mut Vec<u8>, word: u64) {
+    out.extend_from_slice(&word.to_le_bytes());
+}
+
+/// Reads a snapshot from its beginning on.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// Bytes that were read.
+    pub(super) const fn at(&self) -> usize {
+        self.at
+    }
+
+    pub(super) fn word(&mut self) -> Result<u64, SnapshotError> {
+        let word = self.bytes[self.at..].first_chunk::<8>().ok_or(SnapshotError::Short { at: self.at })?;
+        self.at += 8;
+        Ok(u64::from_le_bytes(*word))
+    }
+
+    pub(super) fn parts(&mut self) -> Result<[u16; 4], SnapshotError> {
+        let word = self.word()?;
+        Ok([word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16])
+    }
+
+    pub(super) fn skip(&mut self, bytes: usize) -> Result<(), SnapshotError> {
+        if self.bytes.len() - self.at < bytes {
+            return Err(SnapshotError::Short { at: self.bytes.len() });
+        }
+        self.at += bytes;
+        Ok(())
+    }
+
+    pub(super) fn count(&mut self, what: &'static str, most: usize) -> Result<usize, SnapshotError> {
+        let value = self.word()?;
+        if value > most as u64 {
+            return Err(SnapshotError::TooLarge { what, value, most: most as u64 });
+        }
+        Ok(value as usize)
+    }
+
+    pub(super) fn context(&mut self) -> Result<ContextKey, SnapshotError> {
+        let block_tokens = u32::try_from(self.word()?).map_err(|_| invalid("tokens of a block", u64::MAX))?;
+        let [tenant, model, lora, salt] = [self.name()?, self.name()?, self.name()?, self.name()?];
+        Ok(ContextKey { tenant, model, lora, block_tokens, salt })
+    }
+
+    fn name(&mut self) -> Result<String, SnapshotError> {
+        let bytes = self.count("bytes of a name", super::MAX_NAME_BYTES)?;
+        let from = self.at;
+        self.skip(bytes)?;
+        String::from_utf8(self.bytes[from..from + bytes].to_vec()).map_err(|_| invalid("a name at byte", from as u64))
+    }
+}

@@ -1,0 +1,77 @@
+//! Contexts: what blocks can be shared among. Each has a salt of its own, so that no two of them meet in one table.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::rng::mix64;
+
+use super::{ContextId, ContextKey, IndexError, MAX_NAME_BYTES};
+
+/// Makes keys of hashes: the same hash has another key in every context.
+#[derive(Clone, Copy)]
+pub(super) struct Salt(u64);
+
+impl Salt {
+    pub(super) fn key(self, hash: u64) -> u64 {
+        mix64(hash ^ self.0)
+    }
+}
+
+/// All contexts of an index.
+pub(super) struct Contexts {
+    seed: u64,
+    most: usize,
+    ids: BTreeMap<ContextKey, ContextId>,
+    /// By id.
+    salts: Vec<Salt>,
+}
+
+impl Contexts {
+    /// None yet, and `most` at most.
+    pub(super) const fn new(seed: u64, most: usize) -> Self {
+        Self { seed, most, ids: BTreeMap::new(), salts: Vec::new() }
+    }
+
+    /// The context named `key`, made if it is new.
+    pub(super) fn get_or_add(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
+        if let Some(id) = self.ids.get(key) {
+            return Ok(*id);
+        }
+        for name in [&key.tenant, &key.model, &key.lora, &key.salt] {
+            if name.len() > MAX_NAME_BYTES {
+                return Err(IndexError::LongName { bytes: name.len() });
+            }
+        }
+        if self.salts.len() == self.most {
+            return Err(IndexError::TooManyContexts { most: self.most });
+        }
+        Ok(self.add(key.clone()))
+    }
+
+    /// A context that is new, within the limit.
+    pub(super) fn add(&mut self, key: ContextKey) -> ContextId {
+        let id = ContextId(self.salts.len() as u16);
+        self.salts.push(Salt(mix64(self.seed ^ mix64(u64::from(id.0) + 1))));
+        self.ids.insert(key, id);
+        id
+    }
+
+    /// The context named `key`, if there is one.
+    pub(super) fn find(&self, key: &ContextKey) -> Option<ContextId> {
+        self.ids.get(key).copied()
+    }
+
+    pub(super) fn salt(&self, context: ContextId) -> Result<Salt, IndexError> {
+        self.salts.get(usize::from(context.0)).copied().ok_or(IndexError::UnknownContext)
+    }
+
+    pub(super) const fn count(&self) -> usize {
+        self.salts.len()
+    }
+
+    /// Names in the order of ids.
+    pub(super) fn names(&self) -> Vec<&ContextKey> {
+        let mut names: Vec<(&ContextKey, ContextId)> = self.ids.iter().map(|(key, id)| (key, *id)).collect();
+        names.sort_unstable_by_key(|(_, id)| *id);
+        names.into_iter().map(|(key, _)| key).collect()
+    }
+}

@@ -1,0 +1,140 @@
+//! Holders: instances, ranks of them, store nodes. Each has a slot, which others get again once no run knows it any more.
+
+use super::codec::{Reader, SnapshotError, put};
+use super::run::bit;
+use super::{HolderId, IndexError};
+
+/// A holder that was retired: runs may still have records of it.
+struct RetiredHolder {
+    slot: u16,
+    /// Whether the sweep has been at the first run since.
+    is_swept_from_first: bool,
+}
+
+/// All holders of an index.
+pub(super) struct Holders {
+    /// By slot: how many holders had it before.
+    generations: Vec<u32>,
+    /// Slots of those who are registered: a bit for each.
+    live: Vec<u64>,
+    /// Slots that nobody has, the next to be used last.
+    spare: Vec<u16>,
+    retired: Vec<RetiredHolder>,
+}
+
+impl Holders {
+    /// None yet, and `most` at most.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            generations: vec![0; most],
+            live: vec![0; most.div_ceil(64)],
+            spare: (0..most as u16).rev().collect(),
+            retired: Vec::new(),
+        }
+    }
+
+    /// A new holder, if there is a slot.
+    pub(super) fn register(&mut self) -> Option<HolderId> {
+        let slot = self.spare.pop()?;
+        self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
+        Some(self.holder(slot))
+    }
+
+    /// Whether no slot is free, apart from those that a sweep may free.
+    pub(super) const fn is_full(&self) -> bool {
+        self.spare.is_empty()
+    }
+
+    pub(super) fn retire(&mut self, holder: HolderId) -> Result<(), IndexError> {
+        let slot = self.slot(holder)?;
+        self.live[usize::from(slot) / 64] &= !(1 << (slot % 64));
+        self.generations[usize::from(slot)] += 1;
+        self.retired.push(RetiredHolder { slot, is_swept_from_first: false });
+        Ok(())
+    }
+
+    /// The slot of a registered holder.
+    pub(super) fn slot(&self, holder: HolderId) -> Result<u16, IndexError> {
+        let known = self.generations.get(usize::from(holder.slot)) == Some(&holder.generation);
+        if known && self.is_live(holder.slot) { Ok(holder.slot) } else { Err(IndexError::UnknownHolder) }
+    }
+
+    pub(super) fn is_live(&self, slot: u16) -> bool {
+        bit(&self.live, slot)
+    }
+
+    /// Slots of those who are registered: a bit for each.
+    pub(super) fn live(&self) -> &[u64] {
+        &self.live
+    }
+
+    /// The present holder of a slot.
+    pub(super) fn holder(&self, slot: u16) -> HolderId {
+        HolderId { slot, generation: self.generations[usize::from(slot)] }
+    }
+
+    pub(super) const fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Slots of those who were retired and whose slots are not free yet.
+    pub(super) fn retired(&self) -> impl Iterator<Item = u16> {
+        self.retired.iter().map(|retired| retired.slot)
+    }
+
+    /// The sweep begins at the first run again: who was retired before it was there the last time is in no run any
+    /// more, and its slot is free.
+    pub(super) fn end_sweep(&mut self) {
+        let spare = &mut self.spare;
+        self.retired.retain_mut(|retired| {
+            if retired.is_swept_from_first {
+                spare.push(retired.slot);
+            }
+            !std::mem::replace(&mut retired.is_swept_from_first, true)
+        });
+    }
+
+    /// Writes all slots to a snapshot.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        put(out, self.generations.len() as u64);
+        for (slot, generation) in self.generations.iter().enumerate() {
+            put(out, u64::from(*generation) << 1 | u64::from(self.is_live(slot as u16)));
+        }
+    }
+
+    /// Takes what [`Self::put`] wrote.
+    pub(super) fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), SnapshotError> {
+        let most = self.generations.len();
+        for slot in 0..reader.count("holders", most)? {
+            let word = reader.word()?;
+            // Who was being swept out is out: no record of it was written.
+            self.generations[slot] = (word >> 1) as u32;
+            self.live[slot / 64] |= (word & 1) << (slot % 64);
+        }
+        self.spare = (0..most as u16).rev().filter(|slot| !self.is_live(*slot)).collect();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_free_after_a_whole_sweep_and_its_former_holder_stays_unknown() {
+        let mut holders = Holders::new(1);
+        let first = holders.register().expect("a slot");
+        assert!(holders.is_full() && holders.register().is_none());
+        holders.retire(first).expect("it is registered");
+        assert_eq!(holders.retire(first), Err(IndexError::UnknownHolder));
+        assert_eq!(holders.retired().collect::<Vec<_>>(), [first.slot()]);
+        // The sweep was somewhere in the middle: only the next round has been everywhere.
+        holders.end_sweep();
+        assert!(holders.is_full() && holders.has_retired());
+        holders.end_sweep();
+        assert!(!holders.is_full() && !holders.has_retired());
+        let second = holders.register().expect("a slot");
+        assert_eq!(second.slot(), first.slot());
+        assert!(holders.slot(first).is_err() && holders.slot(second).is_ok());
+    }
+}

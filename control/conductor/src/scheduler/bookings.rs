@@ -1,0 +1,261 @@
+//! What is booked on each instance: prefills and transfers, room for decodes.
+//!
+//! Numbers of instances are used again once their instance is gone, so tables are as long as the most instances that
+//! there were at one time.
+
+use std::collections::VecDeque;
+
+use super::error::SchedulerError;
+use crate::cost::Factor;
+use crate::policy::{DecodeView, Fetch, Policy, PrefillView};
+
+/// How long every decode is taken to last where it is predicted what will be resident later: the predictor of the arXiv
+/// paper assumes such a constant, whose value is not published.
+const DECODE_NS: u64 = 12_000_000_000;
+
+/// A prefill instance's work.
+pub(super) struct PrefillBook {
+    pub alive: bool,
+    /// Whether it gets new requests.
+    pub takes: bool,
+    /// Requests in the order of their booking: number, predicted time, tokens to compute.
+    pub jobs: VecDeque<(u64, u64, u32)>,
+    /// The one at work, and since when.
+    running: Option<(u64, u64)>,
+    pub egress_until_ns: u64,
+    pub factor: Factor,
+    /// Of all jobs: wider than the times themselves, so that the sum of any is exact.
+    sum_ns: u128,
+    pub uncached: u64,
+    /// Work that it has beside what is booked, by its own word.
+    pub foreign_ns: u64,
+}
+
+impl PrefillBook {
+    pub(super) fn new() -> Self {
+        Self {
+            alive: true,
+            takes: true,
+            jobs: VecDeque::new(),
+            running: None,
+            egress_until_ns: 0,
+            factor: Factor::default(),
+            sum_ns: 0,
+            uncached: 0,
+            foreign_ns: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32) {
+        self.jobs.push_back((id, predicted_ns, uncached));
+        self.sum_ns += u128::from(predicted_ns);
+        self.uncached += u64::from(uncached);
+    }
+
+    pub(super) fn started(&mut self, id: u64, now_ns: u64) {
+        self.running = Some((id, now_ns));
+    }
+
+    pub(super) fn done(&mut self, id: u64) {
+        if let Some(at) = self.jobs.iter().position(|job| job.0 == id)
+            && let Some((_, predicted_ns, uncached)) = self.jobs.remove(at)
+        {
+            self.sum_ns -= u128::from(predicted_ns);
+            self.uncached -= u64::from(uncached);
+        }
+        self.running.take_if(|(running, _)| *running == id);
+    }
+
+    /// Until all that is booked is done.
+    pub(super) fn wait_ns(&self, now_ns: u64) -> u64 {
+        let worked = self.running.and_then(|(id, since)| {
+            let job = self.jobs.iter().find(|job| job.0 == id)?;
+            Some(now_ns.saturating_sub(since).min(job.1))
+        });
+        let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
+        u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
+    }
+}
+
+/// A decode instance's room.
+pub(super) struct DecodeBook {
+    pub alive: bool,
+    /// Whether it gets new requests.
+    pub takes: bool,
+    capacity: u64,
+    /// Tokens and requests that it has beside those booked, by its own word.
+    pub foreign: (u64, u32),
+    /// On their way: number, tokens, when they are expected.
+    coming: Vec<(u64, u64, u64)>,
+    /// In the batch: number, tokens, since when.
+    running: Vec<(u64, u64, u64)>,
+}
+
+impl DecodeBook {
+    pub(super) const fn new(capacity: u64) -> Self {
+        Self { alive: true, takes: true, capacity, foreign: (0, 0), coming: Vec::new(), running: Vec::new() }
+    }
+
+    /// A request comes, and is expected then.
+    pub(super) fn expect(&mut self, id: u64, tokens: u64, expected_ns: u64) {
+        self.coming.push((id, tokens, expected_ns));
+    }
+
+    pub(super) fn begin(&mut self, id: u64, tokens: u64, now_ns: u64) {
+        self.coming.retain(|entry| entry.0 != id);
+        self.running.push((id, tokens, now_ns));
+    }
+
+    /// Tokens and requests in the batch that are booked.
+    pub(super) fn booked(&self) -> (u64, u32) {
+        self.running.iter().fold((0, 0), |(tokens, count), entry| (tokens + entry.1, count + 1))
+    }
+
+    pub(super) fn forget(&mut self, id: u64) {
+        self.coming.retain(|entry| entry.0 != id);
+        self.running.retain(|entry| entry.0 != id);
+    }
+
+    /// What there is now, and what there will be at `then_ns` if each decode takes [`DECODE_NS`].
+    pub(super) fn view(&self, then_ns: u64) -> DecodeView {
+        let sum = |(tokens, count): (u64, u32), entry: &(u64, u64, u64)| (tokens + entry.1, count + 1);
+        let running = self.running.iter().fold(self.foreign, sum);
+        let (tokens, requests) = self.coming.iter().fold(running, sum);
+        let stays = |entry: &&(u64, u64, u64)| entry.2 <= then_ns && then_ns < entry.2.saturating_add(DECODE_NS);
+        let later = self.running.iter().chain(&self.coming).filter(stays).fold((0, 0), sum);
+        DecodeView { alive: self.alive && self.takes, tokens, requests, capacity: self.capacity, running, later }
+    }
+}
+
+/// What is booked on all instances.
+#[derive(Default)]
+pub(super) struct Bookings {
+    prefill: Vec<PrefillBook>,
+    decode: Vec<DecodeBook>,
+}
+
+impl Bookings {
+    /// A new prefill instance; its number, which may be that of one that is gone: what was booked there went with it.
+    pub(super) fn add_prefill(&mut self) -> usize {
+        let book = PrefillBook::new();
+        match self.prefill.iter().position(|book| !book.alive) {
+            Some(at) => {
+                self.prefill[at] = book;
+                at
+            }
+            None => {
+                self.prefill.push(book);
+                self.prefill.len() - 1
+            }
+        }
+    }
+
+    /// A new decode instance; its number.
+    pub(super) fn add_decode(&mut self, capacity: u64) -> usize {
+        let book = DecodeBook::new(capacity);
+        match self.decode.iter().position(|book| !book.alive) {
+            Some(at) => {
+                self.decode[at] = book;
+                at
+            }
+            None => {
+                self.decode.push(book);
+                self.decode.len() - 1
+            }
+        }
+    }
+
+    /// Prefill instances by number, those that are gone included.
+    pub(super) fn prefills(&self) -> &[PrefillBook] {
+        &self.prefill
+    }
+
+    /// Decode instances by number, those that are gone included.
+    pub(super) fn decodes(&self) -> &[DecodeBook] {
+        &self.decode
+    }
+
+    /// The book of a prefill instance that is not gone.
+    pub(super) fn prefill(&mut self, instance: usize) -> Result<&mut PrefillBook, SchedulerError> {
+        let book = self.prefill.get_mut(instance).filter(|book| book.alive);
+        book.ok_or(SchedulerError::UnknownInstance { instance })
+    }
+
+    /// The book of a decode instance that is not gone.
+    pub(super) fn decode(&mut self, instance: usize) -> Result<&mut DecodeBook, SchedulerError> {
+        let book = self.decode.get_mut(instance).filter(|book| book.alive);
+        book.ok_or(SchedulerError::UnknownInstance { instance })
+    }
+
+    /// The book under the number of a prefill instance, which may be gone.
+    pub(super) fn prefill_at(&mut self, instance: usize) -> &mut PrefillBook {
+        &mut self.prefill[instance]
+    }
+
+    /// The book under the number of a decode instance, which may be gone.
+    pub(super) fn decode_at(&mut self, instance: usize) -> &mut DecodeBook {
+        &mut self.decode[instance]
+    }
+
+    /// Prefill instances that take one of those who wait.
+    pub(super) fn takers(&self, policy: &dyn Policy, now_ns: u64) -> Vec<u32> {
+        let takes = |book: &PrefillBook| {
+            let view = || PrefillView {
+                alive: true,
+                wait_ns: book.wait_ns(now_ns),
+                requests: book.jobs.len() as u32,
+                ..PrefillView::default()
+            };
+            book.alive && book.takes && policy.takes(&view())
+        };
+        let all = self.prefill.iter().enumerate();
+        all.filter(|(_, book)| takes(book)).map(|(at, _)| at as u32).collect()
+    }
+
+    /// Books a transfer on the NIC of its source, or evenly on all where it comes from the pool.
+    pub(super) fn book_transfer(&mut self, fetch: Fetch, took_ns: u64, now_ns: u64) {
+        let busy = |book: &mut PrefillBook, took_ns: u64| {
+            book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
+        };
+        match fetch {
+            Fetch::Nothing => {}
+            Fetch::One(source) => busy(&mut self.prefill[source], took_ns),
+            Fetch::Pool { .. } => {
+                let alive = self.prefill.iter().filter(|book| book.alive).count().max(1) as u64;
+                self.prefill.iter_mut().for_each(|book| busy(book, took_ns / alive));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_waits_for_what_is_booked_and_for_what_it_says_that_others_have_booked() {
+        let mut bookings = Bookings::default();
+        let at = bookings.add_prefill();
+        let book = bookings.prefill(at).expect("an instance");
+        book.add(1, 100, 10);
+        book.add(2, 50, 5);
+        book.started(1, 1_000);
+        book.foreign_ns = 7;
+        // Of a prefill that takes longer than predicted, no more is done than was predicted.
+        assert_eq!((book.wait_ns(1_000), book.wait_ns(1_040), book.wait_ns(2_000)), (157, 117, 57));
+        book.done(1);
+        assert_eq!((book.wait_ns(2_000), book.uncached), (57, 5));
+    }
+
+    #[test]
+    fn numbers_of_instances_that_are_gone_are_used_again_and_transfers_are_divided() {
+        let mut bookings = Bookings::default();
+        assert_eq!((bookings.add_prefill(), bookings.add_prefill(), bookings.add_prefill()), (0, 1, 2));
+        bookings.prefill(1).expect("an instance").alive = false;
+        assert!(bookings.prefill(1).is_err());
+        bookings.book_transfer(Fetch::Pool { keep: false }, 100, 1_000);
+        assert_eq!(bookings.prefills()[0].egress_until_ns, 1_050, "two of three send");
+        assert_eq!(bookings.add_prefill(), 1);
+        assert_eq!(bookings.prefills()[1].egress_until_ns, 0);
+    }
+}

@@ -1,0 +1,438 @@
+//! the Conductor: retried ids, incarnations, silence, gaps, lies, floods; and at random that nothing is left behind.
+
+use crate::support;
+
+use kvplane_conductor::conductor::{
+    Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor, ConductorError, InstanceSpec, Load,
+    MAX_PROMPT_BLOCKS, Mode, Part, ScheduleRequest, Step, Why,
+};
+use kvplane_conductor::index::{ContextKey, Tier, Tiers};
+use kvplane_conductor::policy::{PolicyName, Slo};
+use proptest::prelude::*;
+use support::{BLOCK, SECOND, asked, assigned, batch, conductor, context, prompt, spec, stored};
+
+#[test]
+fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
+    let mut conductor = conductor(4);
+    let long = prompt(1, 4_000);
+    conductor.cache("p2", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
+    let held = conductor.query(&context(), &long, 4, Tiers::SAID).expect("served");
+    assert_eq!((&*held.holders[0].instance, held.holders[0].dram_tokens), ("p2", 64_000));
+    let first = conductor.schedule(&asked("a", long.clone()), 0).expect("good");
+    let placed = assigned(&first).clone();
+    assert_eq!((&*placed.prefill, placed.decode.as_deref(), placed.reuse_tokens), ("p2", Some("d0"), 64_000));
+    assert_eq!(conductor.schedule(&asked("a", long.clone()), SECOND).expect("again"), first);
+    assert_eq!(conductor.counts().repeated, 1);
+    let other = conductor.schedule(&asked("a", prompt(2, 4_000)), SECOND);
+    assert!(matches!(other, Err(ConductorError::Conflict { .. })), "{other:?}");
+    let explained = conductor.explain("a", SECOND).expect("under way");
+    assert_eq!(explained.candidates.len(), 4);
+    conductor.update(placed.reservation, Step::Ended, SECOND).expect("booked");
+    assert!(matches!(
+        conductor.update(placed.reservation, Step::Ended, 2),
+        Err(ConductorError::UnknownReservation { .. })
+    ));
+    assert!(conductor.table(SECOND).instances.iter().all(|row| row.prefills == 0 && row.decodes == 0));
+}
+
+#[test]
+fn those_who_wait_are_told_later_and_again_until_they_answer() {
+    let mut conductor = conductor(1);
+    let mut answers = Vec::new();
+    for at in 0..6 {
+        answers.push(conductor.schedule(&asked(&format!("r{at}"), prompt(at, 2_000)), 0).expect("good"));
+    }
+    assert!(matches!(answers[0], Answer::Assigned(_)));
+    assert!(matches!(answers[5], Answer::Queued { position: 4, .. } | Answer::Queued { position: 3, .. }));
+    let first = assigned(&answers[0]).reservation;
+    conductor.update(first, Step::PrefillStarted, 0).expect("booked");
+    conductor.update(first, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, SECOND).expect("booked");
+    let told = conductor.take_told().expect("another one goes");
+    assert_eq!(conductor.unclaimed(1).len(), 1);
+    let again = conductor.schedule(&asked(&told.request, prompt(told.request[1..].parse().unwrap(), 2_000)), SECOND);
+    assert_eq!(again.expect("good"), told.answer);
+    conductor.update(assigned(&told.answer).reservation, Step::Alive, SECOND).expect("booked");
+    assert_eq!(conductor.unclaimed(1), vec![]);
+}
+
+#[test]
+fn a_reservation_that_nobody_updates_ends() {
+    let mut conductor = conductor(1);
+    let answer = conductor.schedule(&asked("a", prompt(1, 10)), 0).expect("good");
+    let lease_ns = assigned(&answer).lease_ns;
+    assert!(conductor.soon_ns(0).is_some_and(|soon_ns| soon_ns <= lease_ns));
+    conductor.report("p0", 1, Load { seq: 1, ..Load::default() }, lease_ns).expect("known");
+    conductor.report("d0", 1, Load { seq: 1, ..Load::default() }, lease_ns).expect("known");
+    conductor.tick(lease_ns);
+    assert_eq!(conductor.counts().expired, 1);
+    assert_eq!(conductor.table(lease_ns).instances.iter().map(|row| row.prefills).sum::<u32>(), 0);
+    let mut waiting = asked("b", prompt(2, 60_000));
+    waiting.wait_ns = SECOND;
+    conductor.schedule(&asked("c", prompt(3, 60_000)), lease_ns).expect("good");
+    assert!(matches!(conductor.schedule(&waiting, lease_ns).expect("good"), Answer::Queued { .. }));
+    conductor.tick(lease_ns + SECOND);
+    let told = conductor.take_told().expect("it waited long enough");
+    assert!(matches!(told.answer, Answer::Refused { why: Why::Waited, .. }));
+}
+
+#[test]
+fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
+    let mut conductor = conductor(2);
+    let report = |conductor: &mut Conductor, name: &str, seq, now_ns| {
+        conductor.report(name, 1, Load { seq, ..Load::default() }, now_ns).expect("known");
+    };
+    let answer = conductor.schedule(&asked("a", prompt(1, 100)), 0).expect("good");
+    let (silent, reservation) = (assigned(&answer).prefill.to_string(), assigned(&answer).reservation);
+    let other = if silent == "p0" { "p1" } else { "p0" };
+    for at in 1..=11 {
+        report(&mut conductor, other, at, at * SECOND);
+        report(&mut conductor, "d0", at, at * SECOND);
+        conductor.tick(at * SECOND);
+        let rows = conductor.table(at * SECOND).instances;
+        let row = rows.iter().find(|row| *row.name == *silent);
+        assert_eq!(row.map(|row| row.doubted), (at < 10).then_some(at >= 3), "second {at}");
+    }
+    assert!(matches!(conductor.take_told().map(|told| told.answer), Some(Answer::Refused { why: Why::Lost, .. })));
+    let error = conductor.update(reservation, Step::Alive, 11 * SECOND).expect_err("its instance is gone");
+    assert!(error.to_string().contains("rescheduled"), "{error}");
+    let elsewhere = conductor.reschedule(reservation, &[silent], 11 * SECOND).expect("known");
+    assert_eq!(assigned(&elsewhere).prefill.as_ref(), other);
+    assert_eq!(assigned(&elsewhere).reservation, reservation);
+    // A report that comes late says nothing but that the instance lives.
+    report(&mut conductor, other, 3, 12 * SECOND);
+    assert_eq!(conductor.counts().stale_reports, 1);
+}
+
+#[test]
+fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_again() {
+    let mut conductor = conductor(2);
+    let takes = |conductor: &mut Conductor, at: u64| {
+        let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 10)), 0).expect("good");
+        let place = assigned(&answer).clone();
+        conductor.update(place.reservation, Step::Ended, 0).expect("booked");
+        place.prefill.to_string()
+    };
+    let busy = conductor.schedule(&asked("busy", prompt(90, 100)), 0).expect("good");
+    let held = assigned(&busy).prefill.to_string();
+    let version = conductor.instances().version();
+    // What it has goes on.
+    assert_eq!(conductor.hold(&held, true, 0).expect("known"), 1);
+    assert_ne!(conductor.instances().version(), version, "whoever watches is told");
+    assert!((0..20).all(|at| takes(&mut conductor, at) != held));
+    // Neither a report nor the same registration changes that.
+    conductor.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    conductor.register(spec(&held, Part::Prefill), 0).expect("the same again");
+    assert!((20..40).all(|at| takes(&mut conductor, at) != held));
+    assert!(conductor.table(0).instances.iter().any(|row| *row.name == *held && row.held && row.prefills == 1));
+    conductor.update(assigned(&busy).reservation, Step::Ended, 0).expect("booked");
+    assert_eq!(conductor.hold(&held, false, 0).expect("known"), 0);
+    let other = if held == "p0" { "p1" } else { "p0" };
+    conductor.hold(other, true, 0).expect("known");
+    assert!((40..60).all(|at| takes(&mut conductor, at) == held));
+    let answer = conductor.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
+    conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
+    // A new incarnation is not what was taken out.
+    conductor.register(InstanceSpec { incarnation: 2, ..spec(other, Part::Prefill) }, 0).expect("a later incarnation");
+    assert!(conductor.table(0).instances.iter().all(|row| !row.held));
+    assert!(matches!(conductor.hold("nobody", true, 0), Err(ConductorError::UnknownInstance { .. })));
+}
+
+#[test]
+fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
+    let mut conductor = conductor(1);
+    let (first, second) = (asked("a", prompt(1, 60_000)), asked("b", prompt(2, 60_000)));
+    conductor.schedule(&first, 0).expect("good");
+    conductor.schedule(&second, 0).expect("good");
+    let third = conductor.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
+    assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
+    // It has no queue: who waits is placed, behind the others.
+    conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
+    let told: Vec<String> = std::iter::from_fn(|| conductor.take_told()).map(|told| told.request.to_string()).collect();
+    assert!(told.contains(&"c".to_owned()), "{told:?}");
+    let fourth = conductor.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
+    assert!(matches!(fourth, Answer::Assigned(_)), "{fourth:?}");
+    let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
+    conductor.set_placement(PolicyName::Ours, true, slo, 0);
+    assert_eq!(conductor.placement(), (PolicyName::Ours, true, slo));
+    let refused = conductor.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");
+    assert!(matches!(refused, Answer::Refused { why: Why::Ttft, .. }), "{refused:?}");
+}
+
+#[test]
+fn incarnations_and_bodies_are_compared() {
+    let mut conductor = conductor(1);
+    assert!(!conductor.register(spec("p0", Part::Mixed), 0).is_ok_and(|registered| registered.fresh));
+    let changed = InstanceSpec { capacity_tokens: 5, ..spec("p0", Part::Prefill) };
+    assert!(matches!(conductor.register(changed, 0), Err(ConductorError::Conflict { .. })));
+    let later = InstanceSpec { incarnation: 2, ..spec("p0", Part::Prefill) };
+    assert!(conductor.register(later, 0).expect("a later incarnation").fresh);
+    assert!(matches!(
+        conductor.register(spec("p0", Part::Prefill), 0),
+        Err(ConductorError::StaleIncarnation { incarnation: 2, .. })
+    ));
+    assert!(matches!(conductor.report("p0", 1, Load::default(), 0), Err(ConductorError::StaleIncarnation { .. })));
+    assert!(matches!(conductor.deregister("p0", 1, 0), Err(ConductorError::StaleIncarnation { .. })));
+    assert!(conductor.deregister("p0", 2, 0).expect("its own incarnation"));
+    assert!(!conductor.deregister("p0", 2, 0).expect("gone already"));
+    // Bytes of a token are one number for a model.
+    let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
+    assert!(matches!(conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
+}
+
+#[test]
+fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
+    let mut conductor = conductor(1);
+    let long = prompt(1, 20);
+    let deep = |conductor: &mut Conductor| {
+        let held = conductor.query(&context(), &prompt(1, 20), 4, Tiers::SAID).expect("served");
+        held.holders.first().map_or((0, false), |held| (held.dram_tokens / BLOCK, held.degraded))
+    };
+    let cache = |conductor: &mut Conductor, batch| conductor.cache("p0", 1, batch, 0).expect("known");
+    assert_eq!(cache(&mut conductor, batch(0, vec![stored(long[..5].to_vec())])).wanted, CacheRequest::Nothing);
+    let ack = cache(&mut conductor, batch(2, vec![stored(long[..15].to_vec())]));
+    assert_eq!((ack.next, ack.wanted), (1, CacheRequest::Replay));
+    assert_eq!(deep(&mut conductor), (5, true));
+    let ack = cache(&mut conductor, batch(1, vec![stored(long[..10].to_vec())]));
+    assert_eq!(ack.next, 2);
+    // A batch that comes twice changes nothing.
+    assert_eq!(cache(&mut conductor, batch(0, vec![CacheEvent::Cleared])).next, 2);
+    assert_eq!((deep(&mut conductor).0, conductor.counts().duplicates, conductor.counts().gaps), (10, 1, 1));
+    let lost = CacheBatch { seq: 9, change: CacheChange::Lost, events: vec![stored(long[..3].to_vec())] };
+    assert_eq!(cache(&mut conductor, lost).wanted, CacheRequest::Snapshot);
+    assert_eq!(deep(&mut conductor), (3, true));
+    let whole = CacheBatch { seq: 10, change: CacheChange::Snapshot, events: vec![stored(long)] };
+    assert_eq!(cache(&mut conductor, whole).wanted, CacheRequest::Nothing);
+    assert_eq!(deep(&mut conductor), (20, false));
+    let gone = CacheEvent::Removed {
+        lora: String::new(),
+        salt: String::new(),
+        tier: None,
+        hashes: prompt(1, 20)[4..].to_vec(),
+    };
+    cache(&mut conductor, batch(11, vec![gone]));
+    assert_eq!(deep(&mut conductor).0, 4);
+}
+
+#[test]
+fn an_instance_that_never_has_what_it_says_is_not_believed() {
+    let mut conductor = conductor(1);
+    for at in 0..4 {
+        let long = prompt(at, 100);
+        conductor.cache("p0", 1, batch(at, vec![stored(long.clone())]), 0).expect("known");
+        let answer = conductor.schedule(&asked(&format!("r{at}"), long), 0).expect("good");
+        assert_eq!(assigned(&answer).reuse_tokens, 1_600);
+        let reservation = assigned(&answer).reservation;
+        conductor.update(reservation, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, 0).expect("booked");
+        conductor.update(reservation, Step::Ended, 0).expect("booked");
+    }
+    assert_eq!(conductor.counts().disbelieved, 1);
+    let held = conductor.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
+    assert_eq!(held.holders, vec![]);
+    // Its next batch is answered with what would make it good.
+    assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheRequest::Snapshot);
+}
+
+#[test]
+fn hashes_of_another_kind_are_noticed() {
+    let mut conductor = conductor(1);
+    let mismatch = |conductor: &mut Conductor| conductor.table(0).pools[0].mismatch;
+    for at in 0..16 {
+        assert!(!mismatch(&mut conductor));
+        let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 100)), 0).expect("good");
+        let reservation = assigned(&answer).reservation;
+        conductor.update(reservation, Step::PrefillDone { reused_tokens: 1_000, took_ns: SECOND }, 0).expect("booked");
+        conductor.update(reservation, Step::Ended, 0).expect("booked");
+    }
+    assert!(mismatch(&mut conductor));
+}
+
+#[test]
+fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
+    let mut conductor = conductor(2);
+    let wait = |conductor: &mut Conductor, name: &str| {
+        let rows = conductor.table(0).instances;
+        rows.iter().find(|row| &*row.name == name).map(|row| row.wait_ns).expect("there")
+    };
+    let answer = conductor.schedule(&asked("a", prompt(1, 1_000)), 0).expect("good");
+    let busy = assigned(&answer).prefill.to_string();
+    let booked_ns = wait(&mut conductor, &busy);
+    assert!(booked_ns > 0);
+    conductor.report(&busy, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    assert_eq!(wait(&mut conductor, &busy), booked_ns);
+    let other = if busy == "p0" { "p1" } else { "p0" };
+    let much = Load { seq: 1, queued_tokens: u64::MAX, decode_tokens: u64::MAX, decodes: u32::MAX };
+    conductor.report(other, 1, much, 0).expect("known");
+    conductor.report("d0", 1, much, 0).expect("known");
+    assert!(wait(&mut conductor, other) <= 3_600 * SECOND);
+    let now = ScheduleRequest { mode: Mode::Now, ..asked("b", prompt(2, 10)) };
+    assert_eq!(assigned(&conductor.schedule(&now, 0).expect("good")).prefill.as_ref(), busy);
+}
+
+#[test]
+fn floods_end_at_limits() {
+    let mut conductor = conductor(2);
+    let mut refused = 0;
+    for at in 0..100 {
+        refused += usize::from(conductor.register(spec(&format!("x{at}"), Part::Mixed), 0).is_err());
+    }
+    assert_eq!((conductor.table(0).instances.len(), refused), (16, 87));
+    let full = (0..100).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 3)), 0).expect("good"));
+    let full = full.filter(|answer| matches!(answer, Answer::Refused { why: Why::Full, .. })).count();
+    assert_eq!(full, 36);
+    let models = (0..100).filter(|at| {
+        let other = InstanceSpec { model: format!("m{at}"), ..spec("p0", Part::Prefill) };
+        conductor.register(InstanceSpec { incarnation: 2 + at, ..other }, 0).is_ok()
+    });
+    assert_eq!(models.count(), 100, "a pool goes with its last instance");
+    assert_eq!(conductor.table(0).pools.len(), 2);
+}
+
+#[test]
+fn what_makes_no_sense_is_said() {
+    let mut conductor = conductor(1);
+    let mut wrong = |change: fn(&mut ScheduleRequest), expected: &str| {
+        let mut asked = asked("a", prompt(1, 10));
+        change(&mut asked);
+        let error = conductor.schedule(&asked, 0).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    wrong(|asked| asked.request.clear(), "1 to 128 bytes");
+    wrong(|asked| asked.tokens = 0, "0 tokens");
+    wrong(|asked| asked.tokens = 144, "10 blocks of 16");
+    wrong(|asked| asked.tokens = u32::MAX, "at most 2097152 in blocks of 16");
+    wrong(|asked| asked.context.model = "n".to_owned(), "no instance of model \"n\"");
+    wrong(|asked| asked.context.block_tokens = 32, "blocks of 32");
+    wrong(|asked| asked.context.tenant = "t".to_owned(), "tenant \"t\"");
+    wrong(|asked| asked.context.lora = "l".repeat(300), "300 bytes");
+    wrong(|asked| asked.hashes = vec![1; MAX_PROMPT_BLOCKS + 1], "larger blocks");
+    // A million tokens are a prompt like any other.
+    let long = prompt(1, 62_500);
+    conductor.cache("p0", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
+    assert_eq!(assigned(&conductor.schedule(&asked("b", long), 0).expect("good")).reuse_tokens, 1_000_000);
+}
+
+#[test]
+fn blocks_of_the_store_count_for_all_and_are_nobodys() {
+    let mut conductor = conductor(1);
+    let long = prompt(1, 600);
+    for (at, hash) in long.iter().enumerate() {
+        let part = at as u64 % 3;
+        assert_eq!(conductor.store_has(part, "", "m", *hash, true), Ok(true));
+    }
+    assert_eq!(conductor.store_has(0, "", "another", 5, true), Ok(false));
+    let found = conductor.query(&context(), &long, 4, Tiers::ALL).expect("served");
+    assert_eq!((found.holders.len(), found.pooled_tokens), (0, 9_600));
+    let answer = conductor.schedule(&asked("a", long.clone()), 0).expect("good");
+    assert_eq!(assigned(&answer).reuse_tokens, 9_600);
+    assert!(assigned(&answer).sources.iter().all(|source| source.instance.is_none()));
+    conductor.store_has(0, "", "m", long[300], false).expect("known");
+    assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 4_800);
+    conductor.store_cleared(1);
+    assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
+}
+
+/// More contexts than there may be share one, and nothing else.
+#[test]
+fn contexts_beyond_the_limit_share_nothing() {
+    let mut conductor = conductor(1);
+    let long = prompt(1, 10);
+    for at in 0..8 {
+        let event = CacheEvent::Stored {
+            lora: format!("l{at}"),
+            salt: String::new(),
+            tier: Tier::Gpu,
+            parent: None,
+            hashes: long[..=at as usize].to_vec(),
+        };
+        conductor.cache("p0", 1, batch(at, vec![event]), 0).expect("known");
+    }
+    for at in 0..8 {
+        let context = ContextKey { lora: format!("l{at}"), ..context() };
+        let held = conductor.query(&context, &long, 1, Tiers::SAID).expect("served");
+        assert_eq!(held.holders[0].gpu_tokens, (at + 1) * BLOCK, "{at}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Register(u8, u64),
+    Deregister(u8),
+    Report(u8, u64),
+    Cache(u8, u64, u64),
+    Ask(u8, u64, bool),
+    Update(u8, u8),
+    Reschedule(u8, u8),
+    Pass(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (0..4u8, 1..3u64).prop_map(|(name, incarnation)| Act::Register(name, incarnation)),
+        (0..4u8).prop_map(Act::Deregister),
+        (0..4u8, any::<u64>()).prop_map(|(name, load)| Act::Report(name, load)),
+        (0..4u8, 0..9u64, 0..5u64).prop_map(|(name, seq, seed)| Act::Cache(name, seq, seed)),
+        (0..30u8, 0..5u64, any::<bool>()).prop_map(|(id, seed, now)| Act::Ask(id, seed, now)),
+        (0..30u8, 0..5u8).prop_map(|(id, step)| Act::Update(id, step)),
+        (0..30u8, 0..4u8).prop_map(|(id, name)| Act::Reschedule(id, name)),
+        (0..4_000_000_000u64).prop_map(Act::Pass),
+    ]
+}
+
+proptest! {
+    /// Whatever is said in whatever order: a placed request goes to an instance that is there, and when all requests
+    /// have ended nothing is booked any more.
+    #[test]
+    fn nothing_is_left_behind(acts in prop::collection::vec(act(), 1..120)) {
+        let mut conductor = conductor(1);
+        let (mut now_ns, mut reservations) = (0, vec![0u64; 30]);
+        for act in acts {
+            match act {
+                Act::Register(name, incarnation) => {
+                    let part = if name == 3 { Part::Decode } else { Part::Mixed };
+                    let _ = conductor.register(InstanceSpec { incarnation, ..spec(&format!("i{name}"), part) }, now_ns);
+                }
+                Act::Deregister(name) => drop(conductor.deregister(&format!("i{name}"), 9, now_ns)),
+                Act::Report(name, load) => {
+                    let load = Load { seq: load % 7, queued_tokens: load, decode_tokens: load / 3, decodes: 3 };
+                    let _ = conductor.report(&format!("i{name}"), 1, load, now_ns);
+                }
+                Act::Cache(name, seq, seed) => {
+                    let batch = batch(seq, vec![stored(prompt(seed, 40))]);
+                    let _ = conductor.cache(&format!("i{name}"), 1, batch, now_ns);
+                }
+                Act::Ask(id, seed, now) => {
+                    let mode = if now { Mode::Now } else { Mode::Reserve };
+                    let mut asked = ScheduleRequest { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
+                    // Some have the longest prompt there may be.
+                    asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
+                    match conductor.schedule(&asked, now_ns) {
+                        Ok(Answer::Assigned(placed)) => {
+                            reservations[usize::from(id)] = placed.reservation;
+                            prop_assert!(placed.reuse_tokens <= asked.tokens);
+                        }
+                        Ok(Answer::Queued { reservation, .. }) => reservations[usize::from(id)] = reservation,
+                        _ => {}
+                    }
+                }
+                Act::Update(id, step) => {
+                    let done = Step::PrefillDone { reused_tokens: u32::MAX, took_ns: u64::MAX };
+                    let steps = [Step::PrefillStarted, done, Step::Decoding, Step::Alive, Step::Ended];
+                    let _ = conductor.update(reservations[usize::from(id)], steps[usize::from(step)], now_ns);
+                }
+                Act::Reschedule(id, name) => {
+                    let _ = conductor.reschedule(reservations[usize::from(id)], &[format!("i{name}")], now_ns);
+                }
+                Act::Pass(span_ns) => {
+                    now_ns += span_ns;
+                    let next_ns = conductor.tick(now_ns);
+                    prop_assert!(next_ns.is_none_or(|next_ns| next_ns > now_ns));
+                }
+            }
+            while conductor.take_told().is_some() {}
+        }
+        let forever_ns = now_ns + 10_000 * SECOND;
+        conductor.tick(forever_ns);
+        let table = conductor.table(forever_ns);
+        prop_assert!(table.instances.is_empty() && table.pools.is_empty(), "{:?}", table);
+    }
+}

@@ -1,0 +1,441 @@
+//! A simulated cluster: what each event does to it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use kvplane_conductor::cost::transfer_ns;
+use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig, Tier};
+use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
+use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, Scheduler, SchedulerConfig, Scratch};
+use kvplane_proto::rng::{Rng, mix64};
+
+use crate::cache::Cache;
+use crate::config::{DETECTED_NS, SimConfig, Work};
+use crate::copies::{CopyTraffic, LOOK_NS};
+use crate::decode::Decode;
+use crate::events::{Event, EventQueue};
+use crate::outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
+
+/// Between two samples of the load.
+const SAMPLE_NS: u64 = 10_000_000_000;
+/// Between two samples of replicas.
+const REPLICAS_NS: u64 = 30_000_000_000;
+
+struct Job {
+    id: usize,
+    ready_ns: u64,
+    /// Blocks that it gets from others, and whether they are kept.
+    fetched: Range<usize>,
+    keep: bool,
+    /// Blocks that it reuses, where that follows from when it was placed.
+    found: Option<usize>,
+}
+
+pub(crate) struct Node {
+    pub(crate) alive: bool,
+    pub(crate) cache: Cache,
+    queue: VecDeque<Job>,
+    /// Who is at work: number, cached tokens, how long it takes.
+    working: Option<(usize, u32, u64)>,
+    /// Blocks of the one at work that were fetched and are not kept.
+    skip: Range<usize>,
+    pub(crate) egress_until_ns: u64,
+    /// How long its NIC was busy with what it sent.
+    sent_ns: u64,
+    computed_ns: u64,
+}
+
+impl Node {
+    /// Sends what takes so long; when it is there.
+    pub(crate) fn send(&mut self, took_ns: u64, now_ns: u64) -> u64 {
+        self.egress_until_ns = self.egress_until_ns.max(now_ns) + took_ns;
+        self.sent_ns += took_ns;
+        self.egress_until_ns
+    }
+
+    /// Blocks of a prompt that it has, or got.
+    fn found(&self, work: &Work, fetched: &Range<usize>) -> usize {
+        let known = |(at, block): &(usize, &u64)| fetched.contains(at) || self.cache.has(**block);
+        work.blocks.iter().enumerate().take_while(known).count()
+    }
+}
+
+/// A simulated cluster that the scheduler under test serves a trace on.
+pub(crate) struct World<'a> {
+    pub(crate) config: &'a SimConfig,
+    pub(crate) trace: &'a [Work],
+    scheduler: Scheduler,
+    scratch: Scratch,
+    pub(crate) context: ContextId,
+    pub(crate) nodes: Vec<Node>,
+    decodes: Vec<Decode>,
+    pub(crate) events: EventQueue,
+    placements: Vec<Option<Placement>>,
+    served: Vec<RequestOutcome>,
+    pub(crate) open: usize,
+    rng: Rng,
+    pub(crate) outcome: Outcome,
+    uses: BTreeMap<u64, u64>,
+    pub(crate) copied: Option<CopyTraffic>,
+}
+
+/// Serves `trace`, which is in the order of arrival, on a cluster that `policy` schedules.
+#[must_use]
+pub fn run(trace: &[Work], config: &SimConfig, policy: Box<dyn Policy>) -> Outcome {
+    let mut world = World::new(trace, config, policy);
+    while let Some(event) = world.events.pop() {
+        world.handle(event);
+        world.assign();
+    }
+    world.finish()
+}
+
+/// What the scheduler is made of for a trace.
+fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
+    let blocks: usize = trace.iter().map(|work| work.blocks.len()).sum();
+    let index = IndexConfig { max_blocks: blocks.max(1024), max_holders: 64, ..IndexConfig::default() };
+    SchedulerConfig {
+        index,
+        block_tokens: config.block_tokens,
+        token_bytes: config.token_bytes,
+        nic_bytes_s: config.nic_bytes_s,
+        slo: config.slo,
+        decode_model: config.decode_model,
+        keeps_fetched: !config.pass_through,
+        ..SchedulerConfig::default()
+    }
+}
+
+impl<'a> World<'a> {
+    fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
+        let valid = "limits that follow from the trace";
+        let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
+        let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
+        let context = scheduler.context(&key).expect(valid);
+        for _ in 0..config.prefill {
+            scheduler.add_prefill().expect(valid);
+        }
+        for _ in 0..config.decode {
+            scheduler.add_decode(config.decode_tokens);
+        }
+        let node = |_| Node {
+            alive: true,
+            cache: Cache::new(config),
+            queue: VecDeque::new(),
+            working: None,
+            skip: 0..0,
+            egress_until_ns: 0,
+            sent_ns: 0,
+            computed_ns: 0,
+        };
+        let lost = |work: &Work| RequestOutcome {
+            fate: Fate::Lost,
+            ttft_ns: 0,
+            tbt_ns: 0,
+            reused_tokens: 0,
+            tokens: work.input_tokens,
+            prefill_ns: 0,
+            transfer_ns: 0,
+        };
+        let mut world = Self {
+            config,
+            trace,
+            scheduler,
+            scratch: Scratch::default(),
+            context,
+            nodes: (0..config.prefill).map(node).collect(),
+            decodes: (0..config.decode).map(|_| Decode::default()).collect(),
+            events: EventQueue::default(),
+            placements: vec![None; trace.len()],
+            served: trace.iter().map(lost).collect(),
+            open: trace.len(),
+            rng: Rng::new(config.seed, "sim"),
+            outcome: Outcome::default(),
+            uses: BTreeMap::new(),
+            copied: config.copies.map(CopyTraffic::new),
+        };
+        for (id, work) in trace.iter().enumerate() {
+            world.events.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
+        }
+        world.events.at(SAMPLE_NS, Event::Sample);
+        if config.replicas {
+            world.events.at(REPLICAS_NS, Event::Replicas);
+        }
+        if config.copies.is_some() {
+            world.events.at(LOOK_NS, Event::Copies);
+        }
+        if let Some(death_ns) = config.faults.death_ns {
+            world.events.at(death_ns, Event::Died { instance: 0 });
+        }
+        world
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Heard { instance, stored, removed } => {
+                // An instance that is lost in the meantime is unknown.
+                let _ = self.scheduler.removed(instance, self.context, Tier::Dram, &removed);
+                let _ = self.scheduler.stored(instance, self.context, Tier::Dram, None, &stored);
+            }
+            Event::Arrived { id } => self.arrived(id),
+            Event::Fetched { id, instance, blocks } => {
+                if self.nodes[instance].alive {
+                    self.nodes[instance].cache.put(&self.trace[id], blocks, &(0..0));
+                    self.tell(instance);
+                    self.start(instance);
+                }
+            }
+            Event::Prefilled { id, instance } => self.prefilled(id, instance),
+            Event::Decoded { instance, version } => {
+                if self.decodes[instance].version == version {
+                    self.decoded(instance);
+                }
+            }
+            Event::Died { instance } => {
+                let node = &mut self.nodes[instance];
+                node.alive = false;
+                node.queue.clear();
+                node.working = None;
+                self.events.at(self.events.now_ns() + DETECTED_NS, Event::Detected { instance });
+            }
+            Event::Detected { instance } => {
+                let lost = self.scheduler.lose_prefill(instance).unwrap_or_default();
+                lost.into_iter().for_each(|request| self.offer(request));
+            }
+            Event::Sample => self.sample(),
+            Event::Replicas => self.replicas(),
+            Event::Wake => {}
+            Event::Copies => self.copy_hot(),
+            Event::Copied { instance, key, chain } => self.copy_came(instance, key, &chain),
+        }
+    }
+
+    fn arrived(&mut self, id: usize) {
+        let work = &self.trace[id];
+        if self.config.replicas {
+            work.blocks.iter().for_each(|block| *self.uses.entry(*block).or_default() += 1);
+        }
+        let hashes: Arc<[u64]> = Arc::clone(&work.blocks);
+        let (arrival_ns, tokens) = (self.events.now_ns(), work.input_tokens);
+        self.offer(Request {
+            id: id as u64,
+            arrival_ns,
+            tokens,
+            context: self.context,
+            hashes,
+            barred: ExcludedInstances::default(),
+        });
+    }
+
+    fn offer(&mut self, request: Request) {
+        let id = request.id as usize;
+        let choice = self.scheduler.schedule(&request, self.events.now_ns(), &mut self.scratch);
+        let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
+        match choice {
+            Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
+            Choice::Wait if booked.is_ok() => {}
+            _ => self.end(id, Fate::Refused),
+        }
+    }
+
+    /// Sends those who wait on their way, as far as the Conductor says so.
+    fn assign(&mut self) {
+        while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
+            match next {
+                Next::Goes { id, placement } => self.place(id as usize, placement),
+                Next::Refused { id, .. } => self.end(id as usize, Fate::Refused),
+            }
+        }
+    }
+
+    fn place(&mut self, id: usize, placement: Placement) {
+        self.placements[id] = Some(placement);
+        let at = placement.prefill;
+        let (ready_ns, fetched, keep) = match placement.fetch {
+            Fetch::Nothing => (self.events.now_ns(), 0..0, true),
+            Fetch::One(source) => {
+                let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &[source]);
+                (ready_ns, fetched, true)
+            }
+            Fetch::Pool { keep } => {
+                let all: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != at).collect();
+                let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &all);
+                (ready_ns, fetched, keep && !self.config.pass_through)
+            }
+        };
+        if !fetched.is_empty() {
+            self.served[id].transfer_ns = ready_ns - self.events.now_ns();
+            self.note_fetch(id, fetched.end);
+            let blocks = if keep { fetched.end } else { 0 };
+            self.events.at(ready_ns, Event::Fetched { id, instance: at, blocks });
+        }
+        let found = self.config.at_once.then(|| self.have_at_once(id, at, &fetched));
+        self.nodes[at].queue.push_back(Job { id, ready_ns, fetched, keep, found });
+        self.start(at);
+    }
+
+    /// Has an instance hold all of a prompt from now on; how many of its blocks it had, or gets from others.
+    fn have_at_once(&mut self, id: usize, at: usize, fetched: &Range<usize>) -> usize {
+        let (node, work) = (&mut self.nodes[at], &self.trace[id]);
+        let found = node.found(work, fetched);
+        node.cache.touch(work, found);
+        node.cache.put(work, work.blocks.len(), &(0..0));
+        self.tell(at);
+        found
+    }
+
+    /// Moves what `at` lacks of the first `tokens` of a prompt from `sources`, each block from one that has it. Says
+    /// when all is there, and which blocks that are.
+    fn fetch(&mut self, id: usize, at: usize, tokens: u32, sources: &[usize]) -> (u64, Range<usize>) {
+        let work = &self.trace[id];
+        let wanted = (tokens.div_ceil(self.config.block_tokens) as usize).min(work.blocks.len());
+        let here = self.nodes[at].cache.prefix(&work.blocks[..wanted]);
+        let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
+        let block_ns = transfer_ns(block_bytes, self.config.nic_bytes_s);
+        let (mut end, mut last, mut ready_ns, mut moved) = (here, None, self.events.now_ns(), 0);
+        for block in &work.blocks[here..wanted] {
+            let has = |source: &usize| self.nodes[*source].alive && self.nodes[*source].cache.has(*block);
+            if !self.nodes[at].cache.has(*block) {
+                let least = || sources.iter().copied().filter(has).min_by_key(|at| self.nodes[*at].egress_until_ns);
+                let Some(source) = last.filter(has).or_else(least) else { break };
+                last = Some(source);
+                let node = &mut self.nodes[source];
+                node.cache.touch_block(*block);
+                ready_ns = ready_ns.max(node.send(block_ns, self.events.now_ns()));
+                moved += 1;
+            }
+            end += 1;
+        }
+        // What comes from many still enters by one NIC.
+        (ready_ns.max(self.events.now_ns() + moved * block_ns), here..end)
+    }
+
+    /// Starts the next prefill of an instance if it can.
+    fn start(&mut self, instance: usize) {
+        let node = &mut self.nodes[instance];
+        let Some(job) = node.queue.front() else { return };
+        if !node.alive || node.working.is_some() || job.ready_ns > self.events.now_ns() {
+            return;
+        }
+        let id = job.id;
+        let Some(Job { fetched, keep, found, .. }) = node.queue.pop_front() else { return };
+        let work = &self.trace[id];
+        let found = found.unwrap_or_else(|| node.found(work, &fetched));
+        node.cache.touch(work, found);
+        node.skip = if keep { 0..0 } else { fetched };
+        let cached = (found as u32 * self.config.block_tokens).min(work.input_tokens);
+        let misjudged = 1.0 + self.config.faults.misjudged;
+        let factor = if misjudged > 1.0 { misjudged.powf(2.0 * self.rng.unit() - 1.0) } else { 1.0 };
+        let took_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
+        node.working = Some((id, cached, took_ns));
+        node.computed_ns += took_ns;
+        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.events.now_ns());
+        self.events.at(self.events.now_ns() + took_ns, Event::Prefilled { id, instance });
+        // What is about to be free takes the next.
+        self.events
+            .at((self.events.now_ns() + took_ns).saturating_sub(60_000_000).max(self.events.now_ns()), Event::Wake);
+    }
+
+    fn prefilled(&mut self, id: usize, instance: usize) {
+        let Some((_, reused, took_ns)) = self.nodes[instance].working.take_if(|working| working.0 == id) else {
+            return;
+        };
+        let work = &self.trace[id];
+        let node = &mut self.nodes[instance];
+        let skip = std::mem::take(&mut node.skip);
+        node.cache.put(work, work.blocks.len(), &skip);
+        let served = &mut self.served[id];
+        served.prefill_ns += took_ns;
+        served.reused_tokens = reused;
+        served.ttft_ns = self.events.now_ns() - (work.arrival_ns as f64 / self.config.load) as u64;
+        self.tell(instance);
+        let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.events.now_ns());
+        let decode = self.placements[id].and_then(|placement| placement.decode);
+        match decode {
+            _ if self.decodes.is_empty() => self.end(id, Fate::Served),
+            Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
+                self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
+                self.decoded(decode);
+            }
+            _ => self.end(id, Fate::RefusedLate),
+        }
+        self.start(instance);
+    }
+
+    /// Brings a decode instance up to date and lets in who waits.
+    fn decoded(&mut self, instance: usize) {
+        let model = self.config.decode_model;
+        for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
+            self.served[id].tbt_ns = tbt_ns as u64;
+            self.end(id, Fate::Served);
+        }
+        for id in self.decodes[instance].admit(self.config.decode_tokens) {
+            let _ = self.scheduler.update(id as u64, Progress::Decoding, self.events.now_ns());
+        }
+        if let Some(next_ns) = self.decodes[instance].next_ns(&model) {
+            let version = self.decodes[instance].version;
+            self.events.at(next_ns.max(self.events.now_ns() + 1), Event::Decoded { instance, version });
+        }
+    }
+
+    fn end(&mut self, id: usize, fate: Fate) {
+        self.served[id].fate = fate;
+        self.open -= 1;
+        // Who was refused was never booked.
+        let _ = self.scheduler.release(id as u64);
+    }
+
+    /// Sends what came and went in a cache to the Conductor.
+    pub(crate) fn tell(&mut self, instance: usize) {
+        let (stored, removed) = self.nodes[instance].cache.changes();
+        let lost = self.config.faults.lost;
+        if stored.is_empty() && removed.is_empty() || lost > 0.0 && self.rng.chance(lost) {
+            return;
+        }
+        self.events.at(self.events.now_ns() + self.config.faults.stale_ns, Event::Heard { instance, stored, removed });
+    }
+
+    fn sample(&mut self) {
+        let load: f64 = self.nodes.iter().map(|node| self.backlog_s(node)).sum();
+        let alive = self.nodes.iter().filter(|node| node.alive).count().max(1);
+        self.outcome.prefill_load.push(load / alive as f64);
+        if self.open > 0 && !self.events.is_empty() {
+            self.events.at(self.events.now_ns() + SAMPLE_NS, Event::Sample);
+        }
+    }
+
+    fn backlog_s(&self, node: &Node) -> f64 {
+        let job = |id: usize, cached| self.config.truth.predict_ns(self.trace[id].input_tokens, cached) as f64 / 1e9;
+        let queued = node.queue.iter().map(|job| {
+            let reuse = self.placements[job.id].map_or(0, |placement| placement.reuse);
+            (job.id, reuse)
+        });
+        queued.chain(node.working.map(|(id, cached, _)| (id, cached))).map(|(id, cached)| job(id, cached)).sum()
+    }
+
+    fn replicas(&mut self) {
+        let mut ranked: Vec<(u64, u64)> = self.uses.iter().map(|(block, uses)| (*uses, *block)).collect();
+        ranked.sort_unstable_by_key(|(uses, block)| (Reverse(*uses), mix64(*block)));
+        let ranks = [1, 10, 100, 1000, 10_000].map(|rank: usize| {
+            let block = ranked.get(rank - 1).map(|(_, block)| *block);
+            block.map_or(0, |block| self.nodes.iter().filter(|node| node.cache.has(block)).count() as u32)
+        });
+        self.outcome.replicas.push(ReplicaSample { at_ns: self.events.now_ns(), ranks });
+        if self.open > 0 {
+            self.events.at(self.events.now_ns() + REPLICAS_NS, Event::Replicas);
+        }
+    }
+
+    fn finish(mut self) -> Outcome {
+        let computed: Vec<f64> = self.nodes.iter().map(|node| node.computed_ns as f64).collect();
+        let mean = computed.iter().sum::<f64>() / computed.len().max(1) as f64;
+        self.outcome.imbalance = computed.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
+        let sent: Vec<f64> = self.nodes.iter().map(|node| node.sent_ns as f64).collect();
+        let mean = sent.iter().sum::<f64>() / sent.len().max(1) as f64;
+        self.outcome.egress_imbalance = sent.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
+        self.outcome.requests = self.served;
+        self.outcome
+    }
+}

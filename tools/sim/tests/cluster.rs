@@ -1,0 +1,164 @@
+//! Small simulated clusters whose outcome is plain to see.
+
+use std::sync::Arc;
+
+use kvplane_conductor::copies::CopyConfig;
+use kvplane_conductor::cost::PrefillModel;
+use kvplane_conductor::policy::{Algorithm1, Ours, Policy, Slo};
+use kvplane_proto::rng::Rng;
+use kvplane_sim::{Fate, Faults, Order, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run, side_by_side};
+
+fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
+    Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
+}
+
+/// Sessions whose prompts grow, on a shared head, a little faster than one instance could serve.
+fn sessions(count: usize, seed: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "sessions");
+    let mut trace: Vec<Work> = Vec::new();
+    let mut prompts: Vec<Vec<u64>> = Vec::new();
+    let mut next = 1;
+    for at in 0..count {
+        let from = rng.below(prompts.len() as u64 + 3) as usize;
+        let mut blocks = prompts.get(from).cloned().unwrap_or_else(|| vec![0]);
+        for _ in 0..1 + rng.below(20) {
+            blocks.push(next);
+            next += 1;
+        }
+        trace.push(work(at as u64 * 300, blocks.len() as u32 * 512, &blocks));
+        if from < prompts.len() {
+            prompts[from] = blocks;
+        } else {
+            prompts.push(blocks);
+        }
+    }
+    trace
+}
+
+#[test]
+fn a_prefix_is_computed_once_and_reused() {
+    let blocks: Vec<u64> = (0..16).collect();
+    let trace = [work(0, 8192, &blocks), work(10_000, 8192, &blocks)];
+    let config = SimConfig { prefill: 2, ..SimConfig::default() };
+    let model = PrefillModel::default();
+    for policy in [Box::new(Algorithm1::default()) as Box<dyn Policy>, Box::new(Ours::default())] {
+        let outcome = run(&trace, &config, policy);
+        assert_eq!(outcome.requests[0].ttft_ns, model.predict_ns(8192, 0));
+        assert_eq!(outcome.requests[1].ttft_ns, model.predict_ns(8192, 8192));
+        assert_eq!(outcome.hit(), 0.5);
+    }
+}
+
+#[test]
+fn blocks_are_there_when_they_are_computed_or_at_once() {
+    let blocks: Vec<u64> = (0..16).collect();
+    // A second prompt that comes while the first is computed, for an instance that is not the first's.
+    let trace = [work(0, 8192, &blocks), work(1, 8192, &blocks)];
+    let model = PrefillModel::default();
+    let all = SimConfig { prefill: 2, ..SimConfig::default() };
+    for (at_once, hit) in [(false, 0.0), (true, 0.5)] {
+        let config = SimConfig { at_once, ..all.clone() };
+        let outcome = run(&trace, &config, Box::new(Algorithm1::default()));
+        assert_eq!(outcome.requests[0].ttft_ns, model.predict_ns(8192, 0));
+        assert_eq!(outcome.hit(), hit, "at once: {at_once}");
+    }
+}
+
+#[test]
+fn everybody_is_served_and_runs_repeat() {
+    let trace = sessions(400, 3);
+    let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };
+    for (policy, again) in side_by_side().into_iter().zip(side_by_side()) {
+        let name = policy.name();
+        let (first, second) = (run(&trace, &config, policy), run(&trace, &config, again));
+        assert_eq!(first.count(Fate::Served), trace.len(), "{name}");
+        assert!(first.requests.iter().all(|served| served.tbt_ns >= 26_000_000), "{name}");
+        assert_eq!(first.mean_ttft_s().to_bits(), second.mean_ttft_s().to_bits(), "{name}");
+    }
+}
+
+#[test]
+fn ours_is_between_the_bound_and_those_who_see_no_cache() {
+    let trace = sessions(600, 5);
+    let config = SimConfig { prefill: 3, load: 2.0, ..SimConfig::default() };
+    let bound = bound(&trace, &config, Order::Shortest).mean_ttft_s();
+    let means: Vec<f64> = side_by_side().into_iter().map(|policy| run(&trace, &config, policy).mean_ttft_s()).collect();
+    let ours = *means.last().unwrap();
+    assert!(ours >= bound * 0.999, "{ours} against {bound}");
+    assert!(means[..3].iter().all(|mean| ours <= *mean), "{means:?}");
+}
+
+#[test]
+fn what_goes_wrong_loses_nobody() {
+    let trace = sessions(300, 9);
+    let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
+    let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
+    for policy in side_by_side() {
+        let name = policy.name();
+        let outcome = run(&trace, &config, policy);
+        assert_eq!(outcome.count(Fate::Served), trace.len(), "{name}");
+    }
+}
+
+#[test]
+fn admission_refuses_at_arrival() {
+    let trace = sessions(600, 11);
+    let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
+    let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
+    for rejection in [Rejection::Baseline, Rejection::Early, Rejection::Predicted] {
+        let outcome = run(&trace, &config, Box::new(RejectingAlgorithm1::new(rejection)));
+        assert!(outcome.count(Fate::Refused) > 50, "{rejection:?}");
+    }
+    let paper = run(&trace, &config, Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() }));
+    assert!(paper.count(Fate::Refused) > 50);
+    let ours = run(&trace, &config, Box::new(Ours { refuses: true, ..Ours::default() }));
+    assert_eq!(ours.count(Fate::RefusedLate), 0);
+    let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
+    assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
+}
+
+/// Long documents: each is read once, and then asked about again and again, one much more than the others.
+fn documents(count: u64, seed: u64, gap: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "documents");
+    let document = |number: u64| (0..40).map(move |block| 1 + number * 100 + block);
+    let read = (0..20).map(|number| work(number * 4_000, 40 * 512, &document(number).collect::<Vec<_>>()));
+    let mut trace: Vec<Work> = read.collect();
+    for at in 0..count {
+        let number = if rng.chance(0.6) { 0 } else { rng.below(20) };
+        let blocks: Vec<u64> = document(number).chain((0..8).map(|block| 1 << 40 | at << 4 | block)).collect();
+        trace.push(work(100_000 + at * gap, 48 * 512, &blocks));
+    }
+    trace
+}
+
+fn copying(config: &SimConfig) -> SimConfig {
+    let copies = CopyConfig { most_bytes: u64::MAX, most_places: 8, ..CopyConfig::default() };
+    SimConfig { copies: Some(copies), ..config.clone() }
+}
+
+#[test]
+fn copies_relieve_the_node_that_everybody_fetches_from() {
+    let trace = documents(4_000, 7, 130);
+    let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
+    let ours = || Box::new(Ours::default());
+    let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
+    // All of it was sent by one of eight.
+    assert_eq!((without.copied, without.egress_imbalance), (0, 8.0));
+    assert!((1..=8).contains(&with.copied) && with.egress_imbalance < 6.0, "{}", with.egress_imbalance);
+    assert!(with.transfer_s() < without.transfer_s() / 2.0, "{} and {} s", with.transfer_s(), without.transfer_s());
+    assert!(with.mean_ttft_s() < without.mean_ttft_s() / 4.0);
+    assert_eq!(with.count(Fate::Served), trace.len());
+}
+
+#[test]
+fn copies_make_nothing_worse_where_nobody_waits_for_a_nic() {
+    for (trace, config) in [
+        (sessions(400, 3), SimConfig { prefill: 4, ..SimConfig::default() }),
+        (documents(1_000, 9, 200), SimConfig { prefill: 8, ..SimConfig::default() }),
+        (documents(1_000, 9, 130), SimConfig { nic_bytes_s: 40_000_000_000, ..SimConfig::default() }),
+    ] {
+        let ours = || Box::new(Ours::default());
+        let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
+        assert!(with.mean_ttft_s() <= without.mean_ttft_s() * 1.01, "{} s", with.mean_ttft_s());
+    }
+}
