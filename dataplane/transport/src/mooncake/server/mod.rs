@@ -13,12 +13,13 @@ mod connection;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
-use connection::{Connection, DRAIN_BYTES, Over, Tally, Turn};
+use connection::{DRAIN_BYTES, Over, ServedConnection, Tally, Turn};
 use kvplane_sys::{Interest, IoBuf, Poller, net, stream};
 
-use super::table::Table;
 use super::wire::Request;
+use crate::table::Table;
 use crate::token::{Source, Token};
+use crate::turns::Turns;
 use crate::types::ConnectionId;
 
 /// Connections accepted in one round.
@@ -97,7 +98,9 @@ pub struct ServerCounters {
 pub struct Server {
     options: ServerOptions,
     listener: Option<TcpListener>,
-    connections: Table<Connection>,
+    connections: Table<ServedConnection>,
+    /// Connections that are due for a turn.
+    due: Turns,
     may_accept: bool,
     accept_after_ns: Option<u64>,
     sweep_ns: u64,
@@ -113,6 +116,7 @@ impl Server {
             options,
             listener: None,
             connections: Table::new(),
+            due: Turns::new(),
             may_accept: false,
             accept_after_ns: None,
             sweep_ns: u64::MAX,
@@ -144,7 +148,7 @@ impl Server {
     pub fn ready(&mut self, token: Token) {
         match token.source {
             Source::MooncakeListener => self.may_accept = true,
-            _ => self.connections.mark_due(ConnectionId { index: token.index, generation: token.generation }),
+            _ => self.mark_due(ConnectionId { index: token.index, generation: token.generation }),
         }
     }
 
@@ -156,8 +160,8 @@ impl Server {
             self.accept(poller, ranges, now_ns);
         }
         let mut moved_bytes = 0;
-        for _ in 0..self.connections.due() {
-            let Some(id) = self.connections.next_due() else { break };
+        for _ in 0..self.due.len() {
+            let Some(id) = self.next_due() else { break };
             progress = true;
             moved_bytes += self.turn(poller, ranges, id, now_ns);
             if moved_bytes >= ROUND_BYTES {
@@ -178,7 +182,7 @@ impl Server {
     /// Whether a connection used up its share and has more to do.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.may_accept || self.connections.due() > 0
+        self.may_accept || !self.due.is_empty()
     }
 
     /// When [`Self::drive`] wants to be called at the latest.
@@ -210,6 +214,23 @@ impl Server {
         &self.counters
     }
 
+    /// Queues a connection for a turn, once.
+    fn mark_due(&mut self, id: ConnectionId) {
+        if self.connections.get(id).is_some() {
+            self.due.mark(id.index);
+        }
+    }
+
+    /// The next connection that is due.
+    fn next_due(&mut self) -> Option<ConnectionId> {
+        while let Some(index) = self.due.pop() {
+            if self.connections.at(index).is_some() {
+                return Some(self.connections.id_at(index));
+            }
+        }
+        None
+    }
+
     fn accept(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) {
         for _ in 0..ACCEPTS_PER_ROUND {
             let Some(listener) = &self.listener else { return };
@@ -230,7 +251,7 @@ impl Server {
             if net::set_nodelay(socket.as_fd()).is_err() {
                 continue;
             }
-            let id = self.connections.insert(Connection::new(TcpStream::from(socket), now_ns));
+            let id = self.connections.insert(ServedConnection::new(TcpStream::from(socket), now_ns));
             let Some(connection) = self.connections.get(id) else { return };
             if poller.add(connection.stream.as_fd(), token(id).to_bits(), Interest::BothEdges).is_err() {
                 self.close(poller, ranges, id);
@@ -239,7 +260,7 @@ impl Server {
             self.counters.accepted += 1;
             self.sweep_ns = self.sweep_ns.min(now_ns.saturating_add(self.sweep_period_ns()));
             // Who connects has something to ask, most likely.
-            self.connections.mark_due(id);
+            self.mark_due(id);
         }
         self.may_accept = true;
     }
@@ -258,7 +279,7 @@ impl Server {
 
     fn turn(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId, now_ns: u64) -> usize {
         self.scratch.resize(DRAIN_BYTES, 0);
-        let Some(connection) = self.connections.get(id) else { return 0 };
+        let Some(connection) = self.connections.get_mut(id) else { return 0 };
         let mut tally = Tally::default();
         let turn = connection.turn(ranges, &self.options, &mut tally, &mut self.scratch, now_ns);
         self.counters.reads += tally.reads;
@@ -267,7 +288,7 @@ impl Server {
         let moved_bytes = tally.moved_bytes;
         match turn {
             Turn::Wait => {}
-            Turn::Again => self.connections.mark_due(id),
+            Turn::Again => self.mark_due(id),
             Turn::Over(how) => {
                 self.counters.garbage += u64::from(how == Over::Garbage);
                 self.counters.torn += u64::from(how == Over::Torn);

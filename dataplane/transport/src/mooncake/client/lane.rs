@@ -96,7 +96,8 @@ pub(super) enum State {
     Open,
 }
 
-pub(super) struct Connection {
+/// A connection to a stock engine.
+pub(super) struct Lane {
     pub(super) address: SocketAddr,
     pub(super) stream: TcpStream,
     pub(super) state: State,
@@ -113,8 +114,6 @@ pub(super) struct Connection {
     pub(super) expect: Expect,
     /// Answers that came without the peer.
     pub(super) replies: VecDeque<Header>,
-    /// Whether it is in the queue of those that may have input.
-    pub(super) ready: bool,
 }
 
 /// How sending went.
@@ -133,7 +132,7 @@ pub(super) enum ReceiveOutcome {
     Ended(i32),
 }
 
-impl Connection {
+impl Lane {
     pub(super) fn new(address: SocketAddr, stream: TcpStream, dialect: Dialect, until_ns: u64) -> Self {
         Self {
             address,
@@ -147,7 +146,6 @@ impl Connection {
             send_broken: false,
             expect: Expect::Answer,
             replies: VecDeque::new(),
-            ready: false,
         }
     }
 
