@@ -79,7 +79,7 @@ impl Commands {
         self.is_used && part.ssd.namespace().is_some_and(|namespace| op.bytes <= namespace.command_bytes_most())
     }
 
-    /// Queues a read or a write; also whether its memory was pinned before.
+    /// Queues a read or a write. Whether its memory was pinned before.
     pub(super) fn issue(
         &mut self,
         part: &Part,
@@ -87,13 +87,13 @@ impl Commands {
         pieces: &[IoBuf],
         offset: u64,
         token: u64,
-    ) -> (Result<(), RingFull>, bool) {
+    ) -> Result<bool, RingFull> {
         let is_pinned = matches!(pieces, [piece] if self.ring.is_registered(piece));
-        let Some(namespace) = part.ssd.namespace() else { return (Err(RingFull), false) };
-        let queued = match action {
+        let namespace = part.ssd.namespace().ok_or(RingFull)?;
+        match action {
             Action::Write { durable } => self.ring.write_command(namespace, pieces, offset, durable, token),
             _ => self.ring.read_command(namespace, pieces, offset, token),
-        };
-        (queued, is_pinned)
+        }?;
+        Ok(is_pinned)
     }
 }
