@@ -42,6 +42,22 @@ impl Turns {
     }
 }
 
+/// The turns of connections in the rounds of a host.
+pub(crate) struct Rounds {
+    /// Connections with input to take.
+    pub(crate) ready: Turns,
+    /// Connections with output to send.
+    pub(crate) dirty: Turns,
+    /// Connections with more input than their share of this round.
+    pub(crate) again: Vec<u32>,
+}
+
+impl Rounds {
+    pub(crate) const fn new() -> Self {
+        Self { ready: Turns::new(), dirty: Turns::new(), again: Vec::new() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
