@@ -116,6 +116,13 @@ impl<T> Table<T> {
             Some((id, place.content.as_ref()?))
         })
     }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut T)> {
+        self.places.iter_mut().enumerate().filter_map(|(index, place)| {
+            let id = ConnectionId { index: index as u32, generation: place.generation };
+            Some((id, place.content.as_mut()?))
+        })
+    }
 }
 
 #[cfg(test)]

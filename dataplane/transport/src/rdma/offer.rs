@@ -13,7 +13,7 @@
 use kvplane_proto::Status;
 use kvplane_sys::verbs::{Gid, GidKind, LinkLayer, Mtu};
 
-use super::credits::GRANT_LEAST;
+use super::link::GRANT_LEAST;
 use super::wire::{ENVELOPE_BYTES, KEY_BYTES, VERSION, WireError, word16, word32, word64};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"KVPO");

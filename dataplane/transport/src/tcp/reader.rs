@@ -349,3 +349,46 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvplane_proto::RequestId;
+    use kvplane_proto::message::{Kind, Operation};
+    use kvplane_sys::{HugePages, Region, RegionOptions};
+
+    #[test]
+    fn a_frame_is_taken_as_a_whole_and_the_payload_that_came_along_is_put_in_place() {
+        let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
+        let (body, payload) = ([5; 100], [7; 50]);
+        let header = Header::request(Kind::Request(Operation::Put), RequestId::default());
+        let header = header.with_body(&body, 1).with_payload(payload.len() as u64, None);
+        let frame = [&header.encode()[..], &body, &payload[..20]].concat();
+        let mut take = |reader: &mut Reader, staging: &mut Staging| {
+            reader.take_frame(staging, &mut scratch, |_| Ok(())).expect("a frame")
+        };
+        reader.enter(1, &mut staging);
+        staging.take(&frame[..HEADER_BYTES + 10]).expect("there is room");
+        assert_eq!(take(&mut reader, &mut staging), None, "the rest of its body has not come");
+        staging.take(&frame[HEADER_BYTES + 10..]).expect("there is room");
+        assert_eq!(take(&mut reader, &mut staging), Some(header));
+        let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("reader", 4096) };
+        let buffer = IoBuf::new(Region::allocate(&options).expect("memory"), 0, payload.len());
+        reader.place_payload(Target::Memory { buffer: buffer.clone(), checksum: false }, &mut staging);
+        let left = reader.payload().map(|payload| payload.left_bytes);
+        assert_eq!((left, staging.unread().len()), (Some(30), 0));
+        let mut found = [0; 20];
+        buffer.region().copy_out(0, &mut found);
+        assert_eq!(found, payload[..20]);
+        assert_eq!(scratch, body);
+    }
+
+    #[test]
+    fn a_header_that_is_refused_is_not_waited_for() {
+        let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
+        let header = Header::request(Kind::Request(Operation::Get), RequestId::default()).with_body(&[1; 64], 1);
+        staging.give_to(1, &header.encode());
+        let refused = FrameError::TooLong { field: "first frame", value: 64, limit: 1 };
+        assert_eq!(reader.take_frame(&mut staging, &mut scratch, |_| Err(refused)), Err(refused));
+    }
+}

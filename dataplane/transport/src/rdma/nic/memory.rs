@@ -9,14 +9,10 @@ use std::sync::Arc;
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 use kvplane_sys::{IoBuf, Region};
 
-use super::Rdma;
-use super::mixing::MixedMap;
-
-/// Memory from which on each device's registration has a thread of its own.
-const ALONE_BYTES: usize = 256 << 20;
+use crate::rdma::mixing::MixedMap;
 
 /// The registered memory of one device.
-pub(super) struct MemoryTable {
+pub(in crate::rdma) struct MemoryTable {
     domain: ProtectionDomain,
     /// By the region's place in memory, which the registration keeps alive; none where it was refused.
     regions: MixedMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
@@ -33,24 +29,24 @@ fn name(region: &Arc<Region>) -> usize {
 }
 
 /// Rights for our own requests and for peers that are told the key.
-pub(super) fn access(region: &Region, writable: bool) -> Access {
+pub(in crate::rdma) fn access(region: &Region, writable: bool) -> Access {
     let local_write = region.writable();
     Access { local_write, remote_write: local_write && writable, ..Access::REMOTE }
 }
 
 impl MemoryTable {
-    pub(super) fn new(domain: &ProtectionDomain, most: u32) -> Self {
+    pub(in crate::rdma) fn new(domain: &ProtectionDomain, most: u32) -> Self {
         Self { domain: domain.clone(), regions: MixedMap::default(), last: None, most: most as usize, problem: None }
     }
 
     /// Registers a region, if it is not. Whether it is usable by the device.
-    pub(super) fn ensure(&mut self, region: &Arc<Region>) -> bool {
+    pub(in crate::rdma) fn ensure(&mut self, region: &Arc<Region>) -> bool {
         self.find(region).is_some()
     }
 
     /// The registration of a region, made now if there is none; none when it is not usable by the device.
     #[inline]
-    pub(super) fn find(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
+    pub(in crate::rdma) fn find(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
         if self.last.as_ref().is_none_or(|(last, _)| *last != name(region)) {
             let memory = self.look_up(region)?.clone();
             self.last = Some((name(region), memory));
@@ -72,45 +68,23 @@ impl MemoryTable {
     }
 
     /// The registration of a region that was ensured.
-    pub(super) fn get(&self, region: &Arc<Region>) -> Option<&MemoryRegion> {
+    pub(in crate::rdma) fn get(&self, region: &Arc<Region>) -> Option<&MemoryRegion> {
         self.regions.get(&name(region))?.1.as_ref()
     }
 
     /// A part of memory for a request: the first `bytes` of a buffer whose region was ensured.
-    pub(super) fn piece(&self, buffer: &IoBuf, bytes: u32) -> Option<Piece<'_>> {
+    pub(in crate::rdma) fn piece(&self, buffer: &IoBuf, bytes: u32) -> Option<Piece<'_>> {
         self.get(buffer.region())?.piece(buffer.offset(), bytes)
     }
 
     /// Lets go of a region. Requests on it keep its registration until they are over.
-    pub(super) fn forget(&mut self, region: &Arc<Region>) {
+    pub(in crate::rdma) fn forget(&mut self, region: &Arc<Region>) {
         self.last = None;
         self.regions.remove(&name(region));
     }
 
     /// Why memory was refused, once.
-    pub(super) const fn take_problem(&mut self) -> Option<String> {
+    pub(in crate::rdma) const fn take_problem(&mut self) -> Option<String> {
         self.problem.take()
-    }
-}
-
-impl Rdma {
-    /// Registers memory with all devices now instead of at its first use.
-    ///
-    /// Long regions are registered by a thread for each device, as pinning takes its time.
-    pub fn register(&mut self, region: &Arc<Region>) {
-        let (first, others) = match &mut self.nics[..] {
-            [] => return,
-            [first, others @ ..] if region.bytes() >= ALONE_BYTES => (first, others),
-            nics => return nics.iter_mut().for_each(|nic| _ = nic.memory.ensure(region)),
-        };
-        std::thread::scope(|scope| {
-            for nic in others {
-                let memory = &mut nic.memory;
-                let builder = std::thread::Builder::new().name("kvp-register".to_owned());
-                // Without a thread for it, it is registered when it is first needed.
-                let _ = builder.spawn_scoped(scope, move || memory.ensure(region));
-            }
-            first.memory.ensure(region);
-        });
     }
 }

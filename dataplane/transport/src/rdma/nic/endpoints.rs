@@ -7,9 +7,9 @@
 
 /// A place in the pool. With its generation a name is never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct EndpointId {
-    pub(super) index: u32,
-    pub(super) generation: u32,
+pub(in crate::rdma) struct EndpointId {
+    pub(in crate::rdma) index: u32,
+    pub(in crate::rdma) generation: u32,
 }
 
 /// The end of a list.
@@ -25,7 +25,7 @@ struct Entry {
 }
 
 /// A bounded set of endpoints.
-pub(super) struct Endpoints {
+pub(in crate::rdma) struct Endpoints {
     entries: Vec<Entry>,
     free: Vec<u32>,
     capacity: usize,
@@ -38,7 +38,7 @@ pub(super) struct Endpoints {
 
 impl Endpoints {
     /// A pool for so many.
-    pub(super) const fn new(capacity: usize) -> Self {
+    pub(in crate::rdma) const fn new(capacity: usize) -> Self {
         Self {
             entries: Vec::new(),
             free: Vec::new(),
@@ -51,7 +51,7 @@ impl Endpoints {
     }
 
     /// A place for a new one; none when the pool is full.
-    pub(super) fn insert(&mut self) -> Option<EndpointId> {
+    pub(in crate::rdma) fn insert(&mut self) -> Option<EndpointId> {
         if self.taken == self.capacity {
             return None;
         }
@@ -72,7 +72,7 @@ impl Endpoints {
     }
 
     /// Gives a place back; false for one that was given back before.
-    pub(super) fn remove(&mut self, id: EndpointId) -> bool {
+    pub(in crate::rdma) fn remove(&mut self, id: EndpointId) -> bool {
         if !self.has(id) {
             return false;
         }
@@ -99,14 +99,14 @@ impl Endpoints {
     }
 
     /// It was used.
-    pub(super) fn touch(&mut self, id: EndpointId) {
+    pub(in crate::rdma) fn touch(&mut self, id: EndpointId) {
         if self.has(id) {
             self.entries[id.index as usize].visited = true;
         }
     }
 
     /// The one to give up for another, of those that are `idle`; none when all are in use. It stays until removed.
-    pub(super) fn victim(&mut self, mut idle: impl FnMut(EndpointId) -> bool) -> Option<EndpointId> {
+    pub(in crate::rdma) fn victim(&mut self, mut idle: impl FnMut(EndpointId) -> bool) -> Option<EndpointId> {
         // Twice around: once to take marks away, once to find one without.
         for _ in 0..2 * self.taken {
             if self.hand == NOWHERE {
@@ -125,12 +125,12 @@ impl Endpoints {
     }
 
     /// How many there may be.
-    pub(super) const fn capacity(&self) -> usize {
+    pub(in crate::rdma) const fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// How many there are.
-    pub(super) const fn len(&self) -> usize {
+    pub(in crate::rdma) const fn len(&self) -> usize {
         self.taken
     }
 }

@@ -7,11 +7,11 @@
 //! Pure: no I/O, no time.
 
 /// The least grant with which both sides always get on.
-pub(super) const GRANT_LEAST: u16 = 4;
+pub(in crate::rdma) const GRANT_LEAST: u16 = 4;
 
 /// Both directions of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Credits {
+pub(in crate::rdma) struct Credits {
     /// Receives that the peer granted us, in all.
     theirs: u16,
     /// Messages that we may send.
@@ -26,21 +26,21 @@ pub(super) struct Credits {
 
 /// The peer broke the rules of credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CreditError;
+pub(in crate::rdma) struct CreditError;
 
 impl Credits {
     /// A link for which we granted `ours` and the peer `theirs`, each at least [`GRANT_LEAST`].
-    pub(super) const fn new(ours: u16, theirs: u16) -> Self {
+    pub(in crate::rdma) const fn new(ours: u16, theirs: u16) -> Self {
         Self { theirs, available: theirs, ours, held: 0, owed: 0 }
     }
 
     /// Whether a message may be sent that is not about credits alone.
-    pub(super) const fn may_send(&self) -> bool {
+    pub(in crate::rdma) const fn may_send(&self) -> bool {
         self.available > 1
     }
 
     /// Whether a message about credits alone is due: nothing else carries them soon.
-    pub(super) const fn must_return(&self) -> bool {
+    pub(in crate::rdma) const fn must_return(&self) -> bool {
         self.owed >= self.ours / 2 && self.available > 0
     }
 
@@ -48,14 +48,14 @@ impl Credits {
     ///
     /// # Panics
     /// When there is no credit for it.
-    pub(super) const fn send(&mut self) -> u16 {
+    pub(in crate::rdma) const fn send(&mut self) -> u16 {
         assert!(self.available > 0, "a message without a credit");
         self.available -= 1;
         core::mem::replace(&mut self.owed, 0)
     }
 
     /// A message arrived, which carries credits.
-    pub(super) fn arrived(&mut self, credits: u16) -> Result<(), CreditError> {
+    pub(in crate::rdma) fn arrived(&mut self, credits: u16) -> Result<(), CreditError> {
         let available = self.available.checked_add(credits).filter(|sum| *sum <= self.theirs);
         if self.held + self.owed >= self.ours {
             return Err(CreditError);
@@ -69,7 +69,7 @@ impl Credits {
     ///
     /// # Panics
     /// When none is held.
-    pub(super) const fn reposted(&mut self) {
+    pub(in crate::rdma) const fn reposted(&mut self) {
         assert!(self.held > 0, "a receive was posted again that was not taken");
         self.held -= 1;
         self.owed += 1;
