@@ -37,20 +37,14 @@ use rings::{Rings, Way};
 pub use counters::{BUCKETS, Latency, NvmeCounters, PriorityCounters};
 pub use device::{IoChoice, Offers, Part, Ssd};
 pub use memory::TierMemory;
+pub use operations::DEPTHS;
 
-/// Entries of a ring: all that may be in flight.
-const RING_ENTRIES: u32 = 256;
 /// How often an operation that the kernel puts off is tried.
 const ATTEMPTS_MOST: u32 = 100;
 
 /// How many operations go to the kernel in one call, and come back in one. A call costs less than a microsecond; the
 /// end and the beginning of an operation cost us several, mostly for checksums.
 const AT_A_TIME: usize = 8;
-
-/// How many operations of each priority the device has at once.
-pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
-
-const _: () = assert!(DEPTHS[0] + DEPTHS[1] + DEPTHS[2] + DEPTHS[3] <= RING_ENTRIES as usize);
 
 /// The driver of one tier.
 pub struct Nvme {

@@ -4,7 +4,14 @@ use std::collections::VecDeque;
 
 use kvplane_tier::{BlockOp, Priority};
 
-use super::{DEPTHS, PriorityCounters};
+use super::counters::PriorityCounters;
+
+/// Entries of a ring: all that may be in flight.
+pub(super) const RING_ENTRIES: u32 = 256;
+/// How many operations of each priority the device has at once.
+pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
+
+const _: () = assert!(DEPTHS[0] + DEPTHS[1] + DEPTHS[2] + DEPTHS[3] <= RING_ENTRIES as usize);
 
 /// An operation that has not ended.
 #[derive(Clone, Copy, Debug)]

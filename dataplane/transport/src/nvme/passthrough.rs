@@ -10,7 +10,8 @@ use kvplane_sys::{
 };
 use kvplane_tier::{Action, BlockOp};
 
-use super::{Part, RING_ENTRIES};
+use super::device::Part;
+use super::operations::RING_ENTRIES;
 
 /// How long the first reads may take.
 const PATIENCE: Duration = Duration::from_secs(10);

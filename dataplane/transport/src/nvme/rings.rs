@@ -8,8 +8,10 @@ use std::time::Duration;
 use kvplane_sys::{Completion, IoBuf, RegisteredFile, Ring, RingFull};
 use kvplane_tier::{Action, BlockOp};
 
+use super::device::Part;
+use super::memory::TierMemory;
+use super::operations::RING_ENTRIES;
 use super::passthrough::Commands;
-use super::{Part, RING_ENTRIES, TierMemory};
 
 /// The rings, and so who was asked for a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -15,6 +15,7 @@ use crate::types::{CloseCause, ConnectionId};
 const LOTS: usize = 16;
 
 /// A message that came.
+#[derive(Clone, Copy)]
 pub(super) struct ReceivedMessage {
     /// The link of the queue pair that it came on.
     link: Option<u32>,

@@ -2,13 +2,33 @@
 
 use std::collections::VecDeque;
 
-use super::RdmaCounters;
 use super::ended::CopyCompletions;
 use crate::types::Event;
 
 /// Records kept for their memory, and the longest of them.
 const SPARES: usize = 16;
 const SPARE_BYTES: usize = 16 << 10;
+
+/// What the driver counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RdmaCounters {
+    /// Messages sent.
+    pub messages: u64,
+    /// Requests handed to devices, messages among them.
+    pub requests: u64,
+    /// Times that requests were handed over.
+    pub doorbells: u64,
+    /// Completions of requests that devices announced: of one, and all before it on its connection.
+    pub signalled: u64,
+    /// Payload bytes written to where peers wanted their answers.
+    pub pushed_bytes: u64,
+    /// Payload bytes that went through bounce buffers.
+    pub bounced_bytes: u64,
+    /// Connections given up for others.
+    pub evictions: u64,
+    /// Times that the peer of an idle connection was asked for a sign of life.
+    pub keepalives: u64,
+}
 
 /// The books of a driver.
 #[derive(Default)]

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use kvplane_proto::{SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{Connection, Gid, GidEntry, LinkLayer, PeerAccess, PortAttributes, QueuePair, Route};
 
+use super::Rdma;
 use super::foreign_peer::ForeignPeer;
 use super::link::{Asker, Foreign, KeySource, Link, State};
+use super::links::RdmaError;
 use super::nic::Nic;
 use super::setup::{HOP_LIMIT, NOT_READY_RETRIES, NOT_READY_TIMER, PKEY_INDEX, RETRIES, TIMEOUT, port_down};
-use super::{Rdma, RdmaError};
 use crate::table::Table;
 use crate::types::{CloseCause, ConnectionId, Event};
 

@@ -5,14 +5,14 @@
 //! holds and the end itself reported. A device that does not answer any more is not waited for: destroying a queue pair
 //! ends its requests too.
 
+use core::fmt;
 use std::collections::HashMap;
 
-use kvplane_proto::SegmentId;
 use kvplane_proto::rng::mix64;
+use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::cpu;
-use kvplane_sys::verbs::RetiredRequest;
+use kvplane_sys::verbs::{RetiredRequest, VerbsError};
 
-use super::RdmaError;
 use super::arrive::ReceivedMessage;
 use super::books::Books;
 use super::link::{Link, State};
@@ -27,6 +27,37 @@ const PACKET_NUMBER_BITS: u32 = 24;
 const DRAIN_NS: u64 = 1_000_000_000;
 /// How long the device's word is waited for that the last receive was reported, when all else is over.
 const LAST_RECEIVE_NS: u64 = 20_000_000;
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub enum RdmaError {
+    /// There is no device that could be used: says why.
+    NoDevice(String),
+    /// As many connections as there may be are in use.
+    Full(usize),
+    /// The peer's half is not one, or does not fit.
+    Peer(Status, String),
+    /// The device refused.
+    Verbs(VerbsError),
+}
+
+impl fmt::Display for RdmaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice(why) | Self::Peer(_, why) => f.write_str(why),
+            Self::Full(links) => write!(f, "all {links} connections of the device are in use"),
+            Self::Verbs(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for RdmaError {}
+
+impl From<VerbsError> for RdmaError {
+    fn from(error: VerbsError) -> Self {
+        Self::Verbs(error)
+    }
+}
 
 /// The links of a driver and the devices that they are on.
 pub(super) struct Links {

@@ -30,7 +30,7 @@ mod link;
 mod links;
 mod mixing;
 mod nic;
-mod offer;
+mod options;
 mod pieces;
 mod segments;
 mod setup;
@@ -43,11 +43,12 @@ use std::sync::Arc;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::{RequestId, SegmentId, Status};
-use kvplane_sys::verbs::{Device, VerbsError};
+use kvplane_sys::verbs::Device;
 use kvplane_sys::{Poller, Region};
 
 use crate::token::{Source, Token};
 use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
+pub use books::RdmaCounters;
 pub use ended::{CopyCompletion, CopyCompletions};
 pub use foreign::{FOREIGN_QUEUE_PAIRS, ForeignDevice, ForeignHalf};
 pub use foreign_peer::{ForeignBuffer, ForeignPeer};
@@ -55,102 +56,15 @@ use idle::IdleWatch;
 pub use link::RdmaCopy;
 use link::{Frame, GRANT_LEAST, Next, State};
 use links::Links;
+pub use links::RdmaError;
 use nic::Nic;
-use offer::MESSAGE_BYTES_LEAST;
+pub use options::RdmaOptions;
 use segments::Segments;
+use setup::MESSAGE_BYTES_LEAST;
 pub use setup::{answer_status, refusal};
 
 /// Memory from which on each device's registration has a thread of its own.
 const ALONE_BYTES: usize = 256 << 20;
-
-/// Settings of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RdmaOptions {
-    /// Connections of one device.
-    pub endpoints: u32,
-    /// Receives of one device, which its connections share.
-    pub receives: u32,
-    /// Receives that one connection is granted.
-    pub grant: u16,
-    /// Length of a receive, and of the longest message.
-    pub message_bytes: u32,
-    /// Messages of one device that may be on their way.
-    pub send_slots: u32,
-    /// Requests of one connection that may be under way.
-    pub send_depth: u32,
-    /// Regions of memory that are registered with one device, beside published segments. The bytes of others are
-    /// copied through buffers.
-    pub regions: u32,
-    /// An idle connection's peer is asked for a sign of life after so long, and again after as long.
-    pub keepalive_ns: u64,
-}
-
-impl Default for RdmaOptions {
-    fn default() -> Self {
-        Self {
-            endpoints: 64,
-            receives: 1024,
-            grant: 16,
-            message_bytes: 8192,
-            send_slots: 128,
-            send_depth: 128,
-            regions: 65_536,
-            keepalive_ns: 10_000_000_000,
-        }
-    }
-}
-
-/// What the driver counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RdmaCounters {
-    /// Messages sent.
-    pub messages: u64,
-    /// Requests handed to devices, messages among them.
-    pub requests: u64,
-    /// Times that requests were handed over.
-    pub doorbells: u64,
-    /// Completions of requests that devices announced: of one, and all before it on its connection.
-    pub signalled: u64,
-    /// Payload bytes written to where peers wanted their answers.
-    pub pushed_bytes: u64,
-    /// Payload bytes that went through bounce buffers.
-    pub bounced_bytes: u64,
-    /// Connections given up for others.
-    pub evictions: u64,
-    /// Times that the peer of an idle connection was asked for a sign of life.
-    pub keepalives: u64,
-}
-
-/// Why there is no connection.
-#[derive(Debug)]
-pub enum RdmaError {
-    /// There is no device that could be used: says why.
-    NoDevice(String),
-    /// As many connections as there may be are in use.
-    Full(usize),
-    /// The peer's half is not one, or does not fit.
-    Peer(Status, String),
-    /// The device refused.
-    Verbs(VerbsError),
-}
-
-impl fmt::Display for RdmaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDevice(why) | Self::Peer(_, why) => f.write_str(why),
-            Self::Full(links) => write!(f, "all {links} connections of the device are in use"),
-            Self::Verbs(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for RdmaError {}
-
-impl From<VerbsError> for RdmaError {
-    fn from(error: VerbsError) -> Self {
-        Self::Verbs(error)
-    }
-}
 
 /// All RDMA devices and connections of one host.
 pub struct Rdma {
@@ -169,13 +83,7 @@ impl Rdma {
     /// A driver without devices. Settings below what works are raised to it.
     #[must_use]
     pub fn new(options: RdmaOptions) -> Self {
-        let options = RdmaOptions {
-            grant: options.grant.max(GRANT_LEAST),
-            message_bytes: options.message_bytes.max(MESSAGE_BYTES_LEAST),
-            send_slots: options.send_slots.max(1),
-            send_depth: options.send_depth.max(64),
-            ..options
-        };
+        let options = options.raised(GRANT_LEAST, MESSAGE_BYTES_LEAST);
         Self {
             options,
             links: Links::new(),

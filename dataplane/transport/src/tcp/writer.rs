@@ -9,49 +9,23 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
-use kvplane_proto::frame::{HEADER_BYTES, Header};
-use kvplane_proto::{FrameFlags, Limits, RequestId};
+use kvplane_proto::RequestId;
 use kvplane_sys::{Gather, IoBuf, MAX_PIECES};
 use kvplane_tls::PLAIN_BYTES;
 
 use super::lending::{Lending, LentPayload, ZeroCopyCounters, ZeroCopyOptions};
+use super::output_staging::{Frame, OutputStaging, copied_bytes};
 use super::sealed::SealedStream;
-use crate::types::{CloseCause, Event, OutgoingPayload, Pieces};
+use crate::types::{CloseCause, Event, Pieces};
 
-/// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
-/// headers, half of a usual batch of gets, or each half would need two calls.
-const STAGING_BYTES: usize = (576 + 16) * 1024;
-const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
 /// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
 /// be in the cache when the kernel copies it.
 pub(super) const ROUND_BYTES: usize = 512 << 10;
 /// About so much is sealed before it is sent: a connection whose peer does not read keeps no more than that.
 const SEALED_BYTES: usize = 128 << 10;
-/// Payloads up to this length are copied to where their header is: cheaper than another piece for the kernel.
-const COPIED_BYTES: usize = 8 << 10;
-/// Payloads of pieces that are shorter than this on average are copied too, as far as they fit.
-const COPIED_PIECE_BYTES: usize = 2 << 10;
-const COPIED_PIECES_BYTES: usize = STAGING_BYTES - HEADER_BYTES - Limits::BODY_BYTES;
-/// Bodies kept for their memory, and the longest of them.
-const SPARE_BODIES: usize = 64;
-const SPARE_BODY_BYTES: usize = 4096;
 /// Places for frames that a connection may keep when it has none, and how many of them it is left with.
 const FRAMES_KEPT: usize = 256;
 const FRAMES_LEFT: usize = 16;
-
-/// A frame that waits to be sent.
-pub(super) struct Frame {
-    pub(super) header: Header,
-    pub(super) body: Vec<u8>,
-    pub(super) payload: Option<OutgoingPayload>,
-}
-
-impl Frame {
-    fn extra_pieces(&self) -> usize {
-        self.payload.as_ref().map_or(0, |payload| payload.buffers.as_slice().len().saturating_sub(1))
-    }
-}
 
 /// A part of what is being sent.
 enum Piece {
@@ -76,80 +50,6 @@ impl Piece {
         let rest = pieces.as_slice()[*next..].iter().take(MAX_PIECES);
         rest.take_while(|buffer| buffer.bytes() >= least_bytes).count()
     }
-}
-
-/// Where headers, bodies and small payloads are put side by side, for all connections of a driver.
-pub(super) struct OutputStaging {
-    /// Allocated with the first frame.
-    bytes: Vec<u8>,
-    used: usize,
-    /// Bodies that have left, kept for their memory.
-    spare_bodies: Vec<Vec<u8>>,
-}
-
-impl OutputStaging {
-    pub(super) const fn new() -> Self {
-        Self { bytes: Vec::new(), used: 0, spare_bodies: Vec::new() }
-    }
-
-    const fn room(&self) -> usize {
-        STAGING_BYTES - self.used
-    }
-
-    /// Memory for a body.
-    pub(super) fn take_spare(&mut self) -> Vec<u8> {
-        self.spare_bodies.pop().unwrap_or_default()
-    }
-
-    /// A body has left.
-    fn spare(&mut self, mut body: Vec<u8>) {
-        if self.spare_bodies.len() < SPARE_BODIES && body.capacity() <= SPARE_BODY_BYTES {
-            body.clear();
-            self.spare_bodies.push(body);
-        }
-    }
-
-    /// Memory kept for bodies.
-    #[cfg(test)]
-    pub(super) fn spare_bytes(&self) -> usize {
-        self.spare_bodies.iter().map(Vec::capacity).sum()
-    }
-
-    /// Puts a frame there, all but a long payload.
-    fn put(&mut self, frame: &mut Frame, copied: bool) {
-        let at = self.used;
-        let body_at = at + HEADER_BYTES;
-        let payload_at = body_at + frame.body.len();
-        self.bytes[body_at..payload_at].copy_from_slice(&frame.body);
-        self.used = payload_at;
-        let mut sum = None;
-        if let Some(payload) = &frame.payload {
-            let sums = frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0;
-            if copied {
-                for buffer in payload.buffers.as_slice() {
-                    buffer.copy_out(&mut self.bytes[self.used..self.used + buffer.bytes()]);
-                    self.used += buffer.bytes();
-                }
-                // Summed up where it is ours alone.
-                sum = sums.then(|| payload_checksum(&self.bytes[payload_at..self.used]));
-            } else {
-                // Done as late as this, so that the kernel finds the bytes in the cache.
-                sum = sums.then(|| summed(&payload.buffers));
-            }
-        }
-        if let Some(sum) = sum {
-            frame.header.payload_checksum = sum;
-        }
-        self.bytes[at..body_at].copy_from_slice(&frame.header.encode());
-    }
-}
-
-fn summed(pieces: &Pieces) -> u64 {
-    let mut checksum = PayloadChecksum::new();
-    for buffer in pieces.as_slice() {
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
-    }
-    checksum.finish()
 }
 
 /// What a driver knows of sends without a copy: when to make them, and what was counted.
@@ -267,7 +167,7 @@ impl Writer {
             self.gather(staging, events);
         }
         let left = core::mem::take(&mut self.left);
-        let staged = if staged_here { &staging.bytes[..] } else { &left[..] };
+        let staged = if staged_here { staging.bytes() } else { &left[..] };
         let result = self.send_once(socket, staged, books, events);
         self.left = left;
         let sent = match result {
@@ -341,7 +241,7 @@ impl Writer {
             self.gather(staging, events);
         }
         let left = core::mem::take(&mut self.left);
-        let staged = if staged_here { &staging.bytes[..] } else { &left[..] };
+        let staged = if staged_here { staging.bytes() } else { &left[..] };
         let result = self.seal(socket, sealed, staged, plain, events);
         self.left = left;
         self.keep(staged_here, staging);
@@ -383,16 +283,12 @@ impl Writer {
 
     /// Turns waiting frames into pieces. Holds of payloads that were copied are reported: nobody needs them any more.
     fn gather(&mut self, staging: &mut OutputStaging, events: &mut VecDeque<Event>) {
-        staging.used = 0;
+        staging.clear();
         let (mut run_start, mut payload_bytes) = (0, 0);
         while let Some(frame) = self.frames.front() {
             let copied = frame.payload.as_ref().map_or(0, |payload| copied_bytes(&payload.buffers));
-            let bytes = HEADER_BYTES + frame.body.len() + copied;
-            if bytes > staging.room() || self.pieces.len() + 2 > MAX_PIECES || payload_bytes >= ROUND_BYTES {
+            if !staging.has_room(frame, copied) || self.pieces.len() + 2 > MAX_PIECES || payload_bytes >= ROUND_BYTES {
                 break;
-            }
-            if staging.bytes.is_empty() {
-                staging.bytes = vec![0; STAGING_BYTES];
             }
             let Some(mut frame) = self.frames.pop_front() else { break };
             self.extra_pieces -= frame.extra_pieces();
@@ -402,16 +298,16 @@ impl Writer {
                     events.extend(payload.hold.map(Event::Sent));
                 } else {
                     payload_bytes += payload.buffers.bytes();
-                    self.pieces.push_back(Piece::Staged(run_start..staging.used));
-                    run_start = staging.used;
+                    self.pieces.push_back(Piece::Staged(run_start..staging.used()));
+                    run_start = staging.used();
                     let (pieces, hold, request) = (payload.buffers, payload.hold, frame.header.request);
                     self.pieces.push_back(Piece::Memory { pieces, next: 0, hold, request, last_call: None });
                 }
             }
             staging.spare(frame.body);
         }
-        if staging.used > run_start {
-            self.pieces.push_back(Piece::Staged(run_start..staging.used));
+        if staging.used() > run_start {
+            self.pieces.push_back(Piece::Staged(run_start..staging.used()));
         }
     }
 
@@ -476,7 +372,7 @@ impl Writer {
             Piece::Memory { .. } => None,
         });
         let Some(first) = first else { return };
-        self.left = staging.bytes[first..staging.used].to_vec();
+        self.left = staging.bytes()[first..].to_vec();
         for piece in &mut self.pieces {
             if let Piece::Staged(range) = piece {
                 *range = range.start - first..range.end - first;
@@ -552,14 +448,4 @@ fn fill(pieces: &VecDeque<Piece>, staged: &[u8], plain: &mut Vec<u8>) -> usize {
         }
     }
     at
-}
-
-/// How much of a payload is copied to where its header is: all or nothing.
-fn copied_bytes(pieces: &Pieces) -> usize {
-    let bytes = pieces.bytes();
-    let short = match pieces {
-        Pieces::One(_) => false,
-        Pieces::Many(buffers) => bytes <= COPIED_PIECES_BYTES && bytes / COPIED_PIECE_BYTES < buffers.len(),
-    };
-    if bytes <= COPIED_BYTES || short { bytes } else { 0 }
 }

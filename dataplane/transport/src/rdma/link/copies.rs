@@ -12,7 +12,7 @@ use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{MemoryRegion, OneSidedRun, Piece, QueuePair, Refusal, Remote, Status};
 use kvplane_sys::{IoBuf, Region};
 
-use super::keys::{Found, SegmentKeys};
+use super::keys::{KeyLookup, SegmentKeys};
 use super::send_queue::{REQUEST_BYTES, ROOM_FOR_MESSAGES, SendQueue};
 use crate::rdma::ended::CopyCompletions;
 use crate::rdma::nic::Nic;
@@ -199,9 +199,9 @@ impl Copies {
         copied: &mut CopyCompletions,
     ) -> Result<Step, CloseCause> {
         match self.keys.look_up(copy.segment) {
-            Found::Known => {}
-            Found::Awaited => return Ok(Step::Waits),
-            Found::Missing => return Ok(Step::AsksKey),
+            KeyLookup::Known => {}
+            KeyLookup::Awaited => return Ok(Step::Waits),
+            KeyLookup::Missing => return Ok(Step::AsksKey),
         }
         let Some((_, key)) = self.keys.last() else { return Ok(Step::Waits) };
         let bytes = copy.bytes as u64;

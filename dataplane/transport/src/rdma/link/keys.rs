@@ -30,7 +30,7 @@ pub(in crate::rdma) enum KeySource {
 
 /// What came of a look for a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
+pub(super) enum KeyLookup {
     /// It is the last one.
     Known,
     /// The peer has been asked for it.
@@ -67,31 +67,31 @@ impl SegmentKeys {
 
     /// Makes the key of a segment the last one. Where the answer is that it is missing, the peer is asked now.
     #[inline]
-    pub(super) fn look_up(&mut self, segment: SegmentId) -> Found {
-        if self.last.as_ref().is_some_and(|(last, _)| *last == segment) { Found::Known } else { self.find(segment) }
+    pub(super) fn look_up(&mut self, segment: SegmentId) -> KeyLookup {
+        if self.last.as_ref().is_some_and(|(last, _)| *last == segment) { KeyLookup::Known } else { self.find(segment) }
     }
 
     #[cold]
-    fn find(&mut self, segment: SegmentId) -> Found {
+    fn find(&mut self, segment: SegmentId) -> KeyLookup {
         let key = match &self.source {
             KeySource::Description(peer, device) => Some(peer.key(segment, *device)),
             KeySource::Nowhere => Some(SegmentKey::refused(Status::Stale)),
             KeySource::Messages => match self.keys.get(&segment) {
                 Some(KeyState::Known(key)) => Some(*key),
-                Some(KeyState::Asked) => return Found::Awaited,
+                Some(KeyState::Asked) => return KeyLookup::Awaited,
                 None => None,
             },
         };
         if let Some(key) = key {
             self.last = Some((segment, key));
-            return Found::Known;
+            return KeyLookup::Known;
         }
         if self.keys.len() >= Limits::SEGMENTS {
             // Ids of segments that are long gone: what is still true is found out again.
             self.keys.clear();
         }
         self.keys.insert(segment, KeyState::Asked);
-        Found::Missing
+        KeyLookup::Missing
     }
 
     /// The peer has said what reaches a segment, or that nothing does any more.
@@ -123,13 +123,13 @@ mod tests {
         let [one, other] = [1, 2].map(|index| SegmentId { index, generation: 1 });
         let key = SegmentKey { status: Status::Ok, writable: true, key: 7, address: 4096, bytes: 4096 };
         let mut keys = SegmentKeys::new();
-        assert_eq!([keys.look_up(one), keys.look_up(one)], [Found::Missing, Found::Awaited]);
+        assert_eq!([keys.look_up(one), keys.look_up(one)], [KeyLookup::Missing, KeyLookup::Awaited]);
         keys.learn(other, key);
         keys.learn(one, key);
-        assert_eq!(keys.look_up(one), Found::Known);
+        assert_eq!(keys.look_up(one), KeyLookup::Known);
         assert_eq!(keys.last(), Some(&(one, key)));
-        assert_eq!(keys.look_up(other), Found::Missing);
-        assert_eq!(keys.look_up(one), Found::Known, "it is known still");
+        assert_eq!(keys.look_up(other), KeyLookup::Missing);
+        assert_eq!(keys.look_up(one), KeyLookup::Known, "it is known still");
         keys.learn(one, SegmentKey::refused(Status::Stale));
         assert_eq!(keys.last(), None);
         keys.tell(one);
@@ -141,7 +141,7 @@ mod tests {
         let mut keys = SegmentKeys::new();
         keys.set_source(KeySource::Nowhere);
         let segment = SegmentId { index: 0, generation: 0 };
-        assert_eq!(keys.look_up(segment), Found::Known);
+        assert_eq!(keys.look_up(segment), KeyLookup::Known);
         assert_eq!(keys.last().map(|(_, key)| key.status), Some(Status::Stale));
     }
 }

@@ -88,6 +88,17 @@ enum Way {
     Bounce(OutgoingPayload, u32),
 }
 
+impl Way {
+    const fn payload(&self) -> Option<&OutgoingPayload> {
+        match self {
+            Self::None => None,
+            Self::Eager(payload) | Self::Push(payload, _) | Self::Pull(payload, _) | Self::Bounce(payload, _) => {
+                Some(payload)
+            }
+        }
+    }
+}
+
 /// What waits to be sent on a link, and payloads that the peer has not fetched or been written yet.
 #[derive(Default)]
 pub(in crate::rdma) struct Outbox {
@@ -190,39 +201,46 @@ impl Outbox {
         self.extra_pieces -= frame.extra_pieces();
         let is_reply = matches!(frame.header.kind, Kind::Reply(_));
         let wanted_at = if is_reply { places.wanted(frame.header.request) } else { None };
-        let way = match frame.payload.take() {
+        let way = match frame.payload.take().map(|payload| choose(payload, wanted_at, nic)) {
             None => Way::None,
-            Some(payload) => match choose(payload, wanted_at, nic) {
-                Ok(way) => way,
-                Err(payload) => {
-                    frame.payload = Some(payload);
-                    self.put_back(frame);
-                    return Ok(Step::Starved);
-                }
-            },
-        };
-        let way = match way {
-            // As many as there can be, so that it waits at most once.
-            Way::Push(payload, _) if sends.queue_pair.room() <= PUSH_WRITES => {
-                frame.payload = Some(payload);
-                self.put_back(frame);
+            // As many writes as there can be, so that it waits at most once.
+            Some(Ok(Way::Push(payload, _))) if sends.queue_pair.room() <= PUSH_WRITES => {
+                self.put_back(frame, payload);
                 return Ok(Step::Full);
             }
-            way => way,
+            Some(Ok(way)) => way,
+            Some(Err(payload)) => {
+                self.put_back(frame, payload);
+                return Ok(Step::Starved);
+            }
         };
         if is_reply {
             places.forget_wanted(frame.header.request);
         }
+        self.carry(frame, way, sends, nic, books)?;
+        Ok(Step::Ready)
+    }
+
+    /// Makes a record of a frame whose payload goes this way.
+    fn carry(
+        &mut self,
+        mut frame: Frame,
+        way: Way,
+        sends: &mut SendQueue,
+        nic: &Nic,
+        books: &mut Books,
+    ) -> Result<(), CloseCause> {
+        if let Some(payload) = way.payload() {
+            state_checksum(&mut frame, payload.buffers.as_slice());
+        }
         match way {
             Way::None => self.start_record(&frame, Source::nothing(), books),
             Way::Push(payload, places) => {
-                state_checksum(&mut frame, payload.buffers.as_slice());
                 self.push_payload(&payload, &places, sends, nic)?;
                 books.counters.pushed_bytes += payload.buffers.bytes() as u64;
                 self.start_record(&frame, Source { kind: PayloadKind::Pushed, ..Source::nothing() }, books);
             }
             Way::Eager(payload) => {
-                state_checksum(&mut frame, payload.buffers.as_slice());
                 self.start_record(&frame, Source { kind: PayloadKind::Eager, ..Source::nothing() }, books);
                 if let Some(sending) = &mut self.sending {
                     for buffer in payload.buffers.as_slice() {
@@ -234,14 +252,12 @@ impl Outbox {
                 books.events.extend(payload.hold.map(Event::Sent));
             }
             Way::Pull(payload, places) => {
-                state_checksum(&mut frame, payload.buffers.as_slice());
                 let token =
                     self.lent.insert(LentPayload { hold: payload.hold, pieces: payload.buffers, bounced: None });
                 let source = Source { kind: PayloadKind::Pull, places: &places, token: token as u64, more: false };
                 self.start_record(&frame, source, books);
             }
             Way::Bounce(payload, bounce) => {
-                state_checksum(&mut frame, payload.buffers.as_slice());
                 let pieces = payload.buffers;
                 let token = self.lent.insert(LentPayload { hold: payload.hold, pieces, bounced: Some((bounce, 0)) });
                 let (place, more) = self.bounce_part(token, nic, books);
@@ -249,10 +265,12 @@ impl Outbox {
                 self.start_record(&frame, source, books);
             }
         }
-        Ok(Step::Ready)
+        Ok(())
     }
 
-    fn put_back(&mut self, frame: Frame) {
+    /// Puts a frame back at the head of the queue, with its payload.
+    fn put_back(&mut self, mut frame: Frame, payload: OutgoingPayload) {
+        frame.payload = Some(payload);
         self.extra_pieces += frame.extra_pieces();
         self.frames.push_front(frame);
     }
@@ -355,6 +373,7 @@ impl Outbox {
 }
 
 /// How the peer gets the payload of a record.
+#[derive(Clone, Copy)]
 struct Source<'a> {
     kind: PayloadKind,
     places: &'a [Place],

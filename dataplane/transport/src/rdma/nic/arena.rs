@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain, VerbsError};
 use kvplane_sys::{IoBuf, Region, RegionOptions};
 
-use super::RdmaOptions;
+use crate::rdma::options::RdmaOptions;
 
 /// Length of a bounce buffer.
 pub(in crate::rdma) const BOUNCE_BYTES: usize = 128 << 10;

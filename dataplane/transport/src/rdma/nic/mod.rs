@@ -14,8 +14,8 @@ use kvplane_sys::verbs::{
     AsyncEvent, Context, Device, GidEntry, PortAttributes, ProtectionDomain, QueuePair, QueuePairOptions, VerbsError,
 };
 
-use super::RdmaOptions;
 use super::mixing::MixedMap;
+use super::options::RdmaOptions;
 use crate::token::{Source, Token};
 use crate::types::CloseCause;
 pub(super) use arena::{Arena, BOUNCE_BYTES};

@@ -4,7 +4,7 @@
 //! once, in any order (Linux: networking/msg_zerocopy). A payload is free when its last call and all before are done:
 //! TCP acknowledges in order, so little is lost by that, and one number says it.
 
-use super::ZeroCopy;
+use super::options::ZeroCopy;
 
 /// Calls that may be outstanding on a connection; the kernel's own limit on memory for notices is near.
 pub(super) const CALLS: u32 = u128::BITS;

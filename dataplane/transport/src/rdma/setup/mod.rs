@@ -3,16 +3,20 @@
 //! The asking side makes a queue pair and an offer; the other makes its own, connects it, and answers; the asking side
 //! connects with the answer. Only then does it send, so the other side is always ready before anything comes.
 
+mod offer;
+
 use kvplane_proto::Status;
 use kvplane_sys::verbs::{Connection, GidEntry, LinkLayer, Mtu, PeerAccess, PortAttributes, Route};
 
+use super::Rdma;
 use super::link::{Credits, Link, State};
-use super::links::Links;
+use super::links::{Links, RdmaError};
 use super::nic::Nic;
-use super::offer::{Answer, Half};
+use super::options::RdmaOptions;
 use super::segments::Segments;
-use super::{Rdma, RdmaError, RdmaOptions};
 use crate::types::{CloseCause, ConnectionId, Event};
+pub(super) use offer::MESSAGE_BYTES_LEAST;
+use offer::{Answer, Half};
 
 /// Routers that a packet may pass.
 pub(super) const HOP_LIMIT: u8 = 64;

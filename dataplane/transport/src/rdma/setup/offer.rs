@@ -13,15 +13,15 @@
 use kvplane_proto::Status;
 use kvplane_sys::verbs::{Gid, GidKind, LinkLayer, Mtu};
 
-use super::link::GRANT_LEAST;
-use super::wire::{ENVELOPE_BYTES, KEY_BYTES, VERSION, WireError, word16, word32, word64};
+use crate::rdma::link::GRANT_LEAST;
+use crate::rdma::wire::{ENVELOPE_BYTES, KEY_BYTES, VERSION, WireError, word16, word32, word64};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"KVPO");
 const HALF_BYTES: usize = 56;
 /// Bytes of a device's name, and of a sentence.
 const TEXT_BYTES: usize = 255;
 /// The least message: what a peer must take for anything to work.
-pub(super) const MESSAGE_BYTES_LEAST: u32 = 256;
+pub(in crate::rdma) const MESSAGE_BYTES_LEAST: u32 = 256;
 const _: () = assert!(MESSAGE_BYTES_LEAST as usize >= 2 * (ENVELOPE_BYTES + KEY_BYTES));
 
 /// One side of a connection to be.
