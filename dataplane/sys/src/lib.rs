@@ -12,28 +12,23 @@
 compile_error!("kvplane-sys needs Linux on x86-64");
 
 pub mod advice;
-pub mod claim;
 mod copy;
 pub mod cpu;
 pub mod doorbell;
 pub mod errno;
-pub mod file;
 pub mod hwloc;
 pub mod interrupt;
 mod library;
 pub mod lost_pages;
-pub mod net;
-pub mod nvme;
 pub mod poller;
 pub mod process_memory;
 pub mod region;
 pub mod ring;
 pub mod shm_ring;
+mod sockets;
 pub mod spsc;
-pub mod stream;
-pub mod unix;
+mod storage;
 pub mod verbs;
-pub mod zero_copy;
 
 pub use claim::ClaimedFile;
 pub use copy::STREAMING_BYTES;
@@ -46,5 +41,7 @@ pub use process_memory::{CrossError, CrossProcessRange};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{CommandRing, Completion, RegisteredFile, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
+pub use sockets::{net, stream, unix, zero_copy};
 pub use spsc::{Consumer, Producer};
+pub use storage::{claim, file, nvme};
 pub use stream::{Gather, MAX_PIECES, Scatter};

@@ -1,9 +1,9 @@
 //! Devices that take only part of a list, and rings that wrap.
 
-use super::super::completion::{Kind, QueueId, Status};
-use super::super::ffi::*;
-use super::super::slots::Slots;
-use super::super::{
+use super::completion::{Kind, QueueId, Status};
+use super::slots::Slots;
+use crate::verbs::ffi::*;
+use crate::verbs::{
     Access, Loopback, Operation, Payload, ProtectionDomain, QueuePairOptions, Remote, Request, SharedReceiveQueue,
     SoftPort, Verbs,
 };
@@ -42,9 +42,9 @@ fn what_a_device_refuses_stays_queued_in_order() {
     let memory = domain.register(&IoBuf::whole(region), Access::LOCAL).expect("registered");
     let id = QueueId { index: 1, generation: 2 };
     let sizes = QueuePairOptions { send_depth: 64, send_pieces: 1, batch: 8, inline_bytes: 16, ..Default::default() };
-    let mut sends = super::super::send_queue::SendQueue::new(&sizes, id, 4, picky);
+    let mut sends = super::send_queue::SendQueue::new(&sizes, id, 4, picky);
     let mut next = 0;
-    let mut push = |sends: &mut super::super::send_queue::SendQueue, count: u64| {
+    let mut push = |sends: &mut super::send_queue::SendQueue, count: u64| {
         for _ in 0..count {
             let to = Remote { address: next, key: 1 };
             let piece = [memory.piece(0, 8).expect("inside")];
@@ -53,7 +53,7 @@ fn what_a_device_refuses_stays_queued_in_order() {
             next += 1;
         }
     };
-    let flush = |sends: &mut super::super::send_queue::SendQueue, takes: usize, names: bool| {
+    let flush = |sends: &mut super::send_queue::SendQueue, takes: usize, names: bool| {
         let mut state = TAKES.lock().expect("whole");
         (state.0, state.1) = (takes, names);
         drop(state);
@@ -95,8 +95,7 @@ fn slots_survive_the_end_of_their_numbers() {
 
 #[test]
 fn ids_say_what_they_were_made_of() {
-    let id =
-        super::super::completion::request_id(Kind::Receive, 0x2bcd_ef01, QueueId { index: 0xfffe, generation: 0x8001 });
+    let id = super::completion::request_id(Kind::Receive, 0x2bcd_ef01, QueueId { index: 0xfffe, generation: 0x8001 });
     assert_eq!(id, (1 << 62) | (0x2bcd_ef01 << 32) | (0x8001 << 16) | 0xfffe);
 }
 

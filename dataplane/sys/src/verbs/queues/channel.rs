@@ -1,8 +1,8 @@
 //! Completion channels: where a thread parks until a completion queue has something.
 
-use super::context::{Context, set_nonblocking};
-use super::error::VerbsError;
-use super::ffi::*;
+use crate::verbs::context::{Context, set_nonblocking};
+use crate::verbs::error::VerbsError;
+use crate::verbs::ffi::*;
 use std::fmt;
 use std::io;
 use std::mem;

@@ -2,9 +2,9 @@
 
 use super::channel::CompletionChannel;
 use super::completion::{Entry, PollResult, QueueId};
-use super::context::Context;
-use super::error::VerbsError;
-use super::ffi::*;
+use crate::verbs::context::Context;
+use crate::verbs::error::VerbsError;
+use crate::verbs::ffi::*;
 use libc::c_int;
 use std::fmt;
 use std::io;

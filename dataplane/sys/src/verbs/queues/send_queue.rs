@@ -5,11 +5,11 @@
 //! was on, allocates nothing.
 
 use super::completion::{Kind, QueueId, request_id, sequence_bits};
-use super::connection::QueuePairOptions;
-use super::error::{PostError, Refusal};
-use super::ffi::*;
-use super::memory::{Domain, MemoryRegion, Piece};
 use super::slots::{RetiredRequest, Slots};
+use crate::verbs::connection::QueuePairOptions;
+use crate::verbs::error::{PostError, Refusal};
+use crate::verbs::ffi::*;
+use crate::verbs::memory::{Domain, MemoryRegion, Piece};
 use libc::c_int;
 use std::collections::VecDeque;
 use std::io;

@@ -4,8 +4,8 @@
 //! and shown to a queue pair later, when its number may name another request.
 
 use super::completion_queue::Queue;
-use super::ffi::*;
 use super::slots::SEQUENCE_BITS;
+use crate::verbs::ffi::*;
 use std::fmt;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! to the device up to `sent`, and leave at the tail, all up to the one that a completion names.
 
 use super::completion::Status;
-use super::memory::{MemoryRegion, Piece};
+use crate::verbs::memory::{MemoryRegion, Piece};
 use std::collections::VecDeque;
 
 /// Sequence numbers travel in 30 bits of a request's id.

@@ -6,16 +6,16 @@
 
 use super::completion::{Completion, Kind, QueueId, Status};
 use super::completion_queue::{CompletionQueue, Queue};
-use super::connection::{Connection, PeerAccess, QueuePairOptions};
-use super::context::Context;
-use super::error::{PostError, Refusal, VerbsError};
-use super::ffi::*;
-use super::memory::{Domain, Piece, ProtectionDomain};
 use super::one_sided::{OneSided, OneSidedRun};
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
 use super::send_queue::{Remote, Request, SendQueue};
 use super::slots::RetiredRequest;
-use super::states::QueueState;
+use crate::verbs::connection::{Connection, PeerAccess, QueuePairOptions};
+use crate::verbs::context::Context;
+use crate::verbs::error::{PostError, Refusal, VerbsError};
+use crate::verbs::ffi::*;
+use crate::verbs::memory::{Domain, Piece, ProtectionDomain};
+use crate::verbs::states::QueueState;
 use libc::c_int;
 use std::cell::Cell;
 use std::fmt;
