@@ -276,7 +276,7 @@ impl Nvme {
         self.operations.is_empty() && self.done.is_empty()
     }
 
-    /// Whether completions come only to who asks for them, or wait to be taken: then a host does not park meanwhile.
+    /// Whether completions come only when a ring is polled, or wait to be taken: then a host does not park meanwhile.
     #[must_use]
     pub fn must_be_polled(&self) -> bool {
         !self.done.is_empty() || !self.ended.is_empty() || self.rings.must_be_polled()

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A ring of commands.
 pub(super) struct Commands {
     pub(super) ring: CommandRing,
-    /// Completions come only to who asks.
+    /// Completions come only when it is polled.
     pub(super) polled: bool,
     /// The drive has not refused any.
     pub(super) is_used: bool,

@@ -13,7 +13,7 @@ use super::memory::TierMemory;
 use super::operations::RING_ENTRIES;
 use super::passthrough::Commands;
 
-/// The rings, and so who was asked for a completion.
+/// The rings, and so the one that a completion came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     Commands,
@@ -157,7 +157,7 @@ impl Rings {
         Some(refused(&format!("one of {bytes} bytes: {error}")))
     }
 
-    /// Whether something is under way whose completion comes only when it is asked for.
+    /// Whether something is under way whose completion comes only when its ring is polled.
     pub(super) fn must_be_polled(&self) -> bool {
         let waits = |in_flight: usize| in_flight > 0;
         self.polled.as_ref().is_some_and(|(ring, _)| waits(ring.in_flight()))

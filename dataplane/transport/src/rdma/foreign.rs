@@ -1,7 +1,7 @@
 //! Connections with stock Mooncake engines: plain reliable connections for reads and writes alone, without messages.
 //!
 //! Both sides make as many queue pairs as the asking one says, tell each other their numbers by Mooncake's handshake,
-//! and begin to count packets at 0. Who asks a peer posts on the first of them; the others are there because the peer
+//! and begin to count packets at 0. The asking side posts on the first of them; the others are there because the peer
 //! wants as many as it makes itself. A peer that asks us works alone: we see nothing of what it does. What it may reach
 //! is what is published, by the keys in our descriptor. There are no credits, so no message of such a peer finds a
 //! receive that was promised to it; one that comes all the same ends its connection.
@@ -30,7 +30,7 @@ const FOREIGN_READS: u8 = 16;
 /// Requests of a queue pair on which nothing is posted.
 const UNUSED_DEPTH: u32 = 1;
 
-/// What one side of a connection with a stock engine is told of the other.
+/// What one side of a connection with a stock engine learns of the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignHalf {
     /// The numbers of its queue pairs.
@@ -41,7 +41,7 @@ pub struct ForeignHalf {
     pub lid: u16,
 }
 
-/// A device as a stock engine is told of it.
+/// What a stock engine learns of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignDevice {
     /// Its name.
@@ -144,7 +144,7 @@ impl Rdma {
         known.is_some_and(|(_, _, asker)| asker.queue_pairs == queue_pairs)
     }
 
-    /// The devices, by position, as stock engines are told of them.
+    /// What stock engines learn of the devices, by position.
     #[must_use]
     pub fn foreign_devices(&self) -> Vec<ForeignDevice> {
         let device = |nic: &Nic| {
@@ -224,7 +224,7 @@ impl Link {
     }
 }
 
-/// Connections of stock engines that ask us over a device, and who asks on each.
+/// Connections of stock engines that ask us over a device, each with its asker.
 fn asking(table: &Table<Box<Link>>, nic: usize) -> impl Iterator<Item = (ConnectionId, &Link, &Asker)> {
     table.iter().filter_map(move |(id, link)| {
         let of_device = link.nic as usize == nic && link.state == State::Open;

@@ -189,7 +189,7 @@ impl Links {
         self.finish(index);
     }
 
-    /// Takes back a link that nobody was told of.
+    /// Takes back a link that nobody knows of.
     pub(super) fn drop_unused(&mut self, id: ConnectionId) {
         self.finish(id.index);
         self.books.events.retain(|event| !matches!(event, Event::Gone(gone, _) if *gone == id));

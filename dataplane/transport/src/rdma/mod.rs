@@ -15,7 +15,7 @@
 //!
 //! Invariants: a device touches only memory that is registered with it, and registrations live as long as requests on
 //! them. What a connection was lent is given back only when the device holds nothing of it any more, and so is its end
-//! reported. Trust: a peer that is told a key may use it as long as the registration lives; keys are told for published
+//! reported. Trust: a peer that has a key may use it as long as the registration lives; peers get them for published
 //! segments and for single payloads.
 //!
 //! Thread affinity: none; one thread at a time. Nothing blocks except registering memory.
@@ -309,7 +309,7 @@ impl Rdma {
     }
 
     /// Ends peers' access to a segment: when this returns, no device lets anybody in any more. Those that know its key
-    /// are told, so that they need not find out.
+    /// get a message, so that they need not find out.
     pub fn retract(&mut self, segment: SegmentId) {
         if self.segments.retract(segment) {
             self.links.retract(segment);

@@ -15,7 +15,7 @@ struct Segment {
     region: Arc<Region>,
     bytes: u64,
     writable: bool,
-    /// One registration for each device that was asked for it; none where it was refused.
+    /// One registration for each device that it was needed on; none where the device refused.
     keys: HashMap<usize, Option<MemoryRegion>>,
 }
 
@@ -63,7 +63,7 @@ impl Segments {
         self.published.remove(&segment).is_some()
     }
 
-    /// What a peer is told about a segment that it reaches over this device.
+    /// The answer for a peer that wants to reach a segment over this device.
     pub(super) fn key_on(&mut self, segment: SegmentId, index: usize, nic: &Nic) -> SegmentKey {
         let Some(entry) = self.published.get_mut(&segment) else { return SegmentKey::refused(Status::Stale) };
         let (writable, bytes) = (entry.writable, entry.bytes);

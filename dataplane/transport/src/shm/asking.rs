@@ -25,7 +25,7 @@ struct CallInFlight {
     until_ns: u64,
 }
 
-/// A segment whose memory was asked for.
+/// A request for a segment's memory that has no answer yet.
 struct SegmentRequest {
     id: ConnectionId,
     segment: SegmentId,
@@ -74,7 +74,7 @@ impl Questions {
     /// Takes what a shard says about a segment.
     pub(super) fn take_answer(&mut self, id: ConnectionId, socket: &UnixStream) -> io::Result<()> {
         let Some((segment, shared)) = setup::take_answer(socket)? else { return Ok(()) };
-        // Too late, it is of no use: whoever asked went another way.
+        // Too late, it is of no use: the client went another way.
         if let Some(at) = self.segments.iter().position(|asked| (asked.id, asked.segment) == (id, segment)) {
             self.segments.swap_remove(at);
             self.answers.push_back((id, segment, shared.map()));

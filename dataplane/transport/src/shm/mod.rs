@@ -277,7 +277,7 @@ impl Shm {
         }
     }
 
-    /// Puts the payload of the last frame where it belongs, and says what it sums to, where that is asked for.
+    /// Puts the payload of the last frame where it belongs, and says what it sums to, where the target wants that.
     ///
     /// # Panics
     /// When the memory is not of the payload's length.

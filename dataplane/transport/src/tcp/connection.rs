@@ -24,7 +24,7 @@ pub(super) enum State {
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     pub(super) state: State,
-    /// Whether we asked for it: then nothing comes but answers.
+    /// Whether we began it: then nothing comes but answers.
     pub(super) asks: bool,
     /// Answers that are outstanding.
     pub(super) awaited: u64,
@@ -61,7 +61,7 @@ impl Connection {
     }
 
     /// What waits to be sent, where it is an answer: so many frames, or pieces of memory. A few bytes of a peer can ask
-    /// for thousands of pieces. Who asks goes on reading whatever it wants to send, or two could wait for each other.
+    /// for thousands of pieces. The asking side reads on whatever it wants to send, or two could wait for each other.
     pub(super) fn backlog(&self) -> usize {
         self.writer.frames() + if self.asks { 0 } else { self.writer.extra_pieces() }
     }
@@ -89,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// A header of ours; a plain greeting says besides that we would begin with TLS where we are told to.
+    /// A header of ours; a plain greeting says besides that we would begin with TLS where the settings say so.
     pub(super) fn greeting(&self, header: &Header, mode: DataTls) -> Header {
         let greets = matches!(header.kind, Kind::Request(Operation::Hello));
         let offers = greets && mode == DataTls::Offer && matches!(self.wire, Wire::Plain);

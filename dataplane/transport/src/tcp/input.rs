@@ -41,7 +41,7 @@ impl Tcp {
                 }
                 Expect::Payload(_) => {}
                 Expect::Frame if connection.writer.lending.has_answer() => {
-                    // What the host was told before must be taken first: that the request's payload has left.
+                    // The host must take the events before it first: that the request's payload has left.
                     if self.events.is_empty()
                         && let Some((header, body)) = connection.writer.lending.take_answer()
                     {
@@ -134,7 +134,7 @@ impl Tcp {
         }
     }
 
-    /// A connection that we asked for is there: plainly, or a handshake begins on it.
+    /// A connection that we began is there: plainly, or a handshake begins on it.
     pub(super) fn opened(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get(id) else { return };
         let address = net::peer_address(connection.socket.as_fd()).ok();

@@ -80,7 +80,7 @@ pub struct Tcp {
     waiting: Vec<u32>,
     /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
     closing: VecDeque<(Instant, ConnectionId)>,
-    /// Bytes moved since they were last asked for.
+    /// Bytes moved since the host last took this number.
     moved_bytes: usize,
 }
 

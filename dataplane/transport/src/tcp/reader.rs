@@ -17,7 +17,7 @@ use crate::types::{CloseCause, Target};
 /// Bytes of the staging: the largest frame without payload, and room for small payloads.
 pub(super) const STAGING_BYTES: usize = 576 * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
-/// Least and most bytes asked for while frames are expected. Few, so that little of a large payload lands in the
+/// Least and most bytes received at once while frames are expected. Few, so that little of a large payload lands in the
 /// staging; more when small frames come in crowds.
 pub(super) const ASK_LEAST_BYTES: usize = 16 * 1024;
 const ASK_MOST_BYTES: usize = 128 * 1024;
@@ -26,7 +26,7 @@ const PAYLOAD_ASK_BYTES: usize = 256 * 1024;
 /// Payloads, or pieces of them, from this length on are received in place. Shorter ones are copied: many calls and
 /// many pieces cost more than that.
 const IN_PLACE_BYTES: usize = 16 * 1024;
-/// What is asked for beyond the end of a payload, so that the next header comes along.
+/// What is received beyond the end of a payload, so that the next header comes along.
 const BEYOND_BYTES: usize = 4096;
 /// What one connection may receive in a round. Bounds how long others wait.
 const ROUND_BYTES: usize = 256 * 1024;
@@ -249,7 +249,7 @@ impl Reader {
         check(&header)?;
         let body_bytes = header.body_bytes as usize;
         let Some(body) = rest.get(..body_bytes) else {
-            // The rest of a long body is asked for at once.
+            // The rest of a long body is received at once.
             self.ask_bytes = self.ask_bytes.max(HEADER_BYTES + body_bytes - unread.len());
             return Ok(None);
         };
@@ -263,7 +263,7 @@ impl Reader {
         Ok(Some(header))
     }
 
-    /// Receives once: what there is, up to what is asked for. How much it was; none when the socket has nothing. The
+    /// Receives once: what there is, up to a limit. How much it was; none when the socket has nothing. The
     /// staging is this connection's.
     pub(super) fn receive(&mut self, socket: &impl AsFd, staging: &mut Staging) -> Result<Option<usize>, CloseCause> {
         let mut scatter = Scatter::new();
@@ -295,7 +295,7 @@ impl Reader {
         Ok(Some(received))
     }
 
-    /// Judges what the kernel said when so many bytes were asked for. How many came; none when the socket has nothing.
+    /// Judges what the kernel said to a call for so many bytes. How many came; none when the socket has nothing.
     pub(super) fn received(&mut self, received: io::Result<usize>, asked: usize) -> Result<Option<usize>, CloseCause> {
         let received = match received {
             Ok(0) => return Err(CloseCause::Peer),
@@ -306,7 +306,7 @@ impl Reader {
             }
             Err(error) => return Err(CloseCause::Kernel(error.raw_os_error().unwrap_or_default())),
         };
-        // Less than asked for: nothing is left, and more is announced. An end that was announced already is not again.
+        // Less than the call had room for: nothing is left, and more is announced. An end is announced once.
         self.readable = received == asked || self.ended;
         self.budget_bytes = self.budget_bytes.saturating_sub(received);
         Ok(Some(received))

@@ -97,7 +97,7 @@ impl SealedStream {
                 Ok(self.is_agreed())
             }
             Err(error) => {
-                // The peer is told why, if there is room.
+                // This says why to the peer, if there is room.
                 let _ = self.send(socket);
                 Err(CloseCause::Tls(error.to_string()))
             }

@@ -27,7 +27,7 @@ use crate::types::{CloseCause, ConnectionId};
 const ASK_BYTES: usize = 128 << 10;
 /// The place for them: behind a part of a record or of a handshake.
 const ARRIVED_BYTES: usize = ASK_BYTES + HANDSHAKE_BYTES + RECORD_BYTES;
-/// Asked for while it is not known whether TLS comes, and in handshakes.
+/// The same while it is not known whether TLS comes, and in handshakes.
 const FIRST_BYTES: usize = 16 << 10;
 /// How long a handshake may take, and a peer that connects may be silent: as long as for a greeting.
 const PATIENCE: Duration = Duration::from_nanos(Limits::HELLO_NS);
@@ -88,7 +88,7 @@ impl Tls {
         if self.mode() == DataTls::Off { Wire::Plain } else { Wire::Unknown }
     }
 
-    /// How the bytes are on the wire of a connection that we asked for, to this address.
+    /// How the bytes are on the wire of a connection that we began, to this address.
     pub(super) fn wire_to(&self, address: Option<SocketAddr>) -> Result<Wire, CloseCause> {
         let wanted = match self.mode() {
             DataTls::Off => false,

@@ -449,3 +449,70 @@ fn fill(pieces: &VecDeque<Piece>, staged: &[u8], plain: &mut Vec<u8>) -> usize {
     }
     at
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::ZeroCopy;
+    use crate::types::OutgoingPayload;
+    use kvplane_proto::frame::Header;
+    use kvplane_proto::message::{Kind, Operation};
+    use kvplane_sys::{HugePages, Region, RegionOptions};
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    fn pair() -> (UnixStream, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        for socket in [&ours, &theirs] {
+            socket.set_nonblocking(true).expect("a socket");
+        }
+        (ours, theirs)
+    }
+
+    fn read_all(mut socket: &UnixStream, into: &mut Vec<u8>) {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = socket.read(&mut bytes) {
+            into.extend_from_slice(&bytes[..count]);
+        }
+    }
+
+    /// Another connection uses the staging between any two calls.
+    #[test]
+    fn what_the_kernel_does_not_take_at_once_is_kept_and_leaves_later() {
+        const PAYLOAD_BYTES: usize = 4 << 20;
+        let ((ours, theirs), (other_socket, other_peer)) = (pair(), pair());
+        let (mut writer, mut other, mut staging) = (Writer::new(), Writer::new(), OutputStaging::new());
+        let options = ZeroCopyOptions { when: ZeroCopy::Never, ..ZeroCopyOptions::default() };
+        let mut books = ZeroCopyBooks { options, counters: ZeroCopyCounters::default() };
+        let memory = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("writer", PAYLOAD_BYTES) };
+        let region = Region::allocate(&memory).expect("memory");
+        let payload: Vec<u8> = (0..PAYLOAD_BYTES as u32).map(|at| (at * 7) as u8).collect();
+        region.copy_in(0, &payload);
+        let header = Header::request(Kind::Request(Operation::Put), RequestId::default());
+        let (first, last) = (header.with_body(&[1; 300], 1), header.with_body(&[2; 50_000], 1));
+        let first = first.with_payload(PAYLOAD_BYTES as u64, None);
+        let payloads = [Some(OutgoingPayload { buffers: IoBuf::whole(region).into(), hold: Some(9) }), None];
+        for (header, payload) in [first, last].into_iter().zip(payloads) {
+            let body = if header.payload_bytes > 0 { vec![1; 300] } else { vec![2; 50_000] };
+            writer.push(Frame { header, body, payload });
+        }
+        let (mut came, mut events, mut refused) = (Vec::new(), VecDeque::new(), 0);
+        while !writer.is_empty() {
+            let sent = writer.send(&ours, &mut staging, &mut books, &mut events).expect("a socket");
+            if sent.is_none() {
+                refused += 1;
+                assert!(!writer.writable);
+                read_all(&theirs, &mut came);
+                writer.writable = true;
+            }
+            other.push(Frame { header: last, body: vec![2; 50_000], payload: None });
+            other.send(&other_socket, &mut staging, &mut books, &mut VecDeque::new()).expect("a socket");
+            read_all(&other_peer, &mut Vec::new());
+        }
+        read_all(&theirs, &mut came);
+        let whole = [&first.encode()[..], &[1; 300], &payload, &last.encode(), &[2; 50_000]].concat();
+        assert!(came == whole, "{} bytes of {}", came.len(), whole.len());
+        assert!(refused > 0 && matches!(events.make_contiguous(), [Event::Sent(9)]), "{refused} refusals, {events:?}");
+        assert_eq!(writer.sent_bytes(), whole.len() as u64);
+    }
+}

@@ -1,4 +1,4 @@
-//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is told apart.
+//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is recognised.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
@@ -33,7 +33,7 @@ enum Step {
     Older,
     /// The peer closed the connection: the errno, or 0.
     Ended(i32),
-    /// The peer sent what nobody asked for.
+    /// The peer sent what no request was for.
     Broken(&'static str),
 }
 

@@ -71,3 +71,22 @@ impl AnswerPlaces {
         self.wanted.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_belong_to_requests_and_are_bounded() {
+        let request = |index| RequestId { index, generation: 1 };
+        let place = |index, address| Place { request: request(index), address, bytes: 64, key: 1 };
+        let mut places = AnswerPlaces::default();
+        assert!(places.wants_nothing() && places.learn(vec![place(1, 0), place(2, 64), place(1, 128)]));
+        assert_eq!(places.wanted(request(1)), Some(&[place(1, 0), place(1, 128)][..]));
+        places.forget_wanted(request(1));
+        assert_eq!((places.wanted(request(1)), places.wanted(request(2)).map(<[_]>::len)), (None, Some(1)));
+        let many = |count: usize| (0..count as u32).map(|index| place(index + 10, 0)).collect();
+        assert!(places.learn(many(Limits::REQUESTS_PER_CONNECTION - 1)));
+        assert!(!places.learn(vec![place(5, 0)]), "more than it may ask for");
+    }
+}

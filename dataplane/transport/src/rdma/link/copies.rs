@@ -1,6 +1,6 @@
 //! One-sided copies between our memory and peers' segments.
 //!
-//! The key of a segment is asked for once for each connection, by a message, and kept by the segment's id with its
+//! A link asks for the key of a segment once, by a message, and kept by the segment's id with its
 //! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
 //! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
 
@@ -125,12 +125,12 @@ impl Copies {
         });
         match pushed {
             Ok(posted @ 1..) => (posted, left),
-            // A queue pair that takes nothing says why when it is asked for the first alone.
+            // A queue pair that takes nothing says why when the first is posted alone.
             Ok(0) | Err(_) => (0, Some(first)),
         }
     }
 
-    /// Posts a copy, or keeps it until it can be. The segment whose key the peer is to be asked for, if it is.
+    /// Posts a copy, or keeps it until it can be. The segment whose key is missing, if it is.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -225,7 +225,7 @@ impl Copies {
         };
         match pushed {
             Ok(()) => Ok(Step::Taken),
-            // Whoever asked is told by the caller, and once.
+            // The caller reports its end, and once.
             Err(refusal) => Err(CloseCause::Rdma(format!("a request was refused: {refusal}"))),
         }
     }

@@ -6,7 +6,7 @@ use kvplane_sys::verbs::QueuePair;
 pub(in crate::rdma) struct Foreign {
     /// The further queue pairs: nothing is posted on them.
     pub(in crate::rdma) spares: Vec<QueuePair>,
-    /// Who asks us on it; none where we ask.
+    /// The engine that asks us on it; none where we ask.
     pub(in crate::rdma) asker: Option<Asker>,
     /// The order of connections.
     pub(in crate::rdma) age: u64,

@@ -20,7 +20,7 @@ enum KeyState {
 /// Where keys come from.
 #[derive(Clone)]
 pub(in crate::rdma) enum KeySource {
-    /// The peer is asked for each by a message.
+    /// From the peer, by a message for each.
     Messages,
     /// A stock engine has described its memory; it is reached on this device of its, by position.
     Description(Arc<ForeignPeer>, usize),
@@ -33,9 +33,9 @@ pub(in crate::rdma) enum KeySource {
 pub(super) enum KeyLookup {
     /// It is the last one.
     Known,
-    /// The peer has been asked for it.
+    /// The question is on its way.
     Awaited,
-    /// The peer is to be asked for it.
+    /// The link must ask the peer.
     Missing,
 }
 
@@ -96,14 +96,14 @@ impl SegmentKeys {
 
     /// The peer has said what reaches a segment, or that nothing does any more.
     pub(in crate::rdma) fn learn(&mut self, segment: SegmentId, key: SegmentKey) {
-        // What was not asked for is of no use.
+        // A key without a question is of no use.
         if let Some(state) = self.keys.get_mut(&segment) {
             *state = KeyState::Known(key);
             self.last = None;
         }
     }
 
-    /// The peer is told the key of a segment of ours.
+    /// The peer gets the key of a segment of ours.
     pub(super) fn tell(&mut self, segment: SegmentId) {
         self.told.insert(segment);
     }

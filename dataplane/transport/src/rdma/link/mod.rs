@@ -74,7 +74,7 @@ pub(super) struct Link {
     pub(super) nic: u32,
     pub(super) endpoint: EndpointId,
     pub(super) state: State,
-    /// Whether we asked for it.
+    /// Whether we began it.
     pub(super) asks: bool,
     /// Receives that the peer was promised.
     pub(super) grant: u16,
@@ -148,6 +148,7 @@ impl Link {
     }
 
     /// Queues a frame.
+    #[inline]
     pub(super) fn push(&mut self, frame: Frame) {
         if self.asks {
             self.intake.awaits(u64::from(frame.header.replies()));
@@ -228,7 +229,7 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the peer that a segment of ours is gone, if it knows the key. Whether it is told.
+    /// Tells the peer that a segment of ours is gone, if it knows the key. Whether it knew it.
     pub(super) fn retract(&mut self, segment: SegmentId) -> bool {
         let tells = self.copies.keys.untell(segment) && self.state == State::Open;
         if tells {

@@ -112,6 +112,7 @@ pub(in crate::rdma) struct Outbox {
 
 impl Outbox {
     /// Queues a frame.
+    #[inline]
     pub(super) fn push(&mut self, frame: Frame) {
         self.extra_pieces += frame.extra_pieces();
         self.frames.push_back(frame);

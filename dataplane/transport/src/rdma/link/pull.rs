@@ -32,13 +32,13 @@ pub(super) struct Pull {
     /// The first piece with room, and what is filled of it.
     next: usize,
     filled: usize,
-    /// Bytes not asked for yet.
+    /// Bytes that no read was posted for yet.
     left_bytes: u64,
     wanted: bool,
     checksum: bool,
     /// Reads under way.
     reading: u32,
-    /// Another part was asked for.
+    /// The peer knows that we wait for another part.
     asked: bool,
     /// The read that goes through a bounce buffer, and where its bytes belong.
     bounce: Option<(u32, IoBuf)>,
@@ -61,7 +61,7 @@ impl Pull {
         }
     }
 
-    /// Goes past what was asked for.
+    /// Goes past what reads were posted for.
     fn advance(&mut self, mut bytes: u64) {
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
         if let Some(source) = self.source.places.front_mut() {

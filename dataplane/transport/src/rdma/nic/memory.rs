@@ -28,7 +28,7 @@ fn name(region: &Arc<Region>) -> usize {
     Arc::as_ptr(region).addr()
 }
 
-/// Rights for our own requests and for peers that are told the key.
+/// Rights for our own requests and for peers that have the key.
 pub(in crate::rdma) fn access(region: &Region, writable: bool) -> Access {
     let local_write = region.writable();
     Access { local_write, remote_write: local_write && writable, ..Access::REMOTE }
