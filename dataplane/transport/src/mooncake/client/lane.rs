@@ -6,12 +6,14 @@ use std::os::fd::AsFd;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::Operation;
+use kvplane_proto::message::{Kind as FrameKind, Operation, ReadItem, WriteItem, decode_items};
+use kvplane_proto::{Limits, Status};
 use kvplane_sys::{Gather, Interest, IoBuf, Poller, Scatter, net, stream};
 
 use crate::mooncake::wire::{Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
 use crate::mooncake::{TURN_BYTES, is_later};
 use crate::token::Token;
+use crate::types::{OutgoingPayload, Pieces};
 
 /// Requests sent ahead of the answers, where the peer answers each with a status.
 const AHEAD: usize = 16;
@@ -274,6 +276,68 @@ impl Lane {
                 return;
             }
         }
+    }
+}
+
+impl Lane {
+    /// Answers a request of the client's without the peer.
+    pub(super) fn answer(&mut self, operation: Operation, header: &Header, status: Status) {
+        self.replies.push_back(Header::reply(FrameKind::Reply(operation), header.request, status));
+    }
+
+    /// A connection takes as many requests as the client may have open on one.
+    fn is_full(&self) -> bool {
+        self.queue.len() > Limits::REQUESTS_PER_CONNECTION
+    }
+
+    /// Takes the client's frame with reads.
+    pub(super) fn read(&mut self, header: &Header, body: &[u8]) {
+        let Some(items) = decode_items::<ReadItem>(body, header.items) else {
+            return self.answer(Operation::Read, header, Status::BadRequest);
+        };
+        for ReadItem { request, offset: address, bytes, .. } in items {
+            if self.is_full() || bytes == 0 {
+                let status = if bytes == 0 { Status::BadRequest } else { Status::Busy };
+                self.answer(Operation::Read, &Header { request, ..*header }, status);
+                continue;
+            }
+            self.queue.push_back(Entry {
+                kind: Kind::Read,
+                request,
+                address,
+                bytes,
+                payload: None,
+                hold: None,
+                closed: 0,
+            });
+        }
+    }
+
+    /// Takes the client's frame with a write. A payload that is not used comes back.
+    pub(super) fn write(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        payload: Option<OutgoingPayload>,
+    ) -> Option<OutgoingPayload> {
+        let mut items = decode_items::<WriteItem>(body, header.items).into_iter().flatten();
+        let (Some(item), None) = (items.next(), items.next()) else {
+            self.answer(Operation::Write, header, Status::BadRequest);
+            return payload;
+        };
+        let payload = payload?;
+        let Pieces::One(buffer) = payload.buffers else {
+            self.answer(Operation::Write, header, Status::Unsupported);
+            return Some(payload);
+        };
+        let (request, address, bytes) = (header.request, item.offset, buffer.bytes() as u64);
+        if self.is_full() || bytes == 0 {
+            self.answer(Operation::Write, header, if bytes == 0 { Status::BadRequest } else { Status::Busy });
+            return Some(OutgoingPayload { buffers: Pieces::One(buffer), ..payload });
+        }
+        let (payload, hold) = (Some(buffer), payload.hold);
+        self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload, hold, closed: 0 });
+        None
     }
 }
 

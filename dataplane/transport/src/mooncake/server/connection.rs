@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use kvplane_sys::{Gather, IoBuf, Scatter};
 
-use super::{Ranges, ServerOptions};
+use super::options::{Ranges, ServerOptions};
 use crate::mooncake::wire::{self, Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
 use crate::mooncake::{TURN_BYTES, is_later};
 

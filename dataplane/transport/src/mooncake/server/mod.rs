@@ -9,14 +9,15 @@
 //! costs its entry here and in the kernel, and a look every few seconds at most.
 
 mod connection;
+mod options;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
 use connection::{DRAIN_BYTES, Over, ServedConnection, Tally, Turn};
-use kvplane_sys::{Interest, IoBuf, Poller, net, stream};
+use kvplane_sys::{Interest, Poller, net, stream};
+pub use options::{Ranges, ServerOptions};
 
-use super::wire::Request;
 use crate::table::Table;
 use crate::token::{Source, Token};
 use crate::turns::Turns;
@@ -28,50 +29,6 @@ const ACCEPTS_PER_ROUND: usize = 64;
 const ROUND_BYTES: usize = 4 << 20;
 /// How long no connection is accepted after the kernel refused to.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
-
-/// Who knows the registered memory.
-pub trait Ranges {
-    /// The memory of a request, of exactly its length and writable if it is a write, and a name under which it is
-    /// released. `None` when the range is not registered, or not for this use.
-    fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)>;
-    /// The range is not used any more.
-    fn release(&mut self, hold: u64);
-}
-
-/// Limits of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
-    /// Connections at a time. At the limit a new one takes the place of the one that has been idle the longest, or is
-    /// closed where none has been for `reclaim_ns`.
-    pub connections: usize,
-    /// A connection without a request for so long is closed.
-    pub idle_ns: u64,
-    /// At the limit of connections, one without a request for so long gives way.
-    pub reclaim_ns: u64,
-    /// A request or payload that does not move for so long ends its connection.
-    pub stall_ns: u64,
-    /// So long may a payload take for each byte, on top of `stall_ns`.
-    pub slowest_ns_per_byte: u64,
-    /// After a refusal the peer has so long to read it and close.
-    pub drain_ns: u64,
-    /// And so many bytes of what it was sending are read meanwhile.
-    pub drain_bytes: u64,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            connections: 4_096,
-            idle_ns: 600_000_000_000,
-            reclaim_ns: 10_000_000_000,
-            stall_ns: 30_000_000_000,
-            // 64 KiB/s.
-            slowest_ns_per_byte: 1_000_000_000 >> 16,
-            drain_ns: 5_000_000_000,
-            drain_bytes: 1 << 30,
-        }
-    }
-}
 
 /// What a server counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
