@@ -1,4 +1,4 @@
-//! Sockets: addresses and options, streams and their gathered calls, descriptors over Unix sockets, sends without a copy.
+//! Sockets: addresses and options, streams and their gathered calls, descriptors that travel, sends without a copy.
 
 pub mod net;
 pub mod stream;
