@@ -19,8 +19,10 @@ pub mod mooncake;
 pub mod nvme;
 pub mod rdma;
 pub mod shm;
+mod table;
 pub mod tcp;
 pub mod token;
+mod turns;
 pub mod types;
 
 pub use fault::{Fault, FaultCounters, FaultPlan};

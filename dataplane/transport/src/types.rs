@@ -19,7 +19,7 @@ pub struct ConnectionId {
 pub enum Event {
     /// A peer connected to us.
     Accepted(ConnectionId),
-    /// A connection that we asked for is there.
+    /// A connection that we began is there.
     Connected(ConnectionId),
     /// The payload that was sent with this hold has left, or never will.
     Sent(u64),
@@ -68,7 +68,7 @@ impl fmt::Display for CloseCause {
 pub enum Input {
     /// A frame; its body is in the caller's scratch. Answer with `receive_payload` when the header states one.
     Frame(Header),
-    /// The payload of the last frame is where it was sent to; the checksum was asked for there.
+    /// The payload of the last frame is where it was sent to; its target wanted the checksum.
     Payload(Option<u64>),
     /// Nothing more at the moment.
     Wait,

@@ -134,7 +134,7 @@ impl Host {
         let name = self.rdma_work.driver.device_names().nth(own).unwrap_or_default();
         let alias = work.engines.alias(name, lane, work.host);
         let queue_pairs = work.engines.queue_pairs();
-        let offered = self.rdma_work.driver.offer_foreign(own, (Arc::clone(&peer), number), queue_pairs);
+        let offered = self.rdma_work.driver.offer_foreign(own, Arc::clone(&peer), number, queue_pairs);
         let (id, half) = offered.map_err(|error| CloseCause::Setup(error.to_string()))?;
         let handshake = |to, ready| Handshake {
             peer: Arc::clone(&peer),

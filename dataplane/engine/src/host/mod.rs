@@ -366,7 +366,7 @@ impl Host {
             let info = info.filter(|info| info.remote_accessible && info.shareable);
             let region = self.segment(segment).filter(|_| info.is_some()).cloned();
             let writable = info.is_some_and(|info| info.writable);
-            self.shm.offer_segment(&self.poller, (id, segment), region.as_ref(), writable);
+            self.shm.offer_segment(&self.poller, id, segment, region.as_ref(), writable);
         }
         progress |= self.take_mapped(now_ns);
         progress | self.take_stock_events(now_ns)

@@ -13,7 +13,7 @@ use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, deco
 use kvplane_proto::{Limits, RequestId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
-use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
+use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Rdma, RdmaCopy, RdmaCounters, RdmaOptions, rdma};
 
 use super::Host;
 use super::inbound::Inputs;
@@ -263,9 +263,9 @@ impl Host {
         self.tcp.trust(carrier);
         let (accepted, answer) = match may {
             true => self.rdma_work.driver.accept(body),
-            false => (None, Rdma::refusal(Status::Prove)),
+            false => (None, rdma::refusal(Status::Prove)),
         };
-        let status = Rdma::answer_status(&answer);
+        let status = rdma::answer_status(&answer);
         let reply = Header::reply(Kind::Reply(Operation::Rdma), header.request, status).with_body(&answer, 1);
         self.tcp.send(carrier, &reply, &answer, None);
         match accepted {

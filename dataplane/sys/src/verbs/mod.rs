@@ -113,9 +113,6 @@
 //!
 //! It decides nothing: no retries, no routes, no sizes.
 
-mod channel;
-mod completion;
-mod completion_queue;
 mod connection;
 mod context;
 mod device;
@@ -125,20 +122,13 @@ mod ffi;
 mod gid;
 mod library;
 mod memory;
-mod one_sided;
 mod port;
-mod queue_pair;
-mod receive_queue;
-mod send_queue;
-mod slots;
+mod queues;
 mod soft;
 mod states;
 #[cfg(test)]
 mod tests;
 
-pub use channel::CompletionChannel;
-pub use completion::{Completion, Entry, PollResult, QueueId, Status};
-pub use completion_queue::CompletionQueue;
 pub use connection::{Connection, PeerAccess, QueuePairOptions, Route};
 pub use context::{Context, DeviceLimits};
 pub use device::{Device, Verbs};
@@ -146,11 +136,10 @@ pub use error::{PostError, Refusal, VerbsError};
 pub use events::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use memory::{Access, MemoryRegion, Piece, ProtectionDomain, memlock_limit_bytes};
-pub use one_sided::{OneSided, OneSidedRun};
 pub use port::{LinkLayer, Mtu, PortAttributes, PortState};
-pub use queue_pair::QueuePair;
-pub use receive_queue::SharedReceiveQueue;
-pub use send_queue::{Operation, Payload, Remote, Request};
-pub use slots::RetiredRequest;
+pub use queues::{
+    Completion, CompletionChannel, CompletionQueue, Entry, OneSided, OneSidedRun, Operation, Payload, PollResult,
+    QueueId, QueuePair, Remote, Request, RetiredRequest, SharedReceiveQueue, Status,
+};
 pub use soft::{Loopback, SoftPort};
 pub use states::QueueState;

@@ -7,7 +7,7 @@
 //! * A cut connection ends as by a reset, when a frame arrives, before a queued frame leaves, or after.
 //! * A frame that is held back holds back everything behind it on its connection, at most one frame being out of the
 //!   kernel. Time is an argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
-//! * A corrupted payload has one bit changed in its final memory before the host is told of it, and the checksum
+//! * A corrupted payload has one bit changed in its final memory before the host learns of it, and the checksum
 //!   reported is that of what lies there then.
 //!
 //! Invariant: to the host a fault looks like one that the network, the peer or the memory could have made; in
@@ -38,7 +38,7 @@ const CONNECTION_REFUSED: i32 = 111;
 /// Faults made so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounters {
-    /// Connections that we asked for and that were refused.
+    /// Connections that we began and that were refused.
     pub refused: u64,
     /// Connections cut when a frame arrived.
     pub cut_arriving: u64,
@@ -82,7 +82,7 @@ struct HeldFrame {
 }
 
 impl Fault {
-    /// A driver without connections that fails by this plan, or not at all, and sends as [`Tcp::new`] is told.
+    /// A driver without connections that fails by this plan, or not at all, and sends as these options say.
     #[must_use]
     pub fn new(plan: Option<&FaultPlan>, zero_copy: ZeroCopyOptions) -> Self {
         Self { tcp: Tcp::new(zero_copy), faults: plan.map(|plan| Box::new(Faults::new(plan))) }
@@ -339,7 +339,7 @@ impl Faults {
         Input::Frame(held.header)
     }
 
-    /// A connection whose held frame is due. Named once: the frame stays until it is asked for.
+    /// A connection whose held frame is due. Named once: the frame stays until the host takes it.
     fn next_due(&mut self, now_ns: u64) -> Option<ConnectionId> {
         let &(until_ns, id) = self.due.first()?;
         if until_ns > now_ns {

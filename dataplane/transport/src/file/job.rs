@@ -5,7 +5,23 @@ use std::sync::Arc;
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{BLOCK_BYTES, DirectFile, IoBuf, Region, file};
 
-use super::{FileTransfer, STAGING_BYTES};
+/// Aligned memory that one transfer may borrow.
+pub const STAGING_BYTES: usize = 256 << 10;
+
+/// A transfer between a file and memory.
+#[derive(Clone, Debug)]
+pub struct FileTransfer {
+    /// The caller's name for it, given back when it is done.
+    pub token: u64,
+    /// Which file.
+    pub file: SegmentId,
+    /// Where in it.
+    pub offset: u64,
+    /// The memory.
+    pub buffer: IoBuf,
+    /// Into the file, or out of it.
+    pub write: bool,
+}
 
 /// What a job wants to do next.
 pub(super) enum Next {

@@ -25,32 +25,16 @@ use std::time::Duration;
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{BLOCK_BYTES, Completion, DirectFile, FileOptions, HugePages, IoBuf, Region, RegionOptions, Ring};
 
+pub use job::{FileTransfer, STAGING_BYTES};
 use job::{Job, Next};
 use table::Table;
 
 /// Operations in flight at once; more transfers wait.
 const DEPTH: usize = 64;
-/// Aligned memory that one transfer may borrow.
-pub const STAGING_BYTES: usize = 256 << 10;
 /// Transfers that pass through staging at once.
 const STAGINGS: usize = 8;
 /// Entries of the ring.
 const RING_ENTRIES: u32 = 128;
-
-/// A transfer between a file and memory.
-#[derive(Clone, Debug)]
-pub struct FileTransfer {
-    /// The caller's name for it, given back when it is done.
-    pub token: u64,
-    /// Which file.
-    pub file: SegmentId,
-    /// Where in it.
-    pub offset: u64,
-    /// The memory.
-    pub buffer: IoBuf,
-    /// Into the file, or out of it.
-    pub write: bool,
-}
 
 /// The files of one host and what is in flight on them.
 #[derive(Default)]

@@ -14,7 +14,6 @@
 
 mod client;
 mod server;
-mod table;
 pub mod wire;
 
 pub use client::{LaneCounters, Lanes};

@@ -46,7 +46,7 @@ pub struct Ssd {
     offers: Offers,
     namespace: Option<NvmeNamespace>,
     remarks: Vec<String>,
-    /// A flush of it failed, whoever asked for it.
+    /// A flush of it failed, of whichever part.
     flush_failed: AtomicBool,
 }
 

@@ -10,7 +10,8 @@ use kvplane_sys::{
 };
 use kvplane_tier::{Action, BlockOp};
 
-use super::{Part, RING_ENTRIES};
+use super::device::Part;
+use super::operations::RING_ENTRIES;
 
 /// How long the first reads may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -18,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A ring of commands.
 pub(super) struct Commands {
     pub(super) ring: CommandRing,
-    /// Completions come only to who asks.
+    /// Completions come only when it is polled.
     pub(super) polled: bool,
     /// The drive has not refused any.
     pub(super) is_used: bool,
@@ -79,7 +80,7 @@ impl Commands {
         self.is_used && part.ssd.namespace().is_some_and(|namespace| op.bytes <= namespace.command_bytes_most())
     }
 
-    /// Queues a read or a write; also whether its memory was pinned before.
+    /// Queues a read or a write. Whether its memory was pinned before.
     pub(super) fn issue(
         &mut self,
         part: &Part,
@@ -87,13 +88,13 @@ impl Commands {
         pieces: &[IoBuf],
         offset: u64,
         token: u64,
-    ) -> (Result<(), RingFull>, bool) {
+    ) -> Result<bool, RingFull> {
         let is_pinned = matches!(pieces, [piece] if self.ring.is_registered(piece));
-        let Some(namespace) = part.ssd.namespace() else { return (Err(RingFull), false) };
-        let queued = match action {
+        let namespace = part.ssd.namespace().ok_or(RingFull)?;
+        match action {
             Action::Write { durable } => self.ring.write_command(namespace, pieces, offset, durable, token),
             _ => self.ring.read_command(namespace, pieces, offset, token),
-        };
-        (queued, is_pinned)
+        }?;
+        Ok(is_pinned)
     }
 }

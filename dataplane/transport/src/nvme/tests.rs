@@ -201,7 +201,7 @@ fn a_device_that_refuses_polling_is_used_without() {
     fill(&mut bed, Ack::Buffered);
     there(&mut bed);
     let counters = bed.nvme.counters();
-    if bed.nvme.polling {
+    if bed.nvme.rings.is_polling() {
         println!("skipped: the refusal: this device lets completions be polled for ({} were)", counters.polled);
         assert!(counters.polled > 0);
     } else {
@@ -433,8 +433,8 @@ fn a_drive_that_refuses_a_command_is_given_no_more() {
     let op = block_op(&mut bed, 6);
     bed.nvme.start(op);
     // Not given to the drive, which would do it.
-    let index = bed.nvme.queues[op.priority as usize].pop_front().expect("one waits");
-    bed.nvme.in_flight[op.priority as usize] += 1;
+    let index = bed.nvme.operations.next(op.priority).expect("one waits");
+    bed.nvme.operations.issued(op.priority);
     bed.nvme.completed(Completion { token: index as u64, result: -kvplane_sys::errno::EOPNOTSUPP }, Way::Commands);
     assert!(bed.nvme.remarks().iter().any(|remark| remark.contains("takes no commands")), "{:?}", bed.nvme.remarks());
     let before = bed.nvme.counters();

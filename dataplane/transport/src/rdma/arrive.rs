@@ -1,64 +1,56 @@
 //! What a device tells: requests that are over, messages that came, ports that went down.
 
-use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{AsyncEvent, Completion, Mtu, RetiredRequest, Status};
+use kvplane_proto::{SegmentId, Status as Outcome};
+use kvplane_sys::verbs::{AsyncEvent, Mtu, RetiredRequest, Status};
 
-use super::Rdma;
-use super::ended::CopyCompletions;
-use super::link::{Control, KeyState, Link, State, Work};
+use super::link::State;
+use super::links::Links;
+use super::nic::POLLED;
+use super::segments::Segments;
 use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
-use crate::types::{CloseCause, ConnectionId, Event};
+use super::work::Work;
+use crate::types::{CloseCause, ConnectionId};
 
 /// Completions taken from one device in one round, in lots: bounds how long others wait.
 const LOTS: usize = 16;
-/// Things that one connection may have to tell by messages of their own.
-const CONTROLS: usize = 2 * Limits::SEGMENTS;
 
-/// A message that came: on which queue pair, into which receive, how long, and how that went.
-type ReceivedMessage = (Option<u32>, u32, u32, Status);
+/// A message that came.
+#[derive(Clone, Copy)]
+pub(super) struct ReceivedMessage {
+    /// The link of the queue pair that it came on.
+    link: Option<u32>,
+    /// The receive that it is in.
+    receive: u32,
+    bytes: u32,
+    status: Status,
+}
 
-impl Rdma {
-    /// Takes what the devices tell. Whether there was anything.
-    pub fn poll(&mut self, now_ns: u64) -> bool {
-        self.now_ns = now_ns;
+impl Links {
+    /// Takes what a device says is over. Whether there was anything.
+    pub(super) fn take_completions(&mut self, nic: usize, segments: &mut Segments) -> bool {
         let mut progress = false;
-        let told = core::mem::take(&mut self.told);
-        for nic in 0..self.nics.len() {
-            if told || !self.closing.is_empty() || self.nics[nic].failed.is_some() {
-                self.take_events(nic);
-            }
-            progress |= self.take_completions(nic);
-        }
-        progress |= self.see_off();
-        self.look_after_idle();
-        progress
-    }
-
-    pub(super) fn take_completions(&mut self, nic: usize) -> bool {
-        let mut progress = false;
-        self.nics[nic].emptied = false;
+        self.nics[nic].completions.set_emptied(false);
         for _ in 0..LOTS {
             let (mut retired, mut received) = (core::mem::take(&mut self.retired), core::mem::take(&mut self.received));
             let entry = &mut self.nics[nic];
-            let full = match entry.queue.poll(&mut entry.entries) {
+            let full = match entry.completions.poll() {
                 Ok(polled) => {
-                    let full = polled.len() == super::LOT;
+                    let full = polled.len() == POLLED;
                     progress |= polled.len() > 0;
                     for completion in polled {
                         let link = entry.links.get(&completion.qp_num()).copied();
                         if completion.is_receive() {
-                            if let Some(one) = entry.shared.retire(&completion) {
-                                received.push((link, one.token as u32, completion.bytes(), completion.status()));
+                            if let Some(one) = entry.receives.retire(&completion) {
+                                let (receive, bytes) = (one.token as u32, completion.bytes());
+                                let status = completion.status();
+                                received.push(ReceivedMessage { link, receive, bytes, status });
                             }
-                        } else if let Some(index) = link
-                            && let Some(link) = self.links[index as usize].as_deref_mut()
-                        {
+                        } else if let Some(index) = link {
+                            let id = self.table.id_at(index);
+                            let Some(link) = self.table.at_mut(index) else { continue };
                             self.books.counters.signalled += 1;
-                            let id = ConnectionId { index, generation: self.generations[index as usize] };
                             link.retire(id, &completion, &mut self.books.copied, &mut retired);
-                            if !core::mem::replace(&mut link.dirty, true) {
-                                self.dirty.push_back(index);
-                            }
+                            self.rounds.dirty.mark(index);
                         }
                     }
                     full
@@ -72,11 +64,11 @@ impl Rdma {
                 self.work_over(index, one);
             }
             for one in received.drain(..) {
-                self.message(nic, one);
+                self.message(nic, one, segments);
             }
             (self.retired, self.received) = (retired, received);
             if !full {
-                self.nics[nic].emptied = true;
+                self.nics[nic].completions.set_emptied(true);
                 break;
             }
         }
@@ -85,104 +77,94 @@ impl Rdma {
 
     /// A request is over: whatever waited for it goes on.
     fn work_over(&mut self, index: u32, RetiredRequest { token, status, .. }: RetiredRequest) {
-        let Some(link) = self.links[index as usize].as_deref_mut() else { return };
-        let id = ConnectionId { index, generation: self.generations[index as usize] };
-        let nic = &mut self.nics[link.nic as usize];
-        let success = status == Status::Success;
-        match Work::from_bits(token) {
-            Work::Nothing => {}
-            Work::Slot(slot) => nic.free_slot(slot),
-            Work::Push(lent) => {
-                if let Some(lent) = link.lent.try_remove(lent as usize) {
-                    self.books.events.extend(lent.hold.map(Event::Sent));
-                }
-            }
-            Work::Pull => link.fetched(success, nic),
-            Work::CopyPart => link.copy_over(id, None, status, &mut self.books),
-            Work::Copy(token) => link.copy_over(id, Some(token), status, &mut self.books),
-        }
-        if !success && link.state == State::Open {
-            let why = describe(nic.context.name(), status, link.path_mtu);
+        let id = self.table.id_at(index);
+        let Some((link, nic, books)) = self.parts(id) else { return };
+        link.work_over(id, Work::from_bits(token), status, nic, books);
+        if status != Status::Success && link.state == State::Open {
+            let why = describe(nic.context.name(), status, link.path.mtu);
             self.close(id, why);
         }
-        self.mark_dirty(index);
+        if self.table.at(index).is_some() {
+            self.rounds.dirty.mark(index);
+        }
     }
 
-    fn message(&mut self, nic: usize, (index, receive, bytes, status): ReceivedMessage) {
-        let link = index.and_then(|index| self.links[index as usize].as_deref_mut());
-        let open = link.filter(|link| link.state == State::Open);
-        let (Some(link), Some(index)) = (open, index) else {
-            self.nics[nic].repost(receive);
+    fn message(&mut self, nic: usize, message: ReceivedMessage, segments: &mut Segments) {
+        let ReceivedMessage { link: index, receive, bytes, status } = message;
+        let id = index.map(|index| self.table.id_at(index));
+        let (Some(id), Some((link, entry, books))) = (id, id.and_then(|id| self.open_parts(id))) else {
+            self.nics[nic].receives.repost(receive);
             return;
         };
-        let id = ConnectionId { index, generation: self.generations[index as usize] };
-        let entry = &mut self.nics[nic];
         if status != Status::Success {
-            entry.repost(receive);
-            let why = describe(entry.context.name(), status, link.path_mtu);
+            entry.receives.repost(receive);
+            let why = describe(entry.context.name(), status, link.path.mtu);
             self.close(id, why);
             return;
         }
         let front = (bytes as usize).min(ENVELOPE_BYTES);
-        entry.read_receive(receive, front, &mut self.books.message);
-        let envelope = match Envelope::decode(&self.books.message, bytes as usize) {
+        entry.arena.read_receive(receive, front, &mut books.message);
+        let envelope = match Envelope::decode(&books.message, bytes as usize) {
             Ok(envelope) => envelope,
             Err(error) => {
-                entry.repost(receive);
+                entry.receives.repost(receive);
                 self.close(id, CloseCause::Rdma(error.to_string()));
                 return;
             }
         };
         entry.endpoints.touch(link.endpoint);
-        if link.credits.arrived(envelope.credits).is_err() {
-            entry.repost(receive);
+        if link.sends.credits.arrived(envelope.credits).is_err() {
+            entry.receives.repost(receive);
             self.close(id, CloseCause::Rdma("the peer broke the rules of credits".to_owned()));
             return;
         }
         if matches!(envelope.kind, MessageKind::Frame | MessageKind::More) {
-            link.inbox.push_back((envelope, receive));
-            self.mark_ready(index);
-            self.mark_dirty(index);
+            link.intake.push(envelope, receive);
+            self.rounds.ready.mark(id.index);
+            self.rounds.dirty.mark(id.index);
             return;
         }
-        entry.read_receive(receive, bytes as usize, &mut self.books.message);
-        entry.repost(receive);
-        link.credits.reposted();
-        if let Err(why) = self.control(id, &envelope) {
+        entry.arena.read_receive(receive, bytes as usize, &mut books.message);
+        entry.receives.repost(receive);
+        link.sends.credits.reposted();
+        if let Err(why) = self.control(id, &envelope, segments) {
             self.close(id, why);
         }
-        self.mark_dirty(index);
+        if self.table.at(id.index).is_some() {
+            self.rounds.dirty.mark(id.index);
+        }
     }
 
-    /// A message that tells something by itself; it is in the scratch.
-    fn control(&mut self, id: ConnectionId, envelope: &Envelope) -> Result<(), CloseCause> {
-        let message = core::mem::take(&mut self.books.message);
+    /// A message that tells something by itself; it is in the books.
+    fn control(&mut self, id: ConnectionId, envelope: &Envelope, segments: &mut Segments) -> Result<(), CloseCause> {
+        let Some((link, nic, books)) = self.parts(id) else { return Ok(()) };
+        let message = core::mem::take(&mut books.message);
         let content = &message[ENVELOPE_BYTES..];
         let segment = SegmentId::from_bits(envelope.token);
-        let key = if envelope.kind == MessageKind::AskKey { Some(self.key_of(id, segment)) } else { None };
-        let result = match self.parts(id) {
-            Some((link, nic, books)) => match envelope.kind {
-                MessageKind::Pulled => link.pulled(envelope.token, nic, books),
-                MessageKind::Part => Place::decode_all(content)
-                    .map_err(|error| CloseCause::Rdma(error.to_string()))
-                    .and_then(|places| link.next_part(envelope.token, places, envelope.parts)),
-                MessageKind::AskKey => link.answer_key(segment, key),
-                MessageKind::Key => SegmentKey::decode(content)
-                    .map(|key| link.learn_key(segment, key))
-                    .map_err(|error| CloseCause::Rdma(error.to_string())),
-                MessageKind::SegmentGone => {
-                    link.learn_key(segment, SegmentKey::refused(Outcome::Stale));
-                    Ok(())
-                }
-                MessageKind::Credit | MessageKind::Frame | MessageKind::More => Ok(()),
-            },
-            None => Ok(()),
+        let result = match envelope.kind {
+            MessageKind::Pulled => link.outbox.pulled(envelope.token, nic, books),
+            MessageKind::Part => Place::decode_all(content)
+                .map_err(|error| CloseCause::Rdma(error.to_string()))
+                .and_then(|places| link.intake.next_part(envelope.token, places, envelope.parts)),
+            MessageKind::AskKey => {
+                let key = segments.key_on(segment, link.nic as usize, nic);
+                link.answer_key(segment, key)
+            }
+            MessageKind::Key => SegmentKey::decode(content)
+                .map(|key| link.copies.keys.learn(segment, key))
+                .map_err(|error| CloseCause::Rdma(error.to_string())),
+            MessageKind::SegmentGone => {
+                link.copies.keys.learn(segment, SegmentKey::refused(Outcome::Stale));
+                Ok(())
+            }
+            MessageKind::Credit | MessageKind::Frame | MessageKind::More => Ok(()),
         };
         self.books.message = message;
         result
     }
 
-    fn take_events(&mut self, nic: usize) {
+    /// Takes what a device tells of itself and of its port.
+    pub(super) fn take_events(&mut self, nic: usize) {
         while let Some(event) = self.nics[nic].next_event() {
             let entry = &mut self.nics[nic];
             let name = entry.context.name().to_owned();
@@ -206,7 +188,7 @@ impl Rdma {
                 }
                 AsyncEvent::LastReceive { qp_num } => {
                     if let Some((link, _, _)) = self.link_of(nic, qp_num).and_then(|id| self.parts(id)) {
-                        link.last_receive = true;
+                        link.ending.last_receive = true;
                     }
                 }
                 AsyncEvent::Other(_) => {}
@@ -218,62 +200,7 @@ impl Rdma {
     }
 
     fn link_of(&self, nic: usize, qp_num: u32) -> Option<ConnectionId> {
-        let index = *self.nics[nic].links.get(&qp_num)?;
-        Some(ConnectionId { index, generation: self.generations[index as usize] })
-    }
-
-    fn close_all(&mut self, nic: usize, why: &str) {
-        let links: Vec<u32> = self.nics[nic].links.values().copied().collect();
-        for index in links {
-            let id = ConnectionId { index, generation: self.generations[index as usize] };
-            self.close(id, CloseCause::Rdma(why.to_owned()));
-        }
-    }
-}
-
-impl Link {
-    /// Takes back what a completion ends. Copies that succeeded are most of it, and need nothing else of the link.
-    #[inline]
-    fn retire(
-        &mut self,
-        id: ConnectionId,
-        completion: &Completion<'_>,
-        copied: &mut CopyCompletions,
-        others: &mut Vec<(u32, RetiredRequest)>,
-    ) {
-        self.queue_pair.retire_runs(completion, |tokens, status| {
-            if status == Status::Success && copied.push_all(id, tokens) {
-                return;
-            }
-            for &token in tokens {
-                match Work::from_bits(token) {
-                    // The parts before it have succeeded too.
-                    Work::Copy(token) if status == Status::Success => copied.push(id, token, Ok(())),
-                    Work::CopyPart if status == Status::Success => {}
-                    _ => others.push((id.index, RetiredRequest { token, status, receive: false })),
-                }
-            }
-        });
-    }
-
-    fn answer_key(&mut self, segment: SegmentId, key: Option<SegmentKey>) -> Result<(), CloseCause> {
-        if self.control.len() >= CONTROLS {
-            return Err(CloseCause::Rdma("the peer asks for keys faster than it takes them".to_owned()));
-        }
-        let key = key.unwrap_or(SegmentKey::refused(Outcome::Stale));
-        if key.status == Outcome::Ok {
-            self.told.insert(segment);
-        }
-        self.control.push_back(Control::Key(segment, key));
-        Ok(())
-    }
-
-    fn learn_key(&mut self, segment: SegmentId, key: SegmentKey) {
-        // What was not asked for is of no use.
-        if let Some(state) = self.keys.get_mut(&segment) {
-            *state = KeyState::Known(key);
-            self.last_key = None;
-        }
+        self.nics[nic].links.get(&qp_num).map(|&index| self.table.id_at(index))
     }
 }
 

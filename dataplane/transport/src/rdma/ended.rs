@@ -4,7 +4,7 @@ use core::mem;
 
 use kvplane_proto::Status;
 
-use super::link::Work;
+use super::work::Work;
 use crate::types::ConnectionId;
 
 /// A copy that is over.

@@ -7,54 +7,49 @@
 //! A connection that a peer was given on a device that only stands in for a preferred one ends when it is idle and a
 //! preferred one works again: the peer connects anew.
 
-use kvplane_sys::verbs::{Operation, Payload, Remote, Request};
-
-use super::Rdma;
-use super::link::{State, Work};
-use crate::types::{CloseCause, ConnectionId};
+use super::link::State;
+use super::links::Links;
+use super::nic::Nic;
+use crate::types::CloseCause;
 
 /// How often connections are looked at.
 const LOOK_NS: u64 = 1_000_000_000;
 
-impl Rdma {
-    /// Gives peers that connect one of the first so many devices, as long as one of those reaches them. 0: any.
-    pub const fn prefer(&mut self, devices: usize) {
-        self.preferred = devices;
+/// Looks after idle connections, once in a while.
+pub(super) struct IdleWatch {
+    /// An idle connection's peer is asked for a sign of life after so long, and again after as long.
+    keepalive_ns: u64,
+    /// When they are looked at again.
+    look_ns: u64,
+}
+
+impl IdleWatch {
+    pub(super) const fn new(keepalive_ns: u64) -> Self {
+        Self { keepalive_ns, look_ns: 0 }
     }
 
-    /// Looks after idle connections, once in a while.
-    pub(super) fn look_after_idle(&mut self) {
-        let now_ns = self.now_ns;
+    /// Looks after them, if it is time; of the devices, so many of the first are preferred.
+    pub(super) fn look(&mut self, links: &mut Links, preferred: usize, now_ns: u64) {
         if now_ns < self.look_ns {
             return;
         }
-        self.look_ns = now_ns.saturating_add(LOOK_NS.min(self.options.keepalive_ns));
-        let works = |nic: &super::nic::Nic| nic.failed.is_none() && nic.port.is_some();
-        let preferred = self.preferred.min(self.nics.len());
-        let back = self.nics[..preferred].iter().any(works);
-        for index in 0..self.links.len() {
-            let Some(link) = self.links[index].as_deref_mut().filter(|link| link.state == State::Open) else {
-                continue;
-            };
-            if !link.is_idle() {
-                link.idle_since_ns = None;
-                continue;
-            }
-            let id = ConnectionId { index: index as u32, generation: self.generations[index] };
-            let since_ns = *link.idle_since_ns.get_or_insert(now_ns);
-            if back && !link.asks && link.nic as usize >= preferred && preferred > 0 {
-                self.close(id, CloseCause::Closed);
-            } else if now_ns.saturating_sub(since_ns) >= self.options.keepalive_ns {
-                link.idle_since_ns = Some(now_ns);
-                let nothing = Operation::Write { to: Remote { address: 0, key: 0 } };
-                let request = Request::new(Work::Nothing.to_bits(), nothing, Payload::Pieces(&[]));
-                let queue_pair = &mut link.queue_pair;
-                let sent = queue_pair.push(&request).map_err(|refusal| refusal.to_string());
-                // Not by way of a flush: that would count as use, and keep it from being given up for another.
-                let sent = sent.and_then(|()| queue_pair.flush(true).map_err(|error| error.to_string()));
-                match sent {
-                    Ok(_) => self.books.counters.keepalives += 1,
-                    Err(why) => self.close(id, CloseCause::Rdma(why)),
+        self.look_ns = now_ns.saturating_add(LOOK_NS.min(self.keepalive_ns));
+        let works = |nic: &Nic| nic.failed.is_none() && nic.port.is_some();
+        let preferred = preferred.min(links.nics.len());
+        let back = links.nics[..preferred].iter().any(works);
+        for index in 0..links.table.positions() {
+            let Some(link) = links.table.at_mut(index).filter(|link| link.state == State::Open) else { continue };
+            let Some(since_ns) = link.look_at_idle(now_ns) else { continue };
+            let stands_in = !link.asks && link.nic as usize >= preferred && preferred > 0;
+            let id = links.table.id_at(index);
+            if back && stands_in {
+                links.close(id, CloseCause::Closed);
+            } else if now_ns.saturating_sub(since_ns) >= self.keepalive_ns
+                && let Some((link, _, books)) = links.parts(id)
+            {
+                match link.probe(now_ns) {
+                    Ok(()) => books.counters.keepalives += 1,
+                    Err(why) => links.close(id, CloseCause::Rdma(why)),
                 }
             }
         }

@@ -45,7 +45,6 @@ pub(super) struct Channel {
     pub(super) peer_bell: SharedDoorbell,
     /// Frames that the ring had no room for, oldest first. The window of requests bounds them.
     overflow: VecDeque<Vec<u8>>,
-    pub(super) dirty: bool,
     /// The peer has hung up, and what it said before is not taken yet; a client's only.
     pub(super) hung_up: bool,
     record: Vec<u8>,
@@ -84,7 +83,6 @@ impl Channel {
             own_bell,
             peer_bell,
             overflow: VecDeque::new(),
-            dirty: false,
             hung_up: false,
             record: Vec::new(),
             along_bytes: 0,

@@ -14,6 +14,7 @@
 //! Nothing here waits. What a shard does not answer within [`SETUP_DEADLINE`], because it is stopped, say, counts as
 //! refused; an answer that comes later finds nobody who waits for it. Thread affinity: none; one thread at a time.
 
+mod acceptor;
 mod asking;
 mod channel;
 mod fence;
@@ -27,15 +28,19 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use asking::{CallInFlight, SegmentRequest};
+use acceptor::Acceptor;
+use asking::Questions;
 use channel::{Channel, Side};
 pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, stream, unix};
+use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, unix};
+use one_sided::Owner;
 
+use crate::table::Table;
 use crate::token::{Source, Token};
+use crate::turns::Turns;
 use crate::types::{CloseCause, ConnectionId, Event, Input, Target};
 
 /// How long setting up a connection, or mapping a segment, may take.
@@ -92,29 +97,20 @@ fn first_offer(socket: &UnixStream) -> io::Result<setup::Offer> {
 
 /// All shared-memory connections of one shard or client.
 pub struct Shm {
-    listener: Option<UnixListener>,
+    acceptor: Acceptor,
     /// The shard's pool, given to every client.
     pool: Option<Arc<Region>>,
-    channels: Vec<Option<Channel>>,
-    /// Shards that were called and have offered nothing yet. They have their positions among the channels.
-    calling: Vec<CallInFlight>,
-    /// Segments whose memory was asked for, and what came of it.
-    asked: Vec<SegmentRequest>,
-    answers: VecDeque<(ConnectionId, SegmentId, Result<Arc<Region>, String>)>,
-    generations: Vec<u32>,
-    free: Vec<u32>,
+    /// Connections. Shards that were called and have offered nothing yet have their positions here too.
+    channels: Table<Channel>,
+    questions: Questions,
+    owner: Owner,
     events: VecDeque<Event>,
     /// Segments that clients want to map.
     wanted: VecDeque<(ConnectionId, SegmentId)>,
-    dirty: VecDeque<u32>,
+    /// Connections whose peers are to be woken.
+    dirty: Turns,
     /// A payload on its way into a ring.
     along: Vec<u8>,
-    /// The kernel refused to accept.
-    accept_again: bool,
-    open: usize,
-    fence: std::cell::OnceCell<Option<fence::Fence>>,
-    /// Connections that we ended and whose clients have not hung up yet.
-    lingering: Vec<one_sided::ClosingChannel>,
 }
 
 impl Shm {
@@ -122,22 +118,15 @@ impl Shm {
     #[must_use]
     pub const fn new(pool: Option<Arc<Region>>) -> Self {
         Self {
-            listener: None,
+            acceptor: Acceptor::new(),
             pool,
-            channels: Vec::new(),
-            calling: Vec::new(),
-            asked: Vec::new(),
-            answers: VecDeque::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
+            channels: Table::new(),
+            questions: Questions::new(),
+            owner: Owner::new(),
             events: VecDeque::new(),
             wanted: VecDeque::new(),
-            dirty: VecDeque::new(),
+            dirty: Turns::new(),
             along: Vec::new(),
-            accept_again: false,
-            open: 0,
-            fence: std::cell::OnceCell::new(),
-            lingering: Vec::new(),
         }
     }
 
@@ -146,32 +135,16 @@ impl Shm {
     /// # Errors
     /// When the poller does not take it.
     pub fn listen(&mut self, poller: &Poller, listener: UnixListener) -> io::Result<()> {
-        let token = Token { source: Source::ShmListener, index: 0, generation: 0 };
-        poller.add(listener.as_fd(), token.to_bits(), Interest::ReadableEdge)?;
-        self.listener = Some(listener);
-        Ok(())
+        self.acceptor.listen(poller, listener)
     }
 
     /// A position for a connection.
     fn reserve(&mut self) -> io::Result<ConnectionId> {
-        if self.open + self.lingering.len() >= Limits::CONNECTIONS {
+        if self.channels.len() + self.owner.lingering() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(io::Error::other(text));
         }
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.channels.push(None);
-            self.generations.push(0);
-            self.channels.len() as u32 - 1
-        });
-        let generation = self.generations[index as usize].wrapping_add(1);
-        self.generations[index as usize] = generation;
-        self.open += 1;
-        Ok(ConnectionId { index, generation })
-    }
-
-    fn give_back(&mut self, id: ConnectionId) {
-        self.free.push(id.index);
-        self.open -= 1;
+        Ok(self.channels.reserve())
     }
 
     fn add(&mut self, poller: &Poller, channel: Channel) -> io::Result<ConnectionId> {
@@ -180,11 +153,11 @@ impl Shm {
         let watched = poller
             .add(channel.socket.as_fd(), token(Source::ShmSocket), Interest::Readable)
             .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
-        self.channels[id.index as usize] = Some(channel);
+        self.channels.put(id, channel);
         if let Err(error) = watched {
             // It may be in use already, so it is left as any other.
             self.remove(poller, id, false);
-            self.give_back(id);
+            self.channels.free(id);
             return Err(error);
         }
         Ok(id)
@@ -195,7 +168,7 @@ impl Shm {
         let id = ConnectionId { index: token.index, generation: token.generation };
         match token.source {
             Source::ShmListener => self.accept(poller),
-            Source::ShmSocket if self.get(id).is_some() => self.socket_readable(poller, id),
+            Source::ShmSocket if self.channels.get(id).is_some() => self.socket_readable(poller, id),
             Source::ShmSocket => self.offered(poller, id),
             // A doorbell has rung: the host looks at every ring by itself.
             _ => {}
@@ -203,39 +176,34 @@ impl Shm {
     }
 
     fn accept(&mut self, poller: &Poller) {
-        self.accept_again = false;
-        while let Some(listener) = &self.listener {
-            match stream::accept(listener.as_fd()) {
-                // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
-                Ok(Some(socket)) => {
-                    if let Some(fence) = self.fence()
-                        && let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref(), fence)
-                        && let Ok(id) = self.add(poller, channel)
-                    {
-                        self.events.push_back(Event::Accepted(id));
-                    }
-                }
-                Ok(None) => return,
-                Err(_) => {
-                    // Nothing announces those that wait a second time.
-                    self.accept_again = true;
-                    return;
-                }
+        // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
+        while let Some(socket) = self.acceptor.accept() {
+            if let Some(fence) = self.owner.fence()
+                && let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref(), fence)
+                && let Ok(id) = self.add(poller, channel)
+            {
+                self.events.push_back(Event::Accepted(id));
             }
         }
     }
 
     /// The peer asks for a segment's memory, or answers, or is gone.
     fn socket_readable(&mut self, poller: &Poller, id: ConnectionId) {
-        let Some(channel) = self.get(id) else { return };
-        if channel.side == Side::Client {
-            self.take_answer(poller, id);
-            return;
-        }
-        match setup::take_request(&channel.socket) {
-            Ok(Some(segment)) => self.wanted.push_back((id, segment)),
-            Ok(None) => {}
-            Err(_) => self.close(poller, id, CloseCause::Peer),
+        let Some(channel) = self.channels.get_mut(id) else { return };
+        match channel.side {
+            Side::Server => match setup::take_request(&channel.socket) {
+                Ok(segment) => self.wanted.extend(segment.map(|segment| (id, segment))),
+                Err(_) => self.close(poller, id, CloseCause::Peer),
+            },
+            Side::Client => match self.questions.take_answer(id, &channel.socket) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    // Its last words may say why, and are in the ring. The end would be told of again and again.
+                    let _ = poller.remove(channel.socket.as_fd());
+                    channel.hung_up = true;
+                }
+                Err(error) => self.close(poller, id, CloseCause::Setup(error.to_string())),
+            },
         }
     }
 
@@ -248,11 +216,12 @@ impl Shm {
     pub fn offer_segment(
         &mut self,
         poller: &Poller,
-        (id, segment): (ConnectionId, SegmentId),
+        id: ConnectionId,
+        segment: SegmentId,
         region: Option<&Arc<Region>>,
         writable: bool,
     ) {
-        let Some(channel) = self.get(id) else { return };
+        let Some(channel) = self.channels.get_mut(id) else { return };
         if setup::offer_segment(&channel.socket, segment, region, writable).is_err() {
             self.close(poller, id, CloseCause::Peer);
         }
@@ -261,15 +230,13 @@ impl Shm {
     /// The pool of a connection's shard, for a client.
     #[must_use]
     pub fn pool(&self, id: ConnectionId) -> Option<&Arc<Region>> {
-        let channel = self.channels.get(id.index as usize)?.as_ref()?;
-        if self.generations[id.index as usize] == id.generation { channel.pool.as_ref() } else { None }
+        self.channels.get(id)?.pool.as_ref()
     }
 
     /// False once a connection has ended, also before its end was taken from [`Self::poll_event`].
     #[must_use]
     pub fn is_open(&self, id: ConnectionId) -> bool {
-        let channel = self.channels.get(id.index as usize).and_then(Option::as_ref);
-        channel.is_some() && self.generations[id.index as usize] == id.generation
+        self.channels.get(id).is_some()
     }
 
     /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
@@ -277,7 +244,7 @@ impl Shm {
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = event {
-            self.give_back(id);
+            self.channels.free(id);
         }
         event
     }
@@ -285,15 +252,15 @@ impl Shm {
     /// A connection with input, at or after position `from`. One load for each connection.
     #[must_use]
     pub fn next_ready(&self, from: u32) -> Option<ConnectionId> {
-        let found = self.channels.iter().enumerate().skip(from as usize).find_map(|(index, channel)| {
-            channel.as_ref().filter(|channel| channel.hung_up || channel.has_input()).map(|_| index as u32)
-        })?;
-        Some(ConnectionId { index: found, generation: self.generations[found as usize] })
+        (from..self.channels.positions()).find_map(|index| {
+            let channel = self.channels.at(index)?;
+            (channel.hung_up || channel.has_input()).then(|| self.channels.id_at(index))
+        })
     }
 
     /// The next frame of a connection; its body replaces `scratch`.
     pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
-        let Some(channel) = self.get(id) else { return Input::Wait };
+        let Some(channel) = self.channels.get_mut(id) else { return Input::Wait };
         if !channel.has_input() {
             if channel.hung_up {
                 self.close(poller, id, CloseCause::Peer);
@@ -310,12 +277,12 @@ impl Shm {
         }
     }
 
-    /// Puts the payload of the last frame where it belongs, and says what it sums to, where that is asked for.
+    /// Puts the payload of the last frame where it belongs, and says what it sums to, where the target wants that.
     ///
     /// # Panics
     /// When the memory is not of the payload's length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: &Target) -> Input {
-        let Some(channel) = self.get(id) else { return Input::Wait };
+        let Some(channel) = self.channels.get_mut(id) else { return Input::Wait };
         let payload = channel.take_along();
         let (buffers, checksum) = match target {
             Target::Discard => return Input::Payload(None),
@@ -335,7 +302,7 @@ impl Shm {
     /// Queues a frame, and copies a payload of at most [`Limits::PAYLOAD_ALONG_BYTES`] to go along with it. It is there
     /// for the peer at once; the peer is woken by [`Self::flush`]. False when the connection is gone.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: &[IoBuf]) -> bool {
-        if self.get(id).is_none() {
+        if self.channels.get(id).is_none() {
             return false;
         }
         let mut header = *header;
@@ -347,30 +314,25 @@ impl Shm {
         if header.payload_bytes > 0 && header.checksum() == Some(0) {
             header.payload_checksum = payload_checksum(&along);
         }
-        let Some(channel) = self.get(id) else { return false };
+        let Some(channel) = self.channels.get_mut(id) else { return false };
         channel.push(&header, body, &along);
-        if !channel.dirty {
-            channel.dirty = true;
-            self.dirty.push_back(id.index);
-        }
+        self.dirty.mark(id.index);
         self.along = along;
         true
     }
 
     /// Wakes the peers that were sent something; moves on what did not fit a ring before.
     pub fn flush(&mut self, poller: &Poller) {
-        if self.accept_again {
+        if self.acceptor.must_try_again() {
             self.accept(poller);
         }
         for _ in 0..self.dirty.len() {
-            let Some(index) = self.dirty.pop_front() else { return };
-            let Some(channel) = self.channels[index as usize].as_mut() else { continue };
-            channel.dirty = false;
+            let Some(index) = self.dirty.pop() else { return };
+            let Some(channel) = self.channels.at_mut(index) else { continue };
             channel.drain_overflow();
             channel.peer_bell.ring();
             if channel.is_overflowing() {
-                channel.dirty = true;
-                self.dirty.push_back(index);
+                self.dirty.mark(index);
             }
         }
     }
@@ -383,32 +345,34 @@ impl Shm {
 
     /// Announces sleep to every peer. Look at [`Self::next_ready`] once more before parking.
     pub fn prepare_sleep(&self) {
-        self.channels.iter().flatten().for_each(|channel| channel.own_bell.prepare_sleep());
+        self.channels.iter().for_each(|(_, channel)| channel.own_bell.prepare_sleep());
     }
 
     /// The host is awake again.
     pub fn awake(&self) {
-        self.channels.iter().flatten().for_each(|channel| channel.own_bell.awake());
+        self.channels.iter().for_each(|(_, channel)| channel.own_bell.awake());
     }
 
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: CloseCause) {
-        self.hang_up(poller, id, &why);
-        if self.get(id).is_some() {
+        if let Some(socket) = self.questions.hang_up(id) {
+            let _ = poller.remove(socket.as_fd());
+            self.events.push_back(Event::Gone(id, why.clone()));
+        }
+        if self.channels.get(id).is_some() {
             self.remove(poller, id, matches!(why, CloseCause::Peer));
             self.events.push_back(Event::Gone(id, why));
         }
     }
 
     fn remove(&mut self, poller: &Poller, id: ConnectionId, hung_up: bool) {
-        let Some(channel) = self.channels[id.index as usize].take() else { return };
-        self.asked.retain(|asked| asked.id != id);
+        let Some(channel) = self.channels.take(id) else { return };
+        self.questions.forget(id);
         // The peer has the same eventfd, and the socket may linger: closing ours would not end the watches.
         let _ = poller.remove(channel.own_bell.fd());
         let _ = poller.remove(channel.socket.as_fd());
         if channel.side == Side::Server && !hung_up {
-            self.lingering.push(channel.leave());
-            self.sweep();
+            self.owner.linger(channel.leave());
         } else {
             channel.close();
         }
@@ -417,13 +381,6 @@ impl Shm {
     /// Connections whose end was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
-        self.open
-    }
-
-    fn get(&mut self, id: ConnectionId) -> Option<&mut Channel> {
-        if self.generations.get(id.index as usize) != Some(&id.generation) {
-            return None;
-        }
-        self.channels[id.index as usize].as_mut()
+        self.channels.len()
     }
 }

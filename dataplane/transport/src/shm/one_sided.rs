@@ -1,6 +1,7 @@
 //! What hosts ask of the fence: the owner's half, the client's half, and connections that we ended but whose clients
 //! may not know yet.
 
+use std::cell::OnceCell;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -10,7 +11,9 @@ use kvplane_proto::SegmentId;
 use kvplane_sys::Region;
 
 use super::Shm;
+use super::channel::Channel;
 use super::fence::{self, Extent, Fence, View};
+use crate::table::Table;
 use crate::types::ConnectionId;
 
 /// A connection that we ended. Its client may still be copying, until its end of the socket is gone.
@@ -40,48 +43,74 @@ impl ClosingChannel {
     }
 }
 
-impl Shm {
-    /// The owner's table, made on first use; None when it could not be made, then nobody is served.
+/// The owner's half: which of our segments clients may use, and who may be using them still.
+pub(super) struct Owner {
+    /// Made on first use; none when it could not be made, then nobody is served.
+    fence: OnceCell<Option<Fence>>,
+    /// Connections that we ended and whose clients have not hung up yet.
+    lingering: Vec<ClosingChannel>,
+}
+
+impl Owner {
+    pub(super) const fn new() -> Self {
+        Self { fence: OnceCell::new(), lingering: Vec::new() }
+    }
+
+    /// The owner's table; none when it could not be made.
     pub(super) fn fence(&self) -> Option<&Fence> {
         self.fence.get_or_init(|| Fence::new().ok()).as_ref()
     }
 
+    /// Keeps what tells whether the client of a connection that has ended is done with our memory.
+    pub(super) fn linger(&mut self, channel: ClosingChannel) {
+        self.lingering.push(channel);
+        self.sweep();
+    }
+
+    /// How many clients of connections that have ended were not done when it was last looked.
+    pub(super) const fn lingering(&self) -> usize {
+        self.lingering.len()
+    }
+
+    fn sweep(&mut self) {
+        self.lingering.retain(|lingering| !lingering.is_over());
+    }
+
+    /// The processes of the clients that are using a segment: of these connections, and of those that have ended.
+    fn users<'a>(&'a mut self, channels: &'a Table<Channel>, segment: SegmentId) -> impl Iterator<Item = i32> + 'a {
+        self.sweep();
+        let open = channels.iter().map(|(_, channel)| (&channel.region, channel.pid));
+        let ended = self.lingering.iter().map(|lingering| (&lingering.channel, lingering.pid));
+        open.chain(ended).filter(move |(channel, _)| fence::is_named(channel, segment)).map(|(_, pid)| pid)
+    }
+}
+
+impl Shm {
     /// Lets clients copy from this memory, and to it, by themselves.
     pub fn publish(&self, segment: SegmentId, extent: &Extent) {
-        if let Some(fence) = self.fence() {
+        if let Some(fence) = self.owner.fence() {
             fence.publish(segment, extent);
         }
     }
 
     /// Lets no client start to use a segment any more; ask [`Self::is_named`] until none is using it.
     pub fn retract(&self, segment: SegmentId) {
-        if let Some(Some(fence)) = self.fence.get() {
+        if let Some(Some(fence)) = self.owner.fence.get() {
             fence.retract(segment);
         }
     }
 
     /// Whether a client is using a segment that was retracted.
     pub fn is_named(&mut self, segment: SegmentId) -> bool {
-        self.sweep();
-        let channels = self.channels.iter().flatten().map(|channel| &channel.region);
-        let ended = self.lingering.iter().map(|lingering| &lingering.channel);
-        channels.chain(ended).any(|channel| fence::is_named(channel, segment))
+        self.owner.users(&self.channels, segment).next().is_some()
     }
 
     /// The processes of the clients that are using it; 0 for one that is not visible from here.
     pub fn users(&mut self, segment: SegmentId) -> Vec<i32> {
-        self.sweep();
-        let channels = self.channels.iter().flatten().map(|channel| (&channel.region, channel.pid));
-        let ended = self.lingering.iter().map(|lingering| (&lingering.channel, lingering.pid));
-        let using = channels.chain(ended).filter(|(channel, _)| fence::is_named(channel, segment));
-        let mut pids: Vec<i32> = using.map(|(_, pid)| pid).collect();
+        let mut pids: Vec<i32> = self.owner.users(&self.channels, segment).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
-    }
-
-    pub(super) fn sweep(&mut self) {
-        self.lingering.retain(|lingering| !lingering.is_over());
     }
 
     /// Whether a connection is up: one that has ended says nothing of its peer's segments.
@@ -124,8 +153,7 @@ impl Shm {
     }
 
     fn view(&self, id: ConnectionId) -> Option<&View> {
-        let channel = self.channels.get(id.index as usize)?.as_ref()?;
-        if self.generations[id.index as usize] == id.generation { channel.view.as_ref() } else { None }
+        self.channels.get(id)?.view.as_ref()
     }
 }
 

@@ -15,77 +15,73 @@
 //! without a copy, as [`ZeroCopyOptions`] say. Either way a payload's hold is reported as sent, and a connection as
 //! gone, when its memory is free to use. Thread affinity: none; one thread at a time.
 
+mod acceptor;
 mod active;
 mod connection;
-mod outstanding;
-mod receive;
+mod connections;
+mod input;
+mod lending;
+mod output;
+mod output_staging;
+mod reader;
 mod sealed;
-mod send;
+mod staging;
 mod strangers;
 #[cfg(test)]
 mod tests;
-mod zero_copy;
+mod tls;
+mod writer;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use acceptor::Acceptor;
 use active::Active;
-use connection::{Connection, Frame, State};
+use connection::{Connection, State};
+use connections::Connections;
 use kvplane_proto::Limits;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{Interest, Poller, Readiness, net, stream};
-
+pub use lending::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+use output::END_PATIENCE_NS;
+use output_staging::{Frame, OutputStaging};
+use reader::STAGING_BYTES;
 use sealed::Wire;
+use staging::Staging;
 pub use strangers::StrangerLimits;
 use strangers::Strangers;
+use tls::Tls;
+use writer::ZeroCopyBooks;
 
 use crate::token::{Source, Token};
+use crate::turns::Rounds;
 use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload};
-pub use zero_copy::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 
-/// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a peer has to read what is sent to it before its connection is closed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Connections accepted at once; the others are announced again.
-const ACCEPTED_AT_ONCE: usize = 64;
-
 /// All TCP connections of one shard or client.
 pub struct Tcp {
-    listener: Option<TcpListener>,
-    connections: Vec<Option<Connection>>,
-    generations: Vec<u32>,
-    free: Vec<u32>,
-    events: VecDeque<Event>,
-    /// Connections with input to take.
-    ready: VecDeque<u32>,
-    /// Connections with output to send.
-    dirty: VecDeque<u32>,
-    /// Connections with more input than their share of this round.
-    again: Vec<u32>,
-    active: Active,
-    staging: receive::Staging,
-    send_staging: send::Staging,
-    /// Kept for their memory.
-    spare_bodies: Vec<Vec<u8>>,
-    /// Bytes moved since they were last asked for.
-    moved_bytes: usize,
-    /// When to accept again, after the kernel refused to.
-    accept_after: Option<Instant>,
-    /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
-    closing: VecDeque<(Instant, ConnectionId)>,
-    open: usize,
-    zero_copy: ZeroCopyOptions,
-    zero_copy_counters: ZeroCopyCounters,
-    /// Connections that wait for notices, to be looked at when they wait too long.
-    waiting: Vec<u32>,
-    tls: Box<sealed::Tls>,
+    acceptor: Acceptor,
     /// Accepted connections whose peers are not known yet, where that counts.
     strangers: Option<Strangers>,
-    /// How many of those had to go for others.
-    crowded_out: u64,
+    connections: Connections,
+    events: VecDeque<Event>,
+    rounds: Rounds,
+    active: Active,
+    /// Where frames arrive.
+    staging: Staging,
+    /// Where frames leave from.
+    output: OutputStaging,
+    tls: Box<Tls>,
+    zero_copy: ZeroCopyBooks,
+    /// Connections that wait for notices, to be looked at when they wait too long.
+    waiting: Vec<u32>,
+    /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
+    closing: VecDeque<(Instant, ConnectionId)>,
+    /// Bytes moved since the host last took this number.
+    moved_bytes: usize,
 }
 
 impl Tcp {
@@ -93,28 +89,19 @@ impl Tcp {
     #[must_use]
     pub fn new(zero_copy: ZeroCopyOptions) -> Self {
         Self {
-            listener: None,
-            connections: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
-            events: VecDeque::new(),
-            ready: VecDeque::new(),
-            dirty: VecDeque::new(),
-            again: Vec::new(),
-            active: Active::new(),
-            staging: receive::Staging::new(),
-            send_staging: send::Staging::new(),
-            spare_bodies: Vec::new(),
-            moved_bytes: 0,
-            accept_after: None,
-            closing: VecDeque::new(),
-            open: 0,
-            zero_copy,
-            zero_copy_counters: ZeroCopyCounters::default(),
-            waiting: Vec::new(),
-            tls: Box::new(sealed::Tls::new()),
+            acceptor: Acceptor::new(),
             strangers: None,
-            crowded_out: 0,
+            connections: Connections::new(),
+            events: VecDeque::new(),
+            rounds: Rounds::new(),
+            active: Active::new(),
+            staging: Staging::new(STAGING_BYTES),
+            output: OutputStaging::new(),
+            tls: Box::new(Tls::new()),
+            zero_copy: ZeroCopyBooks { options: zero_copy, counters: ZeroCopyCounters::default() },
+            waiting: Vec::new(),
+            closing: VecDeque::new(),
+            moved_bytes: 0,
         }
     }
 
@@ -133,7 +120,7 @@ impl Tcp {
     /// How many strangers there are, and how many had to go for others so far.
     #[must_use]
     pub fn strangers(&self) -> (usize, u64) {
-        (self.strangers.as_ref().map_or(0, Strangers::len), self.crowded_out)
+        self.strangers.as_ref().map_or((0, 0), |strangers| (strangers.len(), strangers.crowded_out()))
     }
 
     /// Accepts connections from this listener, which is nonblocking.
@@ -141,9 +128,7 @@ impl Tcp {
     /// # Errors
     /// When the poller does not take it.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
-        poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable)?;
-        self.listener = Some(listener);
-        Ok(())
+        self.acceptor.listen(poller, listener)
     }
 
     /// Connects to a peer; [`Event::Connected`] or [`Event::Gone`] follows.
@@ -157,22 +142,14 @@ impl Tcp {
     }
 
     fn add(&mut self, poller: &Poller, socket: OwnedFd, state: State, wire: Wire) -> std::io::Result<ConnectionId> {
-        if self.open >= Limits::CONNECTIONS {
+        if self.connections.len() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(std::io::Error::other(text));
         }
-        let index = self.free.last().copied().unwrap_or(self.connections.len() as u32);
-        let generation = self.generations.get(index as usize).map_or(1, |last| last.wrapping_add(1));
+        let ConnectionId { index, generation } = self.connections.next_id();
         let token = Token { source: Source::TcpConnection, index, generation };
         poller.add(socket.as_fd(), token.to_bits(), Interest::BothEdges)?;
-        if self.free.pop().is_none() {
-            self.connections.push(None);
-            self.generations.push(0);
-        }
-        self.generations[index as usize] = generation;
-        self.connections[index as usize] = Some(Connection::new(socket, state, wire));
-        self.open += 1;
-        Ok(ConnectionId { index, generation })
+        Ok(self.connections.insert(Connection::new(socket, state, wire)))
     }
 
     /// Takes an event of one of this driver's descriptors.
@@ -182,10 +159,10 @@ impl Tcp {
             return;
         }
         let id = ConnectionId { index: token.index, generation: token.generation };
-        if readiness.error && self.generations.get(id.index as usize) == Some(&id.generation) {
+        if readiness.error && self.connections.is_current(id) {
             self.settle(id.index);
         }
-        let Some(connection) = self.get(id) else { return };
+        let Some(connection) = self.connections.get(id) else { return };
         if connection.state == State::Connecting {
             if !readiness.writable {
                 return;
@@ -198,62 +175,37 @@ impl Tcp {
             connection.state = State::Open;
             self.opened(id);
         }
-        let Some(connection) = self.get(id) else { return };
+        let Some(connection) = self.connections.get(id) else { return };
         // Where payloads are lent, an error without an end is a notice.
-        connection.ended |= readiness.ended || readiness.error && connection.lent().is_none();
+        let failed = readiness.error && connection.writer.lending.lent().is_none();
+        connection.reader.ended |= readiness.ended || failed;
         if readiness.readable {
-            connection.readable = true;
-            self.mark_ready(id.index);
+            connection.reader.readable = true;
+            self.rounds.ready.mark(id.index);
         }
-        if let Some(connection) = self.get(id)
-            && readiness.writable
-        {
-            connection.writable = true;
+        if readiness.writable {
+            connection.writer.writable = true;
             if !connection.is_sent() {
-                self.mark_dirty(id.index);
+                self.rounds.dirty.mark(id.index);
             }
         }
     }
 
     fn accept(&mut self, poller: &Poller) {
-        let Some(listener) = &self.listener else { return };
-        let listener = listener.as_fd();
-        let mut accepted = Vec::new();
-        while accepted.len() < ACCEPTED_AT_ONCE {
-            match stream::accept(listener) {
-                Ok(Some(socket)) => accepted.push(socket),
-                Ok(None) => break,
-                Err(_) => {
-                    // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
-                    let _ = poller.remove(listener);
-                    self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-                    break;
-                }
-            }
-        }
-        for socket in accepted {
+        for socket in self.acceptor.accept(poller) {
             // A refused connection is closed by its drop; the peer sees that and tries again later.
             let address = net::peer_address(socket.as_fd()).map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |at| at.ip());
             if net::set_nodelay(socket.as_fd()).is_ok()
                 && let Ok(id) = self.add(poller, socket, State::Open, self.tls.wire_of_accepted())
             {
-                if self.get(id).is_some_and(|connection| !connection.is_agreed()) {
-                    self.await_handshake(id);
+                if self.connections.awaits_handshake(id) {
+                    self.tls.await_handshake(id, &self.connections);
                 }
                 self.events.push_back(Event::Accepted(id));
                 if let Some(gone) = self.strangers.as_mut().and_then(|strangers| strangers.add(id, address)) {
-                    self.crowded_out += 1;
                     self.close(gone, CloseCause::Closed);
                 }
             }
-        }
-    }
-
-    fn accept_again(&mut self, poller: &Poller) {
-        let (Some(at), Some(listener)) = (self.accept_after, &self.listener) else { return };
-        if at <= Instant::now() {
-            let watched = poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable).is_ok();
-            self.accept_after = (!watched).then(|| Instant::now() + ACCEPT_PAUSE);
         }
     }
 
@@ -262,8 +214,7 @@ impl Tcp {
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
-            self.free.push(id.index);
-            self.open -= 1;
+            self.connections.free(*id);
         }
         event
     }
@@ -271,19 +222,18 @@ impl Tcp {
     /// Whether there is something to do before anything else happens.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.events.is_empty() || !self.ready.is_empty() || !self.dirty.is_empty()
+        !self.events.is_empty() || !self.rounds.ready.is_empty() || !self.rounds.dirty.is_empty()
     }
 
     /// Names the connections that are worth trying by [`Self::next_ready`]: for a host that spins. Whether there are
     /// any; if not, asking the poller is worth more.
     pub fn try_active(&mut self) -> bool {
         let connections = &self.connections;
-        let (tried, count) =
-            self.active.next(|index| connections[index as usize].as_ref().is_some_and(Connection::expects));
+        let (tried, count) = self.active.next(|index| connections.at(index).is_some_and(Connection::expects));
         for &index in &tried[..count] {
-            if let Some(connection) = self.connections[index as usize].as_mut() {
-                connection.readable = true;
-                self.mark_ready(index);
+            if let Some(connection) = self.connections.at_mut(index) {
+                connection.reader.readable = true;
+                self.rounds.ready.mark(index);
             }
         }
         count > 0
@@ -302,10 +252,10 @@ impl Tcp {
 
     /// A connection that may have input; each is named once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
-        while let Some(index) = self.ready.pop_front() {
-            if let Some(connection) = self.connections[index as usize].as_mut() {
-                connection.start_round();
-                return Some(ConnectionId { index, generation: self.generations[index as usize] });
+        while let Some(index) = self.rounds.ready.pop() {
+            if let Some(connection) = self.connections.at_mut(index) {
+                connection.reader.start_round();
+                return Some(self.connections.id_at(index));
             }
         }
         None
@@ -314,47 +264,54 @@ impl Tcp {
     /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
     /// is then reported as sent.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
-        let mut kept = self.spare_bodies.pop().unwrap_or_default();
-        let mode = self.tls.mode();
-        let Some(connection) = self.get(id) else {
+        let Some(connection) = self.connections.get(id) else {
             if let Some(hold) = payload.and_then(|payload| payload.hold) {
                 self.events.push_back(Event::Sent(hold));
             }
             return false;
         };
+        let mut kept = self.output.take_spare();
         kept.extend_from_slice(body);
-        let header = if connection.asks { connection.greeting(header, mode) } else { *header };
-        let frame = Frame { header, body: kept, payload };
-        connection.extra_pieces += frame.extra_pieces();
-        connection.frames.push_back(frame);
-        let (asks, writable) = (connection.asks, connection.writable);
-        if asks {
+        let header = if connection.asks { connection.greeting(header, self.tls.mode()) } else { *header };
+        connection.writer.push(Frame { header, body: kept, payload });
+        if connection.asks {
             connection.awaited += u64::from(header.replies());
             self.active.touch(id.index);
         }
-        if writable {
-            self.mark_dirty(id.index);
+        if connection.writer.writable {
+            self.rounds.dirty.mark(id.index);
         }
         true
     }
 
     /// Sends what is queued, and lets connections that used up their share have the next round.
     pub fn flush(&mut self, poller: &Poller) {
-        for _ in 0..self.dirty.len() {
-            let Some(index) = self.dirty.pop_front() else { break };
-            let id = ConnectionId { index, generation: self.generations[index as usize] };
-            if let Some(connection) = self.get(id) {
-                connection.dirty = false;
-                self.transmit(id);
-                self.resume(index);
+        for _ in 0..self.rounds.dirty.len() {
+            let Some(index) = self.rounds.dirty.pop() else { break };
+            let id = self.connections.id_at(index);
+            if self.connections.get(id).is_none() {
+                continue;
+            }
+            self.transmit(id);
+            if let Some(connection) = self.connections.at_mut(index)
+                && connection.reader.paused
+                && connection.backlog() < Limits::REPLIES_QUEUED / 2
+            {
+                connection.reader.paused = false;
+                self.rounds.ready.mark(index);
             }
         }
         self.lose_patience();
-        self.watch_handshakes();
-        while let Some(index) = self.again.pop() {
-            self.mark_ready(index);
+        self.tls.start_round();
+        while let Some((id, why)) = self.tls.next_late(&self.connections) {
+            self.close(id, why);
         }
-        self.accept_again(poller);
+        while let Some(index) = self.rounds.again.pop() {
+            if self.connections.at(index).is_some() {
+                self.rounds.ready.mark(index);
+            }
+        }
+        self.acceptor.resume(poller);
         if !self.closing.is_empty() {
             self.close_late();
         }
@@ -364,10 +321,10 @@ impl Tcp {
     fn close_late(&mut self) {
         let now = Instant::now();
         while let Some(&(until, id)) = self.closing.front()
-            && (until <= now || self.get(id).is_none())
+            && (until <= now || self.connections.get(id).is_none())
         {
             self.closing.pop_front();
-            if let Some(why) = self.get(id).and_then(|connection| connection.closing_after_send.take()) {
+            if let Some(why) = self.connections.get(id).and_then(|connection| connection.closing_after_send.take()) {
                 self.close(id, why);
             }
         }
@@ -376,7 +333,7 @@ impl Tcp {
     /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
     /// what was sent without a copy.
     pub fn close(&mut self, id: ConnectionId, why: CloseCause) {
-        if self.get(id).is_none() {
+        if self.connections.get(id).is_none() {
             return;
         }
         self.trust(id);
@@ -386,7 +343,7 @@ impl Tcp {
         if self.end_lent(id, &why) {
             return;
         }
-        let Some(mut connection) = self.connections[id.index as usize].take() else { return };
+        let Some(mut connection) = self.connections.take_if(id.index, |_| true) else { return };
         // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
         // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
         let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
@@ -399,18 +356,18 @@ impl Tcp {
         if !unanswered || net::abort(socket).is_err() {
             let _ = net::shutdown(socket);
         }
-        self.events.extend(connection.holds().map(Event::Sent));
+        self.events.extend(connection.writer.holds().map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
 
     /// Sends what is queued, then closes: for a refusal that the peer should read. One that does not read it within two
     /// seconds is closed then.
     pub fn close_after_sending(&mut self, id: ConnectionId, why: CloseCause) {
-        if self.get(id).is_none() {
+        if self.connections.get(id).is_none() {
             return;
         }
         self.transmit(id);
-        let Some(connection) = self.get(id) else { return };
+        let Some(connection) = self.connections.get(id) else { return };
         let (quiet, first) = (connection.is_quiet(), connection.closing_after_send.is_none());
         connection.closing_after_send.get_or_insert_with(|| why.clone());
         if quiet {
@@ -419,7 +376,7 @@ impl Tcp {
             let sent = connection.is_sent();
             self.closing.push_back((Instant::now() + LAST_WORDS, id));
             if sent {
-                self.end_later(id.index);
+                self.look_later(id.index, END_PATIENCE_NS);
             }
         }
     }
@@ -427,43 +384,16 @@ impl Tcp {
     /// Connections whose end was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
-        self.open
-    }
-
-    fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
-        if self.generations.get(id.index as usize) != Some(&id.generation) {
-            return None;
-        }
-        self.connections[id.index as usize].as_mut().filter(|connection| connection.state != State::Ending)
+        self.connections.len()
     }
 
     /// Names a connection again in the next round: it has more input than its share of this one.
     pub fn ready_again(&mut self, id: ConnectionId) {
-        if self.get(id).is_some() {
-            self.again.push(id.index);
-        }
-    }
-
-    fn mark_ready(&mut self, index: u32) {
-        if let Some(connection) = self.connections[index as usize].as_mut()
-            && !connection.ready
-        {
-            connection.ready = true;
-            self.ready.push_back(index);
-        }
-    }
-
-    fn mark_dirty(&mut self, index: u32) {
-        if let Some(connection) = self.connections[index as usize].as_mut()
-            && !connection.dirty
-        {
-            connection.dirty = true;
-            self.dirty.push_back(index);
+        if self.connections.get(id).is_some() {
+            self.rounds.again.push(id.index);
         }
     }
 }
-
-const LISTENER: Token = Token { source: Source::TcpListener, index: 0, generation: 0 };
 
 impl Default for Tcp {
     fn default() -> Self {

@@ -7,6 +7,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 
+use kvplane_proto::frame::{FrameError, Header};
+
 use crate::types::ConnectionId;
 
 /// How many strangers there may be.
@@ -28,17 +30,19 @@ impl Default for StrangerLimits {
 
 /// Who has not said who it is.
 pub(super) struct Strangers {
-    pub(super) limits: StrangerLimits,
+    limits: StrangerLimits,
     /// Oldest first; some are known by now, or gone.
     queue: VecDeque<(ConnectionId, IpAddr)>,
     /// Those that are there, by position.
     here: HashMap<u32, (u32, IpAddr)>,
     of_address: HashMap<IpAddr, usize>,
+    /// How many had to go for others.
+    crowded_out: u64,
 }
 
 impl Strangers {
     pub(super) fn new(limits: StrangerLimits) -> Self {
-        Self { limits, queue: VecDeque::new(), here: HashMap::new(), of_address: HashMap::new() }
+        Self { limits, queue: VecDeque::new(), here: HashMap::new(), of_address: HashMap::new(), crowded_out: 0 }
     }
 
     /// Another one came; who has to go for it.
@@ -54,13 +58,25 @@ impl Strangers {
             self.queue
                 .retain(|(id, _)| here.get(&id.index).is_some_and(|(generation, _)| *generation == id.generation));
         }
-        if over {
+        let gone = if over {
             self.oldest(Some(network))
         } else if self.here.len() > self.limits.total {
             self.oldest(None)
         } else {
             None
+        };
+        self.crowded_out += u64::from(gone.is_some());
+        gone
+    }
+
+    /// Whether one may send a frame with this header: its body is short, and it has no payload.
+    pub(super) fn check(&self, id: ConnectionId, header: &Header) -> Result<(), FrameError> {
+        let (body_bytes, limit) = (header.body_bytes as usize, self.limits.body_bytes);
+        if self.has(id) && (body_bytes > limit || header.payload_bytes > 0) {
+            let value = header.payload_bytes.max(body_bytes as u64);
+            return Err(FrameError::TooLong { field: "first frame", value, limit: limit as u64 });
         }
+        Ok(())
     }
 
     /// The one that has been there longest.
@@ -75,7 +91,7 @@ impl Strangers {
     }
 
     /// Whether it is one.
-    pub(super) fn has(&self, id: ConnectionId) -> bool {
+    fn has(&self, id: ConnectionId) -> bool {
         self.here.get(&id.index).is_some_and(|(generation, _)| *generation == id.generation)
     }
 
@@ -97,6 +113,11 @@ impl Strangers {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.here.len()
+    }
+
+    /// How many had to go for others so far.
+    pub(super) const fn crowded_out(&self) -> u64 {
+        self.crowded_out
     }
 }
 

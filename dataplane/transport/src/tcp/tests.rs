@@ -1,6 +1,5 @@
 //! What a connection owns when nothing happens on it, and what becomes of memory when a notice is lost.
 
-use super::connection::Piece;
 use super::*;
 use crate::types::Input;
 use kvplane_proto::message::{Kind, Operation};
@@ -9,14 +8,6 @@ use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions};
 
 /// The goal for an idle peer.
 const IDLE_BYTES: usize = 32 << 10;
-
-fn owned_bytes(connection: &Connection) -> usize {
-    size_of::<Connection>()
-        + connection.frames.capacity() * size_of::<Frame>()
-        + connection.pieces.capacity() * size_of::<Piece>()
-        + connection.kept.capacity()
-        + connection.left.capacity()
-}
 
 fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
     let (mut readiness, mut scratch, mut frames) = (Vec::new(), Vec::new(), 0);
@@ -67,10 +58,10 @@ fn an_idle_connection_owns_next_to_nothing() {
         seen += round(&other, &mut asked);
     }
     for tcp in [&asking, &asked] {
-        for connection in tcp.connections.iter().flatten() {
-            assert!(connection.is_quiet() && owned_bytes(connection) < IDLE_BYTES, "{}", owned_bytes(connection));
+        for connection in tcp.connections.iter() {
+            assert!(connection.is_quiet() && connection.owned_bytes() < IDLE_BYTES, "{}", connection.owned_bytes());
         }
-        assert!(tcp.spare_bodies.iter().map(Vec::capacity).sum::<usize>() <= 64 * 4096);
+        assert!(tcp.output.spare_bytes() <= 64 * 4096);
     }
 }
 
@@ -88,13 +79,13 @@ fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
         round(&poller, &mut asking);
         round(&other, &mut asked);
     }
-    let connection = asking.get(id).expect("a connection");
-    connection.decide(&options);
-    let Some(lent) = connection.lent() else {
+    let connection = asking.connections.get(id).expect("a connection");
+    connection.writer.lending.decide(connection.socket.as_fd(), &options);
+    let Some(lent) = connection.writer.lending.lent() else {
         println!("skipped: lost notices: this kernel gives none");
         return None;
     };
-    lent.outstanding.issue();
+    lent.invent_call();
     let memory = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("lost-notice", 20_000) };
     let buffers = IoBuf::whole(Region::allocate(&memory).expect("memory")).into();
     let header = Header::request(Kind::Request(Operation::Put), RequestId::default()).with_payload(20_000, None);
@@ -145,7 +136,9 @@ fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
     while answers == 0 {
         answers += round(&poller, &mut asking);
     }
-    assert!(asking.poll_timeout().is_none() && asking.get(ConnectionId { index: 0, generation: 1 }).is_some());
+    assert!(
+        asking.poll_timeout().is_none() && asking.connections.get(ConnectionId { index: 0, generation: 1 }).is_some()
+    );
 }
 
 #[test]
@@ -157,8 +150,8 @@ fn an_end_does_not_wait_for_ever_for_a_notice() {
         round(&poller, &mut asking);
     }
     assert!(asking.open() == 1 && asking.poll_timeout().is_some(), "it waits");
-    let connection = asking.connections[0].as_mut().expect("a connection that is ending");
-    connection.lent().expect("a lender").until_ns = Some(1);
+    let connection = asking.connections.at_mut(0).expect("a connection that is ending");
+    connection.writer.lending.lent().expect("a lender").until_ns = Some(1);
     wait_for(&poller, &mut asking, |event| matches!(event, Event::Sent(77)));
     wait_for(&poller, &mut asking, |event| matches!(event, Event::Gone(gone, CloseCause::Closed) if *gone == id));
     assert_eq!((asking.zero_copy().late, asking.zero_copy().abandoned, asking.open()), (0, 1, 0));

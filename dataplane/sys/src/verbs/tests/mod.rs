@@ -2,4 +2,3 @@
 
 mod errors;
 mod layout;
-mod queues;

@@ -1,11 +1,11 @@
-//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is told apart.
+//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is recognised.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind as FrameKind, Operation};
 use kvplane_sys::{Poller, Scatter};
 
-use super::connection::{Connection, Entry, Expect, Kind, ReceiveOutcome, State, receive};
+use super::lane::{Entry, Expect, Kind, Lane, ReceiveOutcome, State, receive};
 use super::{CONNECT_NS, Lanes, token};
 use crate::mooncake::TURN_BYTES;
 use crate::mooncake::wire::{Dialect, STATUS_BYTES, Verdict, decode_status};
@@ -33,7 +33,7 @@ enum Step {
     Older,
     /// The peer closed the connection: the errno, or 0.
     Ended(i32),
-    /// The peer sent what nobody asked for.
+    /// The peer sent what no request was for.
     Broken(&'static str),
 }
 
@@ -44,7 +44,7 @@ impl Lanes {
         let mut share = TURN_BYTES;
         loop {
             let now_ns = self.now_ns;
-            let Some(connection) = self.connections.get(id) else { return Input::Wait };
+            let Some(connection) = self.connections.get_mut(id) else { return Input::Wait };
             scratch.clear();
             if let Some(header) = connection.replies.pop_front() {
                 return Input::Frame(header);
@@ -102,22 +102,22 @@ impl Lanes {
 
     /// The peer has sent a status: it speaks version 2.
     fn verified(&mut self, id: ConnectionId) {
-        let Some(connection) = self.connections.get(id) else { return };
+        let Some(connection) = self.connections.get_mut(id) else { return };
         if connection.dialect == Dialect::V2 && !connection.verified {
             connection.verified = true;
             // More may be sent ahead now.
-            self.connections.mark_due(id);
+            self.mark_due(id);
         }
     }
 
     /// The oldest request has all of its answer. The frame that says so, where one is due.
     fn done(&mut self, id: ConnectionId) -> Option<Header> {
         self.verified(id);
-        let connection = self.connections.get(id)?;
+        let connection = self.connections.get_mut(id)?;
         connection.expect = Expect::Answer;
         let entry = connection.pop()?;
         // Those behind it may go.
-        self.connections.mark_due(id);
+        self.mark_due(id);
         let header = (entry.kind == Kind::Write).then(|| reply(&entry, Status::Ok));
         self.give_back(&entry);
         header
@@ -127,7 +127,7 @@ impl Lanes {
     fn refused(&mut self, poller: &Poller, id: ConnectionId, status: Status) -> Option<Header> {
         self.verified(id);
         self.counters.rejected += 1;
-        let connection = self.connections.get(id)?;
+        let connection = self.connections.get_mut(id)?;
         let mut entry = connection.pop()?;
         if entry.kind == Kind::Probe {
             // It asked for the start of what the next one writes to.
@@ -140,7 +140,7 @@ impl Lanes {
     }
 
     fn ended(&mut self, poller: &Poller, id: ConnectionId, errno: i32) -> Option<Header> {
-        let connection = self.connections.get(id)?;
+        let connection = self.connections.get_mut(id)?;
         let silent = connection.dialect == Dialect::V1
             && connection.has_asked()
             && matches!(connection.expect, Expect::Answer | Expect::Skip { .. });
@@ -161,7 +161,7 @@ impl Lanes {
         self.counters.reconnects += 1;
         let until_ns = self.now_ns.saturating_add(CONNECT_NS);
         self.alarm(until_ns);
-        let Some(connection) = self.connections.get(id) else { return };
+        let Some(connection) = self.connections.get_mut(id) else { return };
         if let Err(error) = connection.restart(poller, token(id), until_ns) {
             self.close(poller, id, CloseCause::Setup(error.to_string()));
         }
@@ -176,7 +176,7 @@ fn reply(entry: &Entry, status: Status) -> Header {
     Header::reply(FrameKind::Reply(entry.operation()), entry.request, status)
 }
 
-impl Connection {
+impl Lane {
     /// When something must have happened.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         match (self.state, &self.expect) {

@@ -19,23 +19,24 @@
 //!
 //! Deadlines of requests are the client's: it resets the lane, and nothing of the caller's memory is used from then on.
 
-mod connection;
 mod input;
+mod lane;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use connection::{Connection, Entry, Expect, Kind, SendOutcome, State};
 use kvplane_proto::frame::Header;
-use kvplane_proto::message::{Kind as FrameKind, Operation, ReadItem, WriteItem, decode_items};
+use kvplane_proto::message::{Kind as FrameKind, Operation};
 use kvplane_proto::{Limits, Status};
 use kvplane_sys::{Poller, net};
+use lane::{Expect, Lane, SendOutcome, State};
 
-use super::table::Table;
 use super::wire::Dialect;
+use crate::table::Table;
 use crate::token::{Source, Token};
-use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload, Pieces, Target};
+use crate::turns::Turns;
+use crate::types::{CloseCause, ConnectionId, Event, OutgoingPayload, Target};
 
 /// How long a connection may take to be there.
 const CONNECT_NS: u64 = 5_000_000_000;
@@ -55,10 +56,12 @@ pub struct LaneCounters {
 
 /// All connections to stock engines of one host. Thread affinity: one thread at a time, the one that has the poller.
 pub struct Lanes {
-    connections: Table<Connection>,
+    connections: Table<Lane>,
+    /// Connections that may have something to send.
+    due: Turns,
     events: VecDeque<Event>,
     /// Connections that may have input to take.
-    ready: VecDeque<ConnectionId>,
+    ready: Turns,
     /// Peers that speak version 1, whatever is said of them. A server of version 2 understands it too.
     older: BTreeSet<SocketAddr>,
     counters: LaneCounters,
@@ -73,8 +76,9 @@ impl Lanes {
     pub const fn new() -> Self {
         Self {
             connections: Table::new(),
+            due: Turns::new(),
             events: VecDeque::new(),
-            ready: VecDeque::new(),
+            ready: Turns::new(),
             older: BTreeSet::new(),
             counters: LaneCounters { rejected: 0, reconnects: 0, downgrades: 0 },
             deadline_ns: None,
@@ -103,8 +107,8 @@ impl Lanes {
         // The token needs the position, so the socket is watched when it has one.
         let socket = net::tcp_socket(address)?;
         kvplane_sys::stream::start_connect(socket.as_fd(), address)?;
-        let id = self.connections.insert(Connection::new(address, socket.into(), dialect, until_ns));
-        let Some(connection) = self.connections.get(id) else { return Ok(id) };
+        let id = self.connections.insert(Lane::new(address, socket.into(), dialect, until_ns));
+        let Some(connection) = self.connections.get_mut(id) else { return Ok(id) };
         let interest = kvplane_sys::Interest::BothEdges;
         if let Err(error) = poller.add(connection.stream.as_fd(), token(id).to_bits(), interest) {
             self.connections.take(id);
@@ -122,14 +126,14 @@ impl Lanes {
             self.mark_ready(id);
         }
         if writable {
-            self.connections.mark_due(id);
+            self.mark_due(id);
         }
     }
 
     /// Takes a frame of the client's. Its request leaves with the next [`Self::flush`]. False when the connection is
     /// gone; the payload's hold is then reported as sent.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> bool {
-        let Some(connection) = self.connections.get(id) else {
+        let Some(connection) = self.connections.get_mut(id) else {
             self.events.extend(payload.and_then(|payload| payload.hold).map(Event::Sent));
             return false;
         };
@@ -149,15 +153,19 @@ impl Lanes {
         if !connection.replies.is_empty() {
             self.mark_ready(id);
         }
-        self.connections.mark_due(id);
+        self.mark_due(id);
         true
     }
 
     fn mark_ready(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.connections.get(id)
-            && !core::mem::replace(&mut connection.ready, true)
-        {
-            self.ready.push_back(id);
+        if self.connections.get(id).is_some() {
+            self.ready.mark(id.index);
+        }
+    }
+
+    fn mark_due(&mut self, id: ConnectionId) {
+        if self.connections.get(id).is_some() {
+            self.due.mark(id.index);
         }
     }
 
@@ -165,9 +173,10 @@ impl Lanes {
     pub fn flush(&mut self, poller: &Poller, now_ns: u64) -> bool {
         self.now_ns = now_ns;
         let mut progress = false;
-        for _ in 0..self.connections.due() {
-            let Some(id) = self.connections.next_due() else { break };
-            let Some(connection) = self.connections.get(id) else { continue };
+        for _ in 0..self.due.len() {
+            let Some(index) = self.due.pop() else { break };
+            let id = self.connections.id_at(index);
+            let Some(connection) = self.connections.get_mut(id) else { continue };
             progress = true;
             if let State::Connecting { again, .. } = connection.state {
                 match net::take_socket_error(connection.stream.as_fd()) {
@@ -185,8 +194,8 @@ impl Lanes {
                     }
                 }
             }
-            if let Some(SendOutcome::Again) = self.connections.get(id).map(Connection::send) {
-                self.connections.mark_due(id);
+            if let Some(SendOutcome::Again) = self.connections.get_mut(id).map(Lane::send) {
+                self.mark_due(id);
             }
         }
         if self.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
@@ -208,10 +217,9 @@ impl Lanes {
 
     /// A connection that may have input; each is named once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
-        while let Some(id) = self.ready.pop_front() {
-            if let Some(connection) = self.connections.get(id) {
-                connection.ready = false;
-                return Some(id);
+        while let Some(index) = self.ready.pop() {
+            if self.connections.at(index).is_some() {
+                return Some(self.connections.id_at(index));
             }
         }
         None
@@ -231,7 +239,7 @@ impl Lanes {
     /// Whether there is something to do without waiting for the poller.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.events.is_empty() || !self.ready.is_empty() || self.connections.due() > 0
+        !self.events.is_empty() || !self.ready.is_empty() || !self.due.is_empty()
     }
 
     /// When [`Self::flush`] wants to be called at the latest.
@@ -250,7 +258,7 @@ impl Lanes {
     /// # Panics
     /// When no payload is awaited or the memory is not of its length.
     pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
-        let Some(connection) = self.connections.get(id) else { return };
+        let Some(connection) = self.connections.get_mut(id) else { return };
         let Expect::Decision { bytes } = connection.expect else {
             panic!("a payload's place was given where none is awaited");
         };
@@ -297,7 +305,7 @@ impl Lanes {
             .filter(|(_, connection)| connection.deadline_ns().is_some_and(|at_ns| at_ns <= now_ns));
         let late: Vec<ConnectionId> = late.map(|(id, _)| id).collect();
         for id in late {
-            match self.connections.get(id).map(|connection| (&connection.expect, connection.address)) {
+            match self.connections.get_mut(id).map(|connection| (&connection.expect, connection.address)) {
                 Some((Expect::Status { .. }, address)) => self.downgrade(poller, id, address),
                 Some((_, address)) => {
                     let seconds = CONNECT_NS / 1_000_000_000;
@@ -327,61 +335,6 @@ impl Lanes {
 impl Default for Lanes {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Connection {
-    fn answer(&mut self, operation: Operation, header: &Header, status: Status) {
-        self.replies.push_back(Header::reply(FrameKind::Reply(operation), header.request, status));
-    }
-
-    /// A connection takes as many requests as the client may have open on one.
-    fn is_full(&self) -> bool {
-        self.queue.len() > Limits::REQUESTS_PER_CONNECTION
-    }
-
-    fn read(&mut self, header: &Header, body: &[u8]) {
-        let Some(items) = decode_items::<ReadItem>(body, header.items) else {
-            return self.answer(Operation::Read, header, Status::BadRequest);
-        };
-        for ReadItem { request, offset: address, bytes, .. } in items {
-            if self.is_full() || bytes == 0 {
-                let status = if bytes == 0 { Status::BadRequest } else { Status::Busy };
-                self.answer(Operation::Read, &Header { request, ..*header }, status);
-                continue;
-            }
-            self.queue.push_back(Entry {
-                kind: Kind::Read,
-                request,
-                address,
-                bytes,
-                payload: None,
-                hold: None,
-                closed: 0,
-            });
-        }
-    }
-
-    /// A payload that is not used comes back.
-    fn write(&mut self, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) -> Option<OutgoingPayload> {
-        let mut items = decode_items::<WriteItem>(body, header.items).into_iter().flatten();
-        let (Some(item), None) = (items.next(), items.next()) else {
-            self.answer(Operation::Write, header, Status::BadRequest);
-            return payload;
-        };
-        let payload = payload?;
-        let Pieces::One(buffer) = payload.buffers else {
-            self.answer(Operation::Write, header, Status::Unsupported);
-            return Some(payload);
-        };
-        let (request, address, bytes) = (header.request, item.offset, buffer.bytes() as u64);
-        if self.is_full() || bytes == 0 {
-            self.answer(Operation::Write, header, if bytes == 0 { Status::BadRequest } else { Status::Busy });
-            return Some(OutgoingPayload { buffers: Pieces::One(buffer), ..payload });
-        }
-        let (payload, hold) = (Some(buffer), payload.hold);
-        self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload, hold, closed: 0 });
-        None
     }
 }
 

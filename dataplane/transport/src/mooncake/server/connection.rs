@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use kvplane_sys::{Gather, IoBuf, Scatter};
 
-use super::{Ranges, ServerOptions};
+use super::options::{Ranges, ServerOptions};
 use crate::mooncake::wire::{self, Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
 use crate::mooncake::{TURN_BYTES, is_later};
 
@@ -52,7 +52,8 @@ pub(super) enum Over {
     Rejected,
 }
 
-pub(super) struct Connection {
+/// A connection of a stock engine.
+pub(super) struct ServedConnection {
     pub(super) stream: TcpStream,
     pub(super) phase: Phase,
     /// When the phase's first byte came or went; between requests, when the last one ended.
@@ -74,7 +75,7 @@ pub(super) struct Tally {
 
 const FRESH: Phase = Phase::Request { bytes: [0; REQUEST_BYTES], have: 0 };
 
-impl Connection {
+impl ServedConnection {
     pub(super) const fn new(stream: TcpStream, now_ns: u64) -> Self {
         Self { stream, phase: FRESH, since_ns: now_ns, moved_ns: now_ns, message_bytes: 0 }
     }

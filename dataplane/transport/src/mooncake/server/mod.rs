@@ -9,16 +9,18 @@
 //! costs its entry here and in the kernel, and a look every few seconds at most.
 
 mod connection;
+mod options;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
-use connection::{Connection, DRAIN_BYTES, Over, Tally, Turn};
-use kvplane_sys::{Interest, IoBuf, Poller, net, stream};
+use connection::{DRAIN_BYTES, Over, ServedConnection, Tally, Turn};
+use kvplane_sys::{Interest, Poller, net, stream};
+pub use options::{Ranges, ServerOptions};
 
-use super::table::Table;
-use super::wire::Request;
+use crate::table::Table;
 use crate::token::{Source, Token};
+use crate::turns::Turns;
 use crate::types::ConnectionId;
 
 /// Connections accepted in one round.
@@ -27,50 +29,6 @@ const ACCEPTS_PER_ROUND: usize = 64;
 const ROUND_BYTES: usize = 4 << 20;
 /// How long no connection is accepted after the kernel refused to.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
-
-/// Who knows the registered memory.
-pub trait Ranges {
-    /// The memory of a request, of exactly its length and writable if it is a write, and a name under which it is
-    /// released. `None` when the range is not registered, or not for this use.
-    fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)>;
-    /// The range is not used any more.
-    fn release(&mut self, hold: u64);
-}
-
-/// Limits of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
-    /// Connections at a time. At the limit a new one takes the place of the one that has been idle the longest, or is
-    /// closed where none has been for `reclaim_ns`.
-    pub connections: usize,
-    /// A connection without a request for so long is closed.
-    pub idle_ns: u64,
-    /// At the limit of connections, one without a request for so long gives way.
-    pub reclaim_ns: u64,
-    /// A request or payload that does not move for so long ends its connection.
-    pub stall_ns: u64,
-    /// So long may a payload take for each byte, on top of `stall_ns`.
-    pub slowest_ns_per_byte: u64,
-    /// After a refusal the peer has so long to read it and close.
-    pub drain_ns: u64,
-    /// And so many bytes of what it was sending are read meanwhile.
-    pub drain_bytes: u64,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            connections: 4_096,
-            idle_ns: 600_000_000_000,
-            reclaim_ns: 10_000_000_000,
-            stall_ns: 30_000_000_000,
-            // 64 KiB/s.
-            slowest_ns_per_byte: 1_000_000_000 >> 16,
-            drain_ns: 5_000_000_000,
-            drain_bytes: 1 << 30,
-        }
-    }
-}
 
 /// What a server counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,7 +55,9 @@ pub struct ServerCounters {
 pub struct Server {
     options: ServerOptions,
     listener: Option<TcpListener>,
-    connections: Table<Connection>,
+    connections: Table<ServedConnection>,
+    /// Connections that are due for a turn.
+    due: Turns,
     may_accept: bool,
     accept_after_ns: Option<u64>,
     sweep_ns: u64,
@@ -113,6 +73,7 @@ impl Server {
             options,
             listener: None,
             connections: Table::new(),
+            due: Turns::new(),
             may_accept: false,
             accept_after_ns: None,
             sweep_ns: u64::MAX,
@@ -144,7 +105,7 @@ impl Server {
     pub fn ready(&mut self, token: Token) {
         match token.source {
             Source::MooncakeListener => self.may_accept = true,
-            _ => self.connections.mark_due(ConnectionId { index: token.index, generation: token.generation }),
+            _ => self.mark_due(ConnectionId { index: token.index, generation: token.generation }),
         }
     }
 
@@ -156,8 +117,8 @@ impl Server {
             self.accept(poller, ranges, now_ns);
         }
         let mut moved_bytes = 0;
-        for _ in 0..self.connections.due() {
-            let Some(id) = self.connections.next_due() else { break };
+        for _ in 0..self.due.len() {
+            let Some(id) = self.next_due() else { break };
             progress = true;
             moved_bytes += self.turn(poller, ranges, id, now_ns);
             if moved_bytes >= ROUND_BYTES {
@@ -178,7 +139,7 @@ impl Server {
     /// Whether a connection used up its share and has more to do.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.may_accept || self.connections.due() > 0
+        self.may_accept || !self.due.is_empty()
     }
 
     /// When [`Self::drive`] wants to be called at the latest.
@@ -210,6 +171,23 @@ impl Server {
         &self.counters
     }
 
+    /// Queues a connection for a turn, once.
+    fn mark_due(&mut self, id: ConnectionId) {
+        if self.connections.get(id).is_some() {
+            self.due.mark(id.index);
+        }
+    }
+
+    /// The next connection that is due.
+    fn next_due(&mut self) -> Option<ConnectionId> {
+        while let Some(index) = self.due.pop() {
+            if self.connections.at(index).is_some() {
+                return Some(self.connections.id_at(index));
+            }
+        }
+        None
+    }
+
     fn accept(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) {
         for _ in 0..ACCEPTS_PER_ROUND {
             let Some(listener) = &self.listener else { return };
@@ -230,7 +208,7 @@ impl Server {
             if net::set_nodelay(socket.as_fd()).is_err() {
                 continue;
             }
-            let id = self.connections.insert(Connection::new(TcpStream::from(socket), now_ns));
+            let id = self.connections.insert(ServedConnection::new(TcpStream::from(socket), now_ns));
             let Some(connection) = self.connections.get(id) else { return };
             if poller.add(connection.stream.as_fd(), token(id).to_bits(), Interest::BothEdges).is_err() {
                 self.close(poller, ranges, id);
@@ -239,7 +217,7 @@ impl Server {
             self.counters.accepted += 1;
             self.sweep_ns = self.sweep_ns.min(now_ns.saturating_add(self.sweep_period_ns()));
             // Who connects has something to ask, most likely.
-            self.connections.mark_due(id);
+            self.mark_due(id);
         }
         self.may_accept = true;
     }
@@ -258,7 +236,7 @@ impl Server {
 
     fn turn(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId, now_ns: u64) -> usize {
         self.scratch.resize(DRAIN_BYTES, 0);
-        let Some(connection) = self.connections.get(id) else { return 0 };
+        let Some(connection) = self.connections.get_mut(id) else { return 0 };
         let mut tally = Tally::default();
         let turn = connection.turn(ranges, &self.options, &mut tally, &mut self.scratch, now_ns);
         self.counters.reads += tally.reads;
@@ -267,7 +245,7 @@ impl Server {
         let moved_bytes = tally.moved_bytes;
         match turn {
             Turn::Wait => {}
-            Turn::Again => self.connections.mark_due(id),
+            Turn::Again => self.mark_due(id),
             Turn::Over(how) => {
                 self.counters.garbage += u64::from(how == Over::Garbage);
                 self.counters.torn += u64::from(how == Over::Torn);

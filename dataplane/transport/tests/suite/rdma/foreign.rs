@@ -46,7 +46,7 @@ impl Foreign {
     }
 
     fn offer(&mut self, queue_pairs: usize) -> ForeignHalf {
-        let offered = self.bed.asking.rdma.offer_foreign(0, (Arc::clone(&self.peer), 0), queue_pairs);
+        let offered = self.bed.asking.rdma.offer_foreign(0, Arc::clone(&self.peer), 0, queue_pairs);
         let (id, half) = offered.expect("an offer");
         (self.id, self.half) = (id, half.clone());
         half

@@ -1,0 +1,103 @@
+//! Operations between their start and their end: they wait, the most urgent first, or the device has them.
+
+use std::collections::VecDeque;
+
+use kvplane_tier::{BlockOp, Priority};
+
+use super::counters::PriorityCounters;
+
+/// Entries of a ring: all that may be in flight.
+pub(super) const RING_ENTRIES: u32 = 256;
+/// How many operations of each priority the device has at once.
+pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
+
+const _: () = assert!(DEPTHS[0] + DEPTHS[1] + DEPTHS[2] + DEPTHS[3] <= RING_ENTRIES as usize);
+
+/// An operation that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RunningCall {
+    pub(super) op: BlockOp,
+    pub(super) since_ns: u64,
+    /// How often the kernel has put it off.
+    pub(super) attempts: u32,
+    /// By a command it could not be done.
+    pub(super) plain: bool,
+}
+
+/// All operations of a driver that have not ended.
+pub(super) struct Operations {
+    running: slab::Slab<RunningCall>,
+    queues: [VecDeque<usize>; Priority::ALL.len()],
+    in_flight: [usize; Priority::ALL.len()],
+}
+
+impl Operations {
+    pub(super) fn new() -> Self {
+        Self {
+            running: slab::Slab::new(),
+            queues: core::array::from_fn(|_| VecDeque::new()),
+            in_flight: [0; Priority::ALL.len()],
+        }
+    }
+
+    /// Queues an operation.
+    pub(super) fn add(&mut self, op: BlockOp, now_ns: u64) {
+        let index = self.running.insert(RunningCall { op, since_ns: now_ns, attempts: 0, plain: false });
+        self.queues[op.priority as usize].push_back(index);
+    }
+
+    /// Takes the next one of a priority out of its queue, as far as the depth allows.
+    pub(super) fn next(&mut self, priority: Priority) -> Option<usize> {
+        let priority = priority as usize;
+        if self.in_flight[priority] < DEPTHS[priority] { self.queues[priority].pop_front() } else { None }
+    }
+
+    /// Puts back the one that [`Self::next`] gave: there was no room for it.
+    pub(super) fn put_back(&mut self, priority: Priority, index: usize) {
+        self.queues[priority as usize].push_front(index);
+    }
+
+    /// The device has the one that [`Self::next`] gave.
+    pub(super) const fn issued(&mut self, priority: Priority) {
+        self.in_flight[priority as usize] += 1;
+    }
+
+    /// The device has one no more.
+    pub(super) fn returned(&mut self, index: usize) -> Option<RunningCall> {
+        let running = self.running.get(index).copied()?;
+        self.in_flight[running.op.priority as usize] -= 1;
+        Some(running)
+    }
+
+    /// Queues one again that came back, changed like this.
+    pub(super) fn repeat(&mut self, index: usize, change: impl FnOnce(&mut RunningCall)) {
+        let Some(running) = self.running.get_mut(index) else { return };
+        change(running);
+        self.queues[running.op.priority as usize].push_back(index);
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<RunningCall> {
+        self.running.get(index).copied()
+    }
+
+    /// One has ended.
+    pub(super) fn remove(&mut self, index: usize) {
+        self.running.remove(index);
+    }
+
+    /// Whether nothing is queued or under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Whether the device has any.
+    pub(super) fn has_in_flight(&self) -> bool {
+        self.in_flight.iter().any(|in_flight| *in_flight > 0)
+    }
+
+    /// Says how many of a priority are under way, and how many wait.
+    pub(super) fn count(&self, priority: usize, counters: &mut PriorityCounters) {
+        counters.in_flight = self.in_flight[priority] as u64;
+        counters.queued = self.queues[priority].len() as u64;
+    }
+}

@@ -1,0 +1,183 @@
+//! The ways to the device: a plain ring, one whose completions are polled for, one of commands to the drive.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use kvplane_sys::{Completion, IoBuf, RegisteredFile, Ring, RingFull};
+use kvplane_tier::{Action, BlockOp};
+
+use super::device::Part;
+use super::memory::TierMemory;
+use super::operations::RING_ENTRIES;
+use super::passthrough::Commands;
+
+/// The rings, and so the one that a completion came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    Commands,
+    Polled,
+    Plain,
+}
+
+/// The rings of one driver, and which of them are used.
+pub(super) struct Rings {
+    plain: Ring,
+    file: RegisteredFile,
+    /// The ring whose completions are polled for.
+    polled: Option<(Ring, RegisteredFile)>,
+    /// Whether it is used.
+    polling: bool,
+    /// The ring of commands to the drive, as long as it takes them.
+    commands: Option<Commands>,
+    /// Empty between two calls.
+    completions: Vec<Completion>,
+}
+
+impl Rings {
+    /// Rings to this part of a device, with this memory pinned where the kernel allows; what is not as it could be goes
+    /// to `remarks`.
+    pub(super) fn open(part: &Part, memory: &TierMemory, polling: bool, remarks: &mut Vec<String>) -> io::Result<Self> {
+        let mut plain = Ring::shared(RING_ENTRIES)?;
+        let fd = part.ssd.claimed().file().fd();
+        let file = plain.register_file(fd)?;
+        let commands = match part.ssd.namespace() {
+            Some(_) => Commands::new(part, &mut plain, file, polling).map_err(|why| refused(&why)),
+            None => Err(String::new()),
+        };
+        remarks.extend(commands.as_ref().err().filter(|why| !why.is_empty()).cloned());
+        let mut commands = commands.ok();
+        let mut polled = None;
+        if polling {
+            let made = Ring::polled(RING_ENTRIES).and_then(|mut ring| Ok((ring.register_file(fd)?, ring)));
+            match made {
+                Ok((file, ring)) => polled = Some((ring, file)),
+                Err(error) => remarks.push(format!("completions come by interrupt: {error}")),
+            }
+        }
+        for region in memory.regions() {
+            let rings = [Some(&mut plain), polled.as_mut().map(|(ring, _)| ring)];
+            let pinned = rings.into_iter().flatten().map(|ring| ring.register_region(region));
+            let also = commands.as_mut().map(|commands| commands.ring.register_region(region));
+            if let Some(error) = pinned.chain(also).find_map(Result::err) {
+                let bytes = region.bytes();
+                remarks.push(format!("{bytes} bytes of memory are not pinned, which costs CPU time: {error}"));
+            }
+        }
+        Ok(Self { plain, file, polling: polled.is_some(), polled, commands, completions: Vec::new() })
+    }
+
+    /// Whether reads and writes go to the ring whose completions are polled for.
+    #[cfg(test)]
+    pub(super) const fn is_polling(&self) -> bool {
+        self.polling
+    }
+
+    /// Puts an operation into a ring: by a command to the drive, unless it must go the `plain` way. Whether its memory
+    /// was pinned before.
+    pub(super) fn issue(
+        &mut self,
+        part: &Part,
+        op: &BlockOp,
+        plain: bool,
+        pieces: &[IoBuf],
+        token: u64,
+    ) -> Result<bool, RingFull> {
+        let offset = part.start + op.offset;
+        let moves = !matches!(op.action, Action::Flush);
+        if let Some(commands) = &mut self.commands
+            && moves
+            && !plain
+            && commands.takes(part, op)
+        {
+            return commands.issue(part, op.action, pieces, offset, token);
+        }
+        let (ring, file) = match &mut self.polled {
+            Some((ring, file)) if self.polling && moves => (ring, *file),
+            _ => (&mut self.plain, self.file),
+        };
+        let is_pinned = matches!(pieces, [piece] if ring.is_registered(piece));
+        match op.action {
+            Action::Read => ring.scatter_at(file, pieces, offset, token),
+            Action::Write { durable } => ring.gather_at(file, pieces, offset, durable, token),
+            Action::Flush => ring.sync_data(file, token),
+        }?;
+        Ok(is_pinned)
+    }
+
+    /// Gives the kernel what was put into the rings.
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        self.plain.submit()?;
+        if let Some((ring, _)) = &mut self.polled {
+            ring.submit()?;
+        }
+        self.commands.as_mut().map_or(Ok(()), |commands| commands.ring.submit())
+    }
+
+    /// Takes all that has ended.
+    pub(super) fn poll(&mut self, ended: &mut VecDeque<(Completion, Way)>) -> io::Result<()> {
+        for way in [Way::Commands, Way::Polled, Way::Plain] {
+            match (way, &mut self.commands, &mut self.polled) {
+                (Way::Commands, Some(commands), _) => commands.ring.poll(&mut self.completions)?,
+                (Way::Polled, _, Some((ring, _))) => ring.poll(&mut self.completions)?,
+                (Way::Plain, ..) => self.plain.poll(&mut self.completions)?,
+                _ => 0,
+            };
+            ended.extend(self.completions.drain(..).map(|completion| (completion, way)));
+        }
+        Ok(())
+    }
+
+    /// Whether completions of this way are polled for.
+    pub(super) fn polls(&self, way: Way) -> bool {
+        match way {
+            Way::Polled => true,
+            Way::Commands => self.commands.as_ref().is_some_and(|commands| commands.polled),
+            Way::Plain => false,
+        }
+    }
+
+    /// The device does not let its completions be polled for after all. A remark, the first time.
+    pub(super) fn stop_polling(&mut self) -> Option<String> {
+        core::mem::take(&mut self.polling)
+            .then(|| "completions come by interrupt: the device refuses polling".to_owned())
+    }
+
+    /// A command has failed with this result. A remark where the drive takes no commands at all: what fails is tried
+    /// the plain way, and said then.
+    pub(super) fn command_failed(&mut self, op: &BlockOp, result: i32) -> Option<String> {
+        use kvplane_sys::errno::{EACCES, EINVAL, ENOTTY, EOPNOTSUPP, EPERM};
+        let commands = self.commands.as_mut()?;
+        if !commands.is_used || ![EACCES, EINVAL, ENOTTY, EOPNOTSUPP, EPERM].contains(&-result) {
+            return None;
+        }
+        commands.is_used = false;
+        let (error, bytes) = (io::Error::from_raw_os_error(-result), op.bytes);
+        Some(refused(&format!("one of {bytes} bytes: {error}")))
+    }
+
+    /// Whether something is under way whose completion comes only when its ring is polled.
+    pub(super) fn must_be_polled(&self) -> bool {
+        let waits = |in_flight: usize| in_flight > 0;
+        self.polled.as_ref().is_some_and(|(ring, _)| waits(ring.in_flight()))
+            || self.commands.as_ref().is_some_and(|commands| commands.polled && waits(commands.ring.in_flight()))
+    }
+
+    /// One of them becomes readable when something has ended that is not polled for.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let commands = self.commands.as_ref().filter(|commands| !commands.polled);
+        [Some(self.plain.as_fd()), commands.map(|commands| commands.ring.as_fd())].into_iter().flatten()
+    }
+
+    /// Ends all I/O for good and waits for the kernel to let go of the memory, at most `longest`. Whether it has.
+    pub(super) fn end(&mut self, longest: Duration) -> bool {
+        let polled = self.polled.as_mut().is_none_or(|(ring, _)| ring.end(longest));
+        let commands = self.commands.as_mut().is_none_or(|commands| commands.ring.end(longest));
+        self.plain.end(longest) && polled && commands
+    }
+}
+
+fn refused(why: &str) -> String {
+    format!("the drive takes no commands, io_uring is used: {why}")
+}

@@ -1,0 +1,466 @@
+//! Frames leave: short ones whole, long ones in several messages, payloads by a write or for the peer to fetch.
+//!
+//! What finds no credit, no slot or no room in the queue stays where it is, in order.
+
+use std::collections::VecDeque;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::Kind;
+use kvplane_proto::{FrameFlags, RequestId, SegmentId};
+use kvplane_sys::IoBuf;
+use kvplane_sys::verbs::{Operation, Remote};
+
+use super::answer_places::AnswerPlaces;
+use super::send_queue::{REQUEST_BYTES, SendQueue};
+use crate::rdma::books::Books;
+use crate::rdma::nic::{BOUNCE_BYTES, Nic, PIECES};
+use crate::rdma::pieces::{self, Cutter};
+use crate::rdma::wire::{EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PayloadKind, Place, SOURCES, SegmentKey};
+use crate::rdma::work::Work;
+use crate::types::{CloseCause, Event, OutgoingPayload, Pieces};
+
+/// Writes of one pushed payload, at most; what is in more pieces is fetched.
+const PUSH_WRITES: usize = 32;
+
+/// A message that tells something by itself.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rdma) enum Control {
+    /// A payload was fetched, or its part was.
+    Pulled(u64),
+    /// The next part of a payload lies here.
+    Part {
+        token: u64,
+        place: Place,
+        more: bool,
+    },
+    AskKey(SegmentId),
+    Key(SegmentId, SegmentKey),
+    SegmentGone(SegmentId),
+}
+
+/// A frame that waits to be sent.
+pub(in crate::rdma) struct Frame {
+    pub(in crate::rdma) header: Header,
+    pub(in crate::rdma) body: Vec<u8>,
+    pub(in crate::rdma) payload: Option<OutgoingPayload>,
+    /// Where its answers may be written.
+    pub(in crate::rdma) offers: Vec<Place>,
+}
+
+/// A record that is being sent, from `at` on.
+struct OutgoingRecord {
+    envelope: Envelope,
+    record: Vec<u8>,
+    at: usize,
+}
+
+/// A payload that is lent until it was written to the peer or fetched by it.
+struct LentPayload {
+    hold: Option<u64>,
+    /// Keeps the memory.
+    pieces: Pieces,
+    /// What went through a bounce buffer so far, and the buffer.
+    bounced: Option<(u32, usize)>,
+}
+
+impl Frame {
+    fn extra_pieces(&self) -> usize {
+        self.payload.as_ref().map_or(0, |payload| payload.buffers.as_slice().len().saturating_sub(1))
+    }
+}
+
+/// What became of the frame at the head of the queue.
+enum Step {
+    /// Its record is being sent.
+    Ready,
+    /// It waits for room in the queue: completions come.
+    Full,
+    /// It waits for a bounce buffer.
+    Starved,
+}
+
+/// How a payload will go.
+enum Way {
+    None,
+    Eager(OutgoingPayload),
+    Push(OutgoingPayload, Vec<Place>),
+    Pull(OutgoingPayload, Vec<Place>),
+    Bounce(OutgoingPayload, u32),
+}
+
+impl Way {
+    const fn payload(&self) -> Option<&OutgoingPayload> {
+        match self {
+            Self::None => None,
+            Self::Eager(payload) | Self::Push(payload, _) | Self::Pull(payload, _) | Self::Bounce(payload, _) => {
+                Some(payload)
+            }
+        }
+    }
+}
+
+/// What waits to be sent on a link, and payloads that the peer has not fetched or been written yet.
+#[derive(Default)]
+pub(in crate::rdma) struct Outbox {
+    control: VecDeque<Control>,
+    frames: VecDeque<Frame>,
+    /// Pieces of memory of the queued frames beyond the first of each.
+    extra_pieces: usize,
+    sending: Option<OutgoingRecord>,
+    lent: slab::Slab<LentPayload>,
+}
+
+impl Outbox {
+    /// Queues a frame.
+    #[inline]
+    pub(super) fn push(&mut self, frame: Frame) {
+        self.extra_pieces += frame.extra_pieces();
+        self.frames.push_back(frame);
+    }
+
+    /// Queues a message that tells something by itself.
+    pub(in crate::rdma) fn push_control(&mut self, control: Control) {
+        self.control.push_back(control);
+    }
+
+    /// How many of those wait.
+    pub(super) fn controls(&self) -> usize {
+        self.control.len()
+    }
+
+    /// How many frames wait.
+    pub(super) fn frames(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Pieces of memory of the frames that wait beyond the first of each.
+    pub(super) const fn extra_pieces(&self) -> usize {
+        self.extra_pieces
+    }
+
+    /// Whether nothing waits to be sent or fetched.
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty() && self.sending.is_none() && self.control.is_empty() && self.lent.is_empty()
+    }
+
+    /// Sends what is queued, as far as credits, slots and the queue allow. Whether it waits for what other connections
+    /// of the device have.
+    pub(super) fn transmit(
+        &mut self,
+        sends: &mut SendQueue,
+        places: &mut AnswerPlaces,
+        nic: &mut Nic,
+        books: &mut Books,
+    ) -> Result<bool, CloseCause> {
+        while sends.may_send() {
+            if !nic.arena.has_slot() {
+                return Ok(!self.is_empty());
+            }
+            if let Some(control) = self.control.pop_front() {
+                send_control(control, sends, nic, books)?;
+            } else if self.sending.is_some() {
+                self.send_record(sends, nic, books)?;
+            } else if self.frames.is_empty() {
+                break;
+            } else {
+                match self.prepare(sends, places, nic, books)? {
+                    Step::Ready => {}
+                    Step::Full => break,
+                    Step::Starved => return Ok(true),
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Sends the next message of the record that is being sent.
+    fn send_record(&mut self, sends: &mut SendQueue, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
+        let Some(OutgoingRecord { mut envelope, record, at }) = self.sending.take() else { return Ok(()) };
+        let end = record.len().min(at + sends.message_bytes() - ENVELOPE_BYTES);
+        if at > 0 {
+            envelope = Envelope::new(MessageKind::More, 0);
+        }
+        let last = end == record.len();
+        sends.send_message(Envelope { more: !last, ..envelope }, &record[at..end], nic, books)?;
+        if last {
+            books.spare(record);
+        } else {
+            self.sending = Some(OutgoingRecord { envelope, record, at: end });
+        }
+        Ok(())
+    }
+
+    /// Makes a record of the frame at the head of the queue; its payload is written, or lent to be fetched.
+    fn prepare(
+        &mut self,
+        sends: &mut SendQueue,
+        places: &mut AnswerPlaces,
+        nic: &mut Nic,
+        books: &mut Books,
+    ) -> Result<Step, CloseCause> {
+        let Some(mut frame) = self.frames.pop_front() else { return Ok(Step::Full) };
+        self.extra_pieces -= frame.extra_pieces();
+        let is_reply = matches!(frame.header.kind, Kind::Reply(_));
+        let wanted_at = if is_reply { places.wanted(frame.header.request) } else { None };
+        let way = match frame.payload.take().map(|payload| choose(payload, wanted_at, nic)) {
+            None => Way::None,
+            // As many writes as there can be, so that it waits at most once.
+            Some(Ok(Way::Push(payload, _))) if sends.queue_pair.room() <= PUSH_WRITES => {
+                self.put_back(frame, payload);
+                return Ok(Step::Full);
+            }
+            Some(Ok(way)) => way,
+            Some(Err(payload)) => {
+                self.put_back(frame, payload);
+                return Ok(Step::Starved);
+            }
+        };
+        if is_reply {
+            places.forget_wanted(frame.header.request);
+        }
+        self.carry(frame, way, sends, nic, books)?;
+        Ok(Step::Ready)
+    }
+
+    /// Makes a record of a frame whose payload goes this way.
+    fn carry(
+        &mut self,
+        mut frame: Frame,
+        way: Way,
+        sends: &mut SendQueue,
+        nic: &Nic,
+        books: &mut Books,
+    ) -> Result<(), CloseCause> {
+        if let Some(payload) = way.payload() {
+            state_checksum(&mut frame, payload.buffers.as_slice());
+        }
+        match way {
+            Way::None => self.start_record(&frame, Source::nothing(), books),
+            Way::Push(payload, places) => {
+                self.push_payload(&payload, &places, sends, nic)?;
+                books.counters.pushed_bytes += payload.buffers.bytes() as u64;
+                self.start_record(&frame, Source { kind: PayloadKind::Pushed, ..Source::nothing() }, books);
+            }
+            Way::Eager(payload) => {
+                self.start_record(&frame, Source { kind: PayloadKind::Eager, ..Source::nothing() }, books);
+                if let Some(sending) = &mut self.sending {
+                    for buffer in payload.buffers.as_slice() {
+                        let at = sending.record.len();
+                        sending.record.resize(at + buffer.bytes(), 0);
+                        buffer.copy_out(&mut sending.record[at..]);
+                    }
+                }
+                books.events.extend(payload.hold.map(Event::Sent));
+            }
+            Way::Pull(payload, places) => {
+                let token =
+                    self.lent.insert(LentPayload { hold: payload.hold, pieces: payload.buffers, bounced: None });
+                let source = Source { kind: PayloadKind::Pull, places: &places, token: token as u64, more: false };
+                self.start_record(&frame, source, books);
+            }
+            Way::Bounce(payload, bounce) => {
+                let pieces = payload.buffers;
+                let token = self.lent.insert(LentPayload { hold: payload.hold, pieces, bounced: Some((bounce, 0)) });
+                let (place, more) = self.bounce_part(token, nic, books);
+                let source = Source { kind: PayloadKind::Pull, places: &[place], token: token as u64, more };
+                self.start_record(&frame, source, books);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a frame back at the head of the queue, with its payload.
+    fn put_back(&mut self, mut frame: Frame, payload: OutgoingPayload) {
+        frame.payload = Some(payload);
+        self.extra_pieces += frame.extra_pieces();
+        self.frames.push_front(frame);
+    }
+
+    fn start_record(&mut self, frame: &Frame, source: Source<'_>, books: &mut Books) {
+        let mut record = books.take_spare();
+        for place in frame.offers.iter().chain(source.places) {
+            place.encode(&mut record);
+        }
+        record.extend_from_slice(&frame.header.encode());
+        record.extend_from_slice(&frame.body);
+        let envelope = Envelope {
+            payload: source.kind,
+            parts: source.more,
+            sources: source.places.len() as u16,
+            offers: frame.offers.len() as u16,
+            ..Envelope::new(MessageKind::Frame, source.token)
+        };
+        self.sending = Some(OutgoingRecord { envelope, record, at: 0 });
+    }
+
+    /// Writes a payload to where it is wanted. The memory is registered and the queue has room.
+    fn push_payload(
+        &mut self,
+        payload: &OutgoingPayload,
+        places: &[Place],
+        sends: &mut SendQueue,
+        nic: &Nic,
+    ) -> Result<(), CloseCause> {
+        let lent = LentPayload { hold: payload.hold, pieces: payload.buffers.clone(), bounced: None };
+        let index = self.lent.insert(lent) as u32;
+        let mut left = payload.buffers.bytes() as u64;
+        let mut cutter = Cutter::new(payload.buffers.as_slice(), 0);
+        for place in places {
+            let mut done = 0;
+            while done < place.bytes && left > 0 {
+                let parts = cutter.cut(PIECES, (place.bytes - done).min(REQUEST_BYTES));
+                let bytes: u64 = parts.iter().map(|part| part.bytes() as u64).sum();
+                left -= bytes;
+                let to = Remote { address: place.address + done, key: place.key };
+                let work = if left == 0 { Work::Push(index) } else { Work::Nothing };
+                sends.post(work, Operation::Write { to }, &parts, nic)?;
+                done += bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the next part of a lent payload into its bounce buffer; where it lies, and whether there are more.
+    fn bounce_part(&mut self, token: usize, nic: &Nic, books: &mut Books) -> (Place, bool) {
+        let lent = &mut self.lent[token];
+        let total = lent.pieces.bytes();
+        let (bounce, done) = lent.bounced.unwrap_or_default();
+        let copied = pieces::copy(lent.pieces.as_slice(), done, &[nic.arena.bounce(bounce)]);
+        lent.bounced = Some((bounce, done + copied));
+        books.counters.bounced_bytes += copied as u64;
+        let (address, key) = nic.arena.bounce_address(bounce);
+        let place = Place { request: RequestId::default(), address, bytes: copied as u64, key };
+        (place, done + copied < total)
+    }
+
+    /// The peer has fetched a payload, or a part of it.
+    pub(in crate::rdma) fn pulled(&mut self, token: u64, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
+        let index = token as usize;
+        let Some(lent) = self.lent.get(index) else {
+            return Err(CloseCause::Rdma(format!("the peer fetched payload {token}, which is not lent")));
+        };
+        match lent.bounced {
+            Some((_, done)) if done < lent.pieces.bytes() => {
+                let (place, more) = self.bounce_part(index, nic, books);
+                self.control.push_back(Control::Part { token, place, more });
+            }
+            bounced => {
+                if let Some((bounce, _)) = bounced {
+                    nic.arena.free_bounce(bounce);
+                }
+                books.events.extend(self.lent.remove(index).hold.map(Event::Sent));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last write of a payload is over.
+    pub(super) fn pushed(&mut self, index: u32, books: &mut Books) {
+        if let Some(lent) = self.lent.try_remove(index as usize) {
+            books.events.extend(lent.hold.map(Event::Sent));
+        }
+    }
+
+    /// The device holds nothing of it any more: gives back all that it was lent, by those and by frames that wait.
+    pub(super) fn end(self, nic: &mut Nic, books: &mut Books) {
+        for (_, lent) in self.lent {
+            if let Some((bounce, _)) = lent.bounced {
+                nic.arena.free_bounce(bounce);
+            }
+            books.events.extend(lent.hold.map(Event::Sent));
+        }
+        books.events.extend(self.frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold).map(Event::Sent));
+    }
+}
+
+/// How the peer gets the payload of a record.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    kind: PayloadKind,
+    places: &'a [Place],
+    /// Under which it is fetched.
+    token: u64,
+    /// These places are not all of it.
+    more: bool,
+}
+
+impl Source<'_> {
+    /// The peer has not to fetch anything.
+    const fn nothing() -> Self {
+        Self { kind: PayloadKind::None, places: &[], token: 0, more: false }
+    }
+}
+
+fn send_control(control: Control, sends: &mut SendQueue, nic: &mut Nic, books: &mut Books) -> Result<(), CloseCause> {
+    let mut content = Vec::new();
+    let envelope = match control {
+        Control::Pulled(token) => Envelope::new(MessageKind::Pulled, token),
+        Control::Part { token, place, more } => {
+            place.encode(&mut content);
+            Envelope { parts: more, sources: 1, ..Envelope::new(MessageKind::Part, token) }
+        }
+        Control::AskKey(segment) => Envelope::new(MessageKind::AskKey, segment.to_bits()),
+        Control::Key(segment, key) => {
+            content.extend_from_slice(&key.encode());
+            Envelope::new(MessageKind::Key, segment.to_bits())
+        }
+        Control::SegmentGone(segment) => Envelope::new(MessageKind::SegmentGone, segment.to_bits()),
+    };
+    sends.send_message(envelope, &content, nic, books)
+}
+
+/// Fills in the checksum where it is announced and not there.
+fn state_checksum(frame: &mut Frame, pieces: &[IoBuf]) {
+    if frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0 {
+        frame.header.payload_checksum = pieces::sum(pieces);
+    }
+}
+
+/// How a payload goes; gives it back when there is no bounce buffer for it now.
+fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) -> Result<Way, OutgoingPayload> {
+    let buffers = payload.buffers.as_slice();
+    let bytes = payload.buffers.bytes();
+    if bytes <= EAGER_BYTES {
+        return Ok(Way::Eager(payload));
+    }
+    let registered = buffers.iter().all(|buffer| nic.memory.ensure(buffer.region()));
+    if registered {
+        let places = wanted_at.unwrap_or_default();
+        let room: u64 = places.iter().map(|place| place.bytes).sum();
+        let writes = places.len() + buffers.len().div_ceil(PIECES) + bytes.div_ceil(REQUEST_BYTES as usize);
+        if room >= bytes as u64 && writes <= PUSH_WRITES {
+            let places = places.to_vec();
+            return Ok(Way::Push(payload, places));
+        }
+        if let Some(places) = sources(buffers, nic) {
+            return Ok(Way::Pull(payload, places));
+        }
+    }
+    match nic.arena.take_bounce() {
+        Some(bounce) => Ok(Way::Bounce(payload, bounce)),
+        None => Err(payload),
+    }
+}
+
+/// Where registered memory lies for a peer; none when it is in too many places.
+fn sources(buffers: &[IoBuf], nic: &Nic) -> Option<Vec<Place>> {
+    let mut places: Vec<Place> = Vec::new();
+    for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
+        let memory = nic.memory.get(buffer.region())?;
+        let (address, key) = (buffer.region().address() + buffer.offset() as u64, memory.remote_key());
+        let bytes = buffer.bytes() as u64;
+        if let Some(last) = places.last_mut()
+            && last.key == key
+            && last.address + last.bytes == address
+        {
+            last.bytes += bytes;
+        } else if places.len() == SOURCES {
+            return None;
+        } else {
+            places.push(Place { request: RequestId::default(), address, bytes, key });
+        }
+    }
+    Some(places)
+}
+
+const _: () = assert!(BOUNCE_BYTES > EAGER_BYTES);

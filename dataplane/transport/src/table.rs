@@ -1,0 +1,151 @@
+//! Connections by position, each with a generation, so that the name of a former one is not taken for another's.
+
+use crate::types::ConnectionId;
+
+struct Place<T> {
+    generation: u32,
+    content: Option<T>,
+}
+
+/// A table of reused positions. A position is taken until [`Self::free`], also while nothing is there.
+pub(crate) struct Table<T> {
+    places: Vec<Place<T>>,
+    free: Vec<u32>,
+    /// Positions that are taken.
+    taken: usize,
+}
+
+impl<T> Table<T> {
+    pub(crate) const fn new() -> Self {
+        Self { places: Vec::new(), free: Vec::new(), taken: 0 }
+    }
+
+    /// How many positions are taken.
+    pub(crate) const fn len(&self) -> usize {
+        self.taken
+    }
+
+    /// How many positions there are, free ones among them.
+    pub(crate) const fn positions(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// The name that the next connection gets.
+    pub(crate) fn next_id(&self) -> ConnectionId {
+        let index = self.free.last().copied().unwrap_or(self.places.len() as u32);
+        let generation = self.places.get(index as usize).map_or(1, |place| place.generation.wrapping_add(1));
+        ConnectionId { index, generation }
+    }
+
+    /// Takes a position for a connection that [`Self::put`] brings later.
+    pub(crate) fn reserve(&mut self) -> ConnectionId {
+        let id = self.next_id();
+        if self.free.pop().is_none() {
+            self.places.push(Place { generation: 0, content: None });
+        }
+        self.places[id.index as usize].generation = id.generation;
+        self.taken += 1;
+        id
+    }
+
+    /// Fills a position that was reserved.
+    pub(crate) fn put(&mut self, id: ConnectionId, content: T) {
+        self.places[id.index as usize].content = Some(content);
+    }
+
+    pub(crate) fn insert(&mut self, content: T) -> ConnectionId {
+        let id = self.reserve();
+        self.put(id, content);
+        id
+    }
+
+    /// Whether this is the name of the position's present connection, or of its last one.
+    pub(crate) fn is_current(&self, id: ConnectionId) -> bool {
+        self.places.get(id.index as usize).is_some_and(|place| place.generation == id.generation)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<&T> {
+        let place = self.places.get(id.index as usize)?;
+        if place.generation == id.generation { place.content.as_ref() } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut T> {
+        let place = self.places.get_mut(id.index as usize)?;
+        if place.generation == id.generation { place.content.as_mut() } else { None }
+    }
+
+    /// The connection at a position, whichever it is.
+    #[inline]
+    pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.places[index as usize].content.as_ref()
+    }
+
+    /// As [`Self::at`], to be changed.
+    #[inline]
+    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.places[index as usize].content.as_mut()
+    }
+
+    /// The name of the connection at a position.
+    #[inline]
+    pub(crate) fn id_at(&self, index: u32) -> ConnectionId {
+        ConnectionId { index, generation: self.places[index as usize].generation }
+    }
+
+    /// Takes a connection out. Its position is not given to another before [`Self::free`].
+    pub(crate) fn take(&mut self, id: ConnectionId) -> Option<T> {
+        if self.is_current(id) { self.take_if(id.index, |_| true) } else { None }
+    }
+
+    /// Takes out the connection at a position, if it is so.
+    pub(crate) fn take_if(&mut self, index: u32, is_so: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        self.places[index as usize].content.take_if(is_so)
+    }
+
+    /// The position of a connection that was taken out may be another's.
+    pub(crate) fn free(&mut self, id: ConnectionId) {
+        self.free.push(id.index);
+        self.taken -= 1;
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &T)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| {
+            let id = ConnectionId { index: index as u32, generation: place.generation };
+            Some((id, place.content.as_ref()?))
+        })
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut T)> {
+        self.places.iter_mut().enumerate().filter_map(|(index, place)| {
+            let id = ConnectionId { index: index as u32, generation: place.generation };
+            Some((id, place.content.as_mut()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_is_another_connections_only_when_it_is_free() {
+        let mut table = Table::new();
+        let expected = table.next_id();
+        let first = table.insert('a');
+        assert_eq!((first, table.id_at(first.index)), (expected, first));
+        assert_eq!(table.take(first), Some('a'));
+        assert!(table.is_current(first) && table.get(first).is_none(), "its end was not taken yet");
+        let second = table.insert('b');
+        assert_ne!(second.index, first.index);
+        table.free(first);
+        let third = table.reserve();
+        assert_eq!((third.index, table.get(third), table.len()), (first.index, None, 2));
+        table.put(third, 'c');
+        assert_eq!((table.get(first), table.get(third), table.at(third.index)), (None, Some(&'c'), Some(&'c')));
+        assert_eq!(table.take(first), None, "the name of a former one");
+        assert_eq!(table.iter().map(|(id, _)| id).collect::<Vec<_>>(), [third, second]);
+        assert_eq!(table.positions(), 2);
+    }
+}
