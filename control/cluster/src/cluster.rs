@@ -1,8 +1,9 @@
 //! The state machine as a whole: its state, time, and publishing.
 //!
 //! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or
-//! gains, it makes at most one epoch. The cluster joins its parts: the membership with its map, the catalog of segments,
-//! tenants, and, while there is no map, offers of members to adopt theirs. Starting from what is durable is in `start.rs`.
+//! gains, it makes at most one epoch. The cluster joins its parts: the membership with its map, the catalog of
+//! segments, tenants, and, while there is no map, offers of members to adopt theirs. Starting from what is durable is
+//! in `start.rs`.
 //!
 //! **A late call is nobody's silence.** If the driver comes later than [`Cluster::poll_timeout`] asked by more than a
 //! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; everyone gets the
