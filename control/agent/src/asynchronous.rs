@@ -14,12 +14,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvplane_client::{Local, PutBook, Request, TaskResult};
-use kvplane_engine::{Doorbell, Region};
+use kvplane_engine::{Buffer, Doorbell, Region, Slice};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Limits, Status, Version};
 use tokio::sync::oneshot;
 
-use crate::client::{Buffer, Client, ClientConfig, Got, ObjectRange, Put, Slice};
+use crate::client::{Client, ClientConfig, Got, ObjectRange, Put};
 use crate::error::Error;
 
 /// Commands that may wait for the thread.
@@ -152,7 +152,7 @@ impl AsyncClient {
         options: &PutOptions,
     ) -> Result<Request, Error> {
         let name = (&self.keys.tenant[..], key);
-        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local, options)
+        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local(), options)
     }
 
     fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {
@@ -210,7 +210,7 @@ impl AsyncClient {
         let mut outcomes: Vec<Result<Put, Error>> = Vec::with_capacity(items.len());
         for (at, (key, slice)) in items.iter().enumerate() {
             self.digest(key.as_ref())?;
-            if slice.local.bytes <= self.keys.stripe_bytes {
+            if slice.local().bytes <= self.keys.stripe_bytes {
                 whole.push((at, self.put_request(&mut puts, key.as_ref(), *slice, options)?));
             }
             outcomes.push(Err(refused("put", Status::TooLarge)));
@@ -311,7 +311,7 @@ impl AsyncClient {
     /// As there.
     pub async fn get_ranges(&self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
         let request =
-            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local));
+            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local()));
         let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
         let outcome = |result: &TaskResult| match result.status {
             Status::Ok => Ok(Some(result.version)),
@@ -363,7 +363,7 @@ impl AsyncClient {
 
 /// Memory for as much of an object as one answer brings: what is longer is striped.
 fn first_of(slice: Slice) -> Local {
-    Local { bytes: slice.local.bytes.min(Limits::PAYLOAD_BYTES), ..slice.local }
+    Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() }
 }
 
 fn refused(what: &str, status: Status) -> Error {

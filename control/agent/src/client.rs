@@ -30,15 +30,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::{Config, Local, PutBook, Request, TaskResult};
-use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
+use kvplane_engine::{Buffer, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Slice, cpu};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
+use kvplane_sys::random::random_u64;
 use kvplane_tls::DataTls;
+use kvplane_transfer::{RdmaConfig, RdmaUse};
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed, until_there};
-use crate::transfer::{RdmaConfig, RdmaUse};
+use crate::link::{ControlLink, until_there};
 use crate::which::Control;
 pub use ahead::PrefetchTo;
 pub use keys::{KeyInfo, ListCursor, ListPage};
@@ -132,42 +133,6 @@ impl ClientConfig {
     }
 }
 
-/// Registered memory of one client.
-#[derive(Clone)]
-pub struct Buffer {
-    region: Arc<Region>,
-    index: u32,
-}
-
-impl Buffer {
-    pub(crate) const fn new(region: Arc<Region>, index: u32) -> Self {
-        Self { region, index }
-    }
-
-    /// The memory.
-    #[must_use]
-    pub const fn region(&self) -> &Arc<Region> {
-        &self.region
-    }
-
-    /// A part of it.
-    ///
-    /// # Panics
-    /// When the part is not inside.
-    #[must_use]
-    pub fn slice(&self, offset: usize, bytes: usize) -> Slice {
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.region.bytes());
-        assert!(inside, "{bytes} bytes at {offset} are not inside a buffer of {} bytes", self.region.bytes());
-        Slice { local: Local { buffer: self.index, offset: offset as u64, bytes: bytes as u64 } }
-    }
-}
-
-/// A part of registered memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Slice {
-    pub(crate) local: Local,
-}
-
 /// A successful get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got {
@@ -236,7 +201,7 @@ impl Client {
         let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let client = Config {
             cluster: config.control.cluster().to_owned(),
-            client: seed()?,
+            client: random_u64()?,
             // Without a boot id, nobody is taken to be on this host.
             host: cpu::boot_id().unwrap_or_default(),
             lanes: config.lanes,
@@ -291,13 +256,13 @@ impl Client {
     /// Registers memory with this client.
     pub fn register(&mut self, region: Arc<Region>) -> Buffer {
         let index = self.initiator.add_buffer(Arc::clone(&region));
-        Buffer { region, index }
+        Buffer::new(region, index)
     }
 
     /// Forgets registered memory.
     #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
     pub fn unregister(&mut self, buffer: Buffer) {
-        self.initiator.remove_buffer(buffer.index);
+        self.initiator.remove_buffer(buffer.index());
     }
 
     /// How many gets have asked a second owner until now, as the first said nothing for too long
@@ -381,7 +346,7 @@ impl Client {
 
     /// A get of an object into a slice. No more of it is asked for than one answer brings: what is longer is striped.
     fn get_request(&self, key: &[u8], slice: Slice) -> Result<Request, Error> {
-        let local = Local { bytes: slice.local.bytes.min(Limits::PAYLOAD_BYTES), ..slice.local };
+        let local = Local { bytes: slice.local().bytes.min(Limits::PAYLOAD_BYTES), ..slice.local() };
         Ok(Request::Get(self.digest(key)?, local))
     }
 
@@ -390,7 +355,7 @@ impl Client {
             Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
             Status::NotFound => Ok(None),
             Status::BufferTooSmall => {
-                let what = format!("get of {} bytes into {}", result.bytes, slice.local.bytes);
+                let what = format!("get of {} bytes into {}", result.bytes, slice.local().bytes);
                 Err(self.problem(what, Status::BufferTooSmall))
             }
             status => Err(self.problem("get".to_owned(), status)),
@@ -433,7 +398,7 @@ impl Client {
         let mut bounce = self.bounce(BOUNCE_BYTES)?;
         // An object may be replaced by a longer one between two tries; that it is so each time is not to be expected.
         for _ in 0..4 {
-            let whole = bounce.slice(0, bounce.region.bytes());
+            let whole = bounce.slice(0, bounce.region().bytes());
             let result = self.run_one(self.get_request(key, whole)?)?;
             if result.status == Status::BufferTooSmall {
                 bounce = self.bounce(usize::try_from(result.bytes).unwrap_or(usize::MAX))?;
@@ -443,7 +408,7 @@ impl Client {
                 let digest = self.digest(key)?;
                 let Some(head) = self.head_of(digest)? else { continue };
                 bounce = self.bounce(usize::try_from(head.bytes).unwrap_or(usize::MAX))?;
-                match self.get_striped(digest, bounce.slice(0, bounce.region.bytes())) {
+                match self.get_striped(digest, bounce.slice(0, bounce.region().bytes())) {
                     // Replaced by a longer one meanwhile.
                     Err(why) if why.status() == Some(Status::BufferTooSmall) => continue,
                     got => got?,
@@ -453,7 +418,7 @@ impl Client {
             };
             let Some(got) = got else { return Ok(None) };
             let mut value = vec![0; got.bytes as usize];
-            bounce.region.copy_out(0, &mut value);
+            bounce.region().copy_out(0, &mut value);
             return Ok(Some(value));
         }
         Err(self.problem("get".to_owned(), Status::BufferTooSmall))

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use kvplane_client::SubmitError;
 use kvplane_engine::{RegionError, ShardError};
-use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
 use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, RefusalCode, Role};
+use kvplane_sys::private_files::FileError;
+use kvplane_transfer::Error as TransferError;
+use kvplane_transfer::error::code_of_status;
 
 /// Why something could not be done.
 #[derive(Debug)]
@@ -26,16 +28,6 @@ pub enum Error {
     },
     /// The request is malformed; nothing was done.
     Request(SubmitError),
-    /// Another engine could not be asked, or answered wrongly.
-    Handshake(CallError),
-    /// The handshake daemon does not start.
-    Daemon(StartError),
-    /// The store of metadata failed.
-    Metadata(StoreError),
-    /// A segment's descriptor cannot be: says why.
-    Descriptor(DescriptorError),
-    /// What another engine published makes no sense: says what.
-    Malformed(String),
     /// A setting or argument cannot be: says which and why.
     Argument(String),
     /// The directory with certificates has none of a role that may do this.
@@ -53,33 +45,6 @@ pub enum Error {
         /// Where it would listen.
         listen: SocketAddr,
     },
-    /// Memory is registered already, whole or in part.
-    AddressOverlapped {
-        /// Where the new range begins.
-        address: u64,
-        /// Its length.
-        bytes: u64,
-        /// Where the registered range begins.
-        other_address: u64,
-        /// Its length.
-        other_bytes: u64,
-        /// Whether that is being unregistered, and not left by its users yet.
-        leaving: bool,
-    },
-    /// Memory was unregistered and is still used, or may be: it must stay until unregistering was asked for again and
-    /// has succeeded.
-    MemoryHeld {
-        /// Where it begins.
-        address: u64,
-        /// Its length.
-        bytes: u64,
-        /// By whom it is used, where that is known, and what to do.
-        why: ShardError,
-    },
-    /// A range is not within one registered buffer: says which range, and whose buffers.
-    AddressNotRegistered(String),
-    /// More is open or in flight than may be: says what, and the limit.
-    TooManyRequests(String),
     /// No local control plane was found, or it may not be trusted.
     Discovery(LocalError),
     /// The control plane could not be reached.
@@ -88,6 +53,10 @@ pub enum Error {
     Call(ControlError),
     /// A shard could not be started, or did not answer.
     Shard(ShardError),
+    /// The transfer engine failed, in a way that only it has.
+    Transfer(TransferError),
+    /// The directory of sockets cannot be used.
+    Directory(FileError),
     /// Memory could not be had.
     Memory(RegionError),
     /// The kernel says no.
@@ -100,14 +69,7 @@ impl fmt::Display for Error {
             Self::Status { what, status, cause: Some(cause) } => write!(f, "{what}: {status} ({cause})"),
             Self::Status { what, status, cause: None } => write!(f, "{what}: {status}"),
             Self::Request(error) => write!(f, "{error}"),
-            Self::Handshake(error) => write!(f, "{error}"),
-            Self::Daemon(error) => write!(f, "{error}"),
-            Self::Metadata(error) => write!(f, "{error}"),
-            Self::Descriptor(error) => write!(f, "{error}"),
-            Self::Malformed(why)
-            | Self::Argument(why)
-            | Self::AddressNotRegistered(why)
-            | Self::TooManyRequests(why) => f.write_str(why),
+            Self::Argument(why) => f.write_str(why),
             Self::NoCertificate { directory, wanted, found } => {
                 let names = |roles: &[Role], ending: &str, or: &str| {
                     let names: Vec<String> = roles.iter().map(|role| format!("{role}{ending}")).collect();
@@ -132,18 +94,12 @@ impl fmt::Display for Error {
                 "whoever reaches {listen} could read what is shared, for this control plane makes no tickets: listen \
                  on a loopback address, or use one that makes them (kvplane control without --no-tickets)"
             ),
-            Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
-                f,
-                "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
-                if *leaving { "that are being unregistered and still used" } else { "registered" }
-            ),
-            Self::MemoryHeld { address, bytes, why } => {
-                write!(f, "the memory of {bytes} bytes at {address:#x} cannot be given back yet: {why}")
-            }
             Self::Discovery(error) => write!(f, "{error}"),
             Self::Connect(error) => write!(f, "{error}"),
             Self::Call(error) => write!(f, "{error}"),
             Self::Shard(error) => write!(f, "{error}"),
+            Self::Transfer(error) => write!(f, "{error}"),
+            Self::Directory(error) => write!(f, "{error}"),
             Self::Memory(error) => write!(f, "{error}"),
             Self::System(error) => write!(f, "{error}"),
         }
@@ -195,6 +151,7 @@ impl Error {
     pub const fn status(&self) -> Option<Status> {
         match self {
             Self::Status { status, .. } => Some(*status),
+            Self::Transfer(error) => error.status(),
             _ => None,
         }
     }
@@ -203,35 +160,32 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
-            Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) | Self::TooManyRequests(_) => -2,
+            Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) => -2,
             Self::Request(_) | Self::Argument(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } => -1,
-            Self::AddressNotRegistered(_) => -3,
-            Self::Shard(ShardError::Busy) | Self::MemoryHeld { .. } => -4,
-            Self::AddressOverlapped { .. } => -7,
-            Self::Status { status, .. } => code_of(*status),
-            Self::Handshake(error) => match error.stage {
-                Stage::Resolve => -101,
-                Stage::Connect | Stage::Send | Stage::Receive => -102,
-                Stage::Decode => -103,
-            },
-            Self::Descriptor(_) | Self::Malformed(_) => -103,
-            Self::Discovery(_) | Self::Connect(_) | Self::Call(_) | Self::Metadata(_) => -200,
+            Self::Directory(_) => -1,
+            Self::Shard(ShardError::Busy) => -4,
+            Self::Status { status, .. } => code_of_status(*status),
+            Self::Discovery(_) | Self::Connect(_) | Self::Call(_) => -200,
             Self::Memory(_) => -302,
-            Self::Shard(_) | Self::System(_) | Self::Daemon(_) => -102,
+            Self::Shard(_) | Self::System(_) => -102,
+            Self::Transfer(error) => error.code(),
         }
     }
 }
 
-const fn code_of(status: Status) -> i32 {
-    match status {
-        Status::Busy => -4,
-        Status::Stale | Status::OutOfRange => -3,
-        Status::Unreachable | Status::DeadlineExceeded | Status::Cancelled | Status::Corrupt => -102,
-        Status::Incompatible | Status::Unauthorized => -104,
-        Status::NotFound | Status::NoOwner | Status::WrongOwner => -200,
-        Status::NoSpace => -302,
-        Status::Unsupported => -303,
-        _ => -1,
+/// Kinds that both have stay what they are; the others are the transfer engine's own.
+impl From<TransferError> for Error {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::Status { what, status, cause } => Self::Status { what, status, cause },
+            TransferError::Request(error) => Self::Request(error),
+            TransferError::Argument(why) => Self::Argument(why),
+            TransferError::Directory(error) => Self::Directory(error),
+            TransferError::Shard(error) => Self::Shard(error),
+            TransferError::Memory(error) => Self::Memory(error),
+            TransferError::System(error) => Self::System(error),
+            error => Self::Transfer(error),
+        }
     }
 }
 
@@ -250,10 +204,7 @@ from! {
     LocalError => Discovery,
     ConnectError => Connect,
     ControlError => Call,
-    CallError => Handshake,
-    StartError => Daemon,
-    StoreError => Metadata,
-    DescriptorError => Descriptor,
+    FileError => Directory,
     ShardError => Shard,
     RegionError => Memory,
     std::io::Error => System,

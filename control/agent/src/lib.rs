@@ -28,47 +28,35 @@ mod client;
 mod data_tls;
 mod error;
 mod link;
-mod machine;
 mod metrics_server;
 mod node;
-mod node_metrics;
 mod p2p;
-mod prometheus;
 mod scheduler;
-mod shard_report;
-mod size;
-mod sockets;
-mod ssd;
-mod store_limits;
-mod tenant_report;
 mod tickets;
-mod tier_report;
-mod transfer;
 mod which;
 
 pub use asynchronous::AsyncClient;
 pub use client::{
-    BatchOutcome, BeginOutcome, Buffer, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, ListCursor, ListPage,
-    Near, ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
+    BatchOutcome, BeginOutcome, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, ListCursor, ListPage, Near,
+    ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome,
 };
 pub use error::Error;
+pub use kvplane_transfer::Error as TransferError;
+pub use kvplane_transfer::{
+    Batch, BatchCompletion, BatchStatus, BufferInfo, Environment, Explanation, FileInfo, MemoryRails, Metrics, Notice,
+    Opcode, OwnAddress, PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions,
+    ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus,
+    Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice, Use, parse_bytes,
+};
 pub use link::ControlLink;
-pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
+pub use node::SsdConfig;
 pub use node::{Node, NodeConfig};
 pub use p2p::{
     GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, Ranks, ReadBytes,
     ReadOptions, Resharding, packed_bytes, placement_from_json,
 };
 pub use scheduler::{Decision, Scheduler};
-pub use size::parse_bytes;
-pub use ssd::SsdConfig;
-pub use transfer::{
-    Batch, BatchCompletion, BatchStatus, BufferInfo, Explanation, FileInfo, MemoryRails, Metrics, Opcode, OwnAddress,
-    PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment,
-    SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
-    TransferEngineConfig, TransferRequest, TransportChoice, Use,
-};
 pub use which::{Control, Remote};
 
 pub use kvplane_client::sched::{Health, Priority};
@@ -77,10 +65,10 @@ pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
 pub use kvplane_engine::{
-    Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
-    TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
+    Buffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
+    Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu, discover_machine,
+    scheduler_affinity,
 };
-pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::histogram::Histogram;
 pub use kvplane_proto::map::ClusterMap;
@@ -88,5 +76,6 @@ pub use kvplane_proto::message::PutOptions;
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;
+pub use kvplane_sys::private_files::private_directory;
 pub use kvplane_sys::{interrupt, lost_pages, verbs};
 pub use kvplane_tls::DataTls;

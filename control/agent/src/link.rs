@@ -15,8 +15,9 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Request, StreamingCall, Welcome};
-use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
+use kvplane_rpc::{CallError, Client, Role};
 use kvplane_sys::interrupt::{self, Nothing};
+use kvplane_sys::random::random_u64;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::data_tls::{self, DataTlsIdentity};
@@ -379,12 +380,8 @@ async fn drain<R: StreamingCall>(client: &Client, request: &R, each: &mut (dyn F
     }
 }
 
-pub(crate) fn seed() -> Result<u64, Error> {
-    random_u64().map_err(|error: IdentityError| Error::Argument(error.to_string()))
-}
-
 pub(crate) fn reconnections() -> Result<Rng, Error> {
-    Ok(Rng::new(seed()?, "reconnect"))
+    Ok(Rng::new(random_u64()?, "reconnect"))
 }
 
 /// Waits until then, or for ever.

@@ -9,6 +9,12 @@ mod drain;
 mod follower;
 mod incarnation;
 mod membership;
+mod metrics;
+mod shard_report;
+mod ssd;
+mod store_limits;
+mod tenant_report;
+mod tier_report;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -19,7 +25,8 @@ use std::time::Duration;
 
 use kvplane_engine::{
     FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS,
-    Shard, ShardConfig, ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
+    Shard, ShardConfig, ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu, discover_machine,
+    scheduler_affinity,
 };
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
@@ -27,22 +34,22 @@ use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
+use kvplane_sys::random::random_u64;
 use kvplane_tls::{DataTls, Keychain};
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
+use kvplane_transfer::RdmaConfig;
+use kvplane_transfer::rails::near::dealt;
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed};
-use crate::machine::{discover_machine, scheduler_affinity};
-use crate::shard_report::ShardReports;
-use crate::ssd::{SsdConfig, Ssds};
-use crate::store_limits;
+use crate::link::ControlLink;
 use crate::tickets::NodeTickets;
-use crate::tier_report::TierReports;
-use crate::transfer::RdmaConfig;
-use crate::transfer::near::dealt;
 use crate::which::Control;
 use follower::Follower;
 use membership::Membership;
+use shard_report::ShardReports;
+pub use ssd::SsdConfig;
+use ssd::Ssds;
+use tier_report::TierReports;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -178,7 +185,7 @@ impl Node {
         let cluster = config.control.cluster().to_owned();
         let node = match config.node {
             Some(node) => node,
-            None => NodeId(seed()?.max(1)),
+            None => NodeId(random_u64()?.max(1)),
         };
         let born_ns = incarnation::begin(&link, node)?;
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
@@ -284,8 +291,9 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
     };
-    kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
-    crate::sockets::sweep(directory.path());
+    kvplane_sys::private_files::private_directory(directory.path())
+        .map_err(|error| Error::Argument(error.to_string()))?;
+    kvplane_engine::sockets::sweep(directory.path());
     Ok(directory)
 }
 
@@ -315,7 +323,7 @@ fn start_shards(
     tickets: &NodeTickets,
     tls: Option<&Arc<Keychain>>,
 ) -> Result<NodeShards, Error> {
-    let machine = discover_machine()?;
+    let machine = discover_machine().map_err(|error| Error::Argument(error.to_string()))?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
     check_layout(config, &layout, pool_bytes)?;
@@ -360,7 +368,7 @@ fn start_shards(
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),
                 fetch: Some(FetchConfig {
-                    client: seed()?,
+                    client: random_u64()?,
                     cluster: cluster.to_owned(),
                     host: host.clone(),
                     limits: FetchLimits {

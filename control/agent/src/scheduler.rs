@@ -18,9 +18,10 @@ use kvplane_rpc::conductor::{
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_rpc::{CallError, Role};
 use kvplane_sys::interrupt;
+use kvplane_sys::random::random_u64;
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed};
+use crate::link::ControlLink;
 use crate::which::Control;
 
 /// How long the Conductor is left alone after it could not be asked.
@@ -104,7 +105,7 @@ impl Scheduler {
     /// When the control plane is not found, cannot be reached, or refuses us.
     pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
         let link = ControlLink::to_within(control, Role::Scheduler, ControlLink::RESTART)?;
-        let scheduler = Self { link, client: seed()?, shared: Arc::default(), budget };
+        let scheduler = Self { link, client: random_u64()?, shared: Arc::default(), budget };
         scheduler.follow()?;
         Ok(scheduler)
     }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use kvplane_engine::ShardHandle;
 use kvplane_rpc::message::{GetTicket, GetTicketKeys, TicketReply};
 use kvplane_rpc::{Client, RefusalCode, random_bytes};
+use kvplane_sys::random::random_u64;
 use kvplane_ticket::{Challenges, Credential, TicketKey};
 use tokio::sync::Notify;
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed};
+use crate::link::ControlLink;
 
 /// After how much of a ticket's time another is asked for.
 const RENEW_AFTER: u32 = 3;
@@ -135,7 +136,7 @@ impl ControlLink {
                 return Ok(());
             }
         }
-        let everybodys = GetTicket { holder: seed()?, tenant: None };
+        let everybodys = GetTicket { holder: random_u64()?, tenant: None };
         let one = GetTicket { tenant: Some(tenant.to_owned()), ..everybodys.clone() };
         match self.call(everybodys.clone()) {
             Ok(reply) => self.holder().take(everybodys, &reply),

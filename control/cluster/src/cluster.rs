@@ -70,6 +70,7 @@ impl Cluster {
             Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Settled { node, incarnation, epoch } => members.settled(node, incarnation, epoch),
+            Input::PrepareLeave { node, incarnation } => members.prepare_leave(node, incarnation),
             Input::Refused { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Refused),
             Input::Unanswered { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Unanswered),
             Input::Answered { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Answered),
@@ -179,6 +180,13 @@ impl Cluster {
     /// Owners that may not have all yet that moved to them.
     pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
         self.membership.unsettled()
+    }
+
+    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to it;
+    /// false for one that never says so.
+    #[must_use]
+    pub fn is_behind(&self, node: NodeId) -> bool {
+        self.membership.members().is_behind(node, self.membership.maps().moved_at())
     }
 
     /// True while members of a lost state may still offer their map: clients wait for the map that is adopted, or for

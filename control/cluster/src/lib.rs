@@ -32,6 +32,7 @@ pub use adoption::Offer;
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 pub use cluster::{Cluster, StartError};
 pub use config::{ClusterConfig, ConfigError, Limits};
+pub use membership::ENDS_INTERVALS;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
 pub use record::conductor::{

@@ -30,7 +30,7 @@ use kvplane_proto::states::Step;
 
 use crate::config::ClusterConfig;
 use crate::message::{Counters, Load, Reply};
-use crate::record::{Record, RecordKey};
+use crate::record::Record;
 use crate::rejection::Rejection;
 use crate::state::{MemberEvent, MemberState};
 
@@ -39,6 +39,7 @@ use effects::Effects;
 use failures::FailureDetector;
 pub(crate) use maps::EPOCH_GAP;
 use maps::MapHistory;
+pub use members::ENDS_INTERVALS;
 use members::Members;
 pub(crate) use members::Row;
 use shares::{ShareFacts, Shares};
@@ -322,6 +323,14 @@ impl Membership {
         Ok(Reply::Settled)
     }
 
+    /// A member is about to end: until then it gets no slots, and loses none.
+    pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+        let now_ns = self.now_ns;
+        self.members.expect_live(node, incarnation)?.seen.ends_ns = Some(now_ns);
+        let unsettled = self.unsettled().filter(|other| *other != node).count();
+        Ok(Reply::Moves { unsettled, behind: self.members.is_behind(node, self.maps.moved_at()) })
+    }
+
     /// A member goes in order.
     pub(crate) fn leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
         self.members.expect_incarnation(node, incarnation)?;
@@ -355,7 +364,7 @@ impl Membership {
     pub(crate) fn drain(&mut self, node: NodeId, given: Option<Incarnation>) -> Result<Reply, Rejection> {
         let incarnation = self.members.given_or_present(node, given);
         self.members.expect_incarnation(node, incarnation)?;
-        self.members.refuse_last_owner(node)?;
+        self.members.refuse_last_owner(node, &self.config, self.now_ns)?;
         if self.step(node, MemberEvent::Drain) {
             self.counters.drains += 1;
             self.effects.put(self.members.row(node).record());
@@ -456,17 +465,8 @@ impl Membership {
         let incarnation = row.member.incarnation;
         self.effects.put(self.members.row(node).record());
         self.effects.end((node, incarnation));
-        self.forget_longest_ended();
+        self.members.forget_longest_ended(self.config.limits.ended_incarnations, &mut self.devices, &mut self.effects);
         true
-    }
-
-    /// Keeps the number of remembered ended incarnations within its limit.
-    fn forget_longest_ended(&mut self) {
-        for node in self.members.longest_ended(self.config.limits.ended_incarnations) {
-            self.members.remove(node);
-            self.devices.forget(node, &mut self.effects);
-            self.effects.remove(RecordKey::Member(node));
-        }
     }
 
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.

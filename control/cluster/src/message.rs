@@ -70,6 +70,14 @@ pub enum Input {
         /// The map's epoch.
         epoch: Epoch,
     },
+    /// A member is about to end in order, and waits until nothing moves to it or from it any more. It gets no slots
+    /// while it says so, which it repeats within [`crate::ENDS_INTERVALS`] heartbeat intervals.
+    PrepareLeave {
+        /// Who.
+        node: NodeId,
+        /// Which incarnation.
+        incarnation: Incarnation,
+    },
     /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
     /// where it is silent too ([`crate::Cluster::silent`]) and slots have two owners. A member with devices is lost
     /// after one and a half heartbeat intervals of silence: if it comes back before that, nobody changed anything in
@@ -202,6 +210,14 @@ pub enum Reply {
     },
     /// To what a member says of moves.
     Settled,
+    /// To the announcement of a farewell.
+    Moves {
+        /// Other owners that may not have all yet that moved to them.
+        unsettled: usize,
+        /// Whether the member itself may not: slots have moved by a map of which it has not said that it follows it and
+        /// has what moved to it.
+        behind: bool,
+    },
     /// To a farewell.
     Left {
         /// The newest epoch.

@@ -1,11 +1,12 @@
 //! HTTP as a client, with a deadline and limits.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_sys::private_files::check_private;
 use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
@@ -86,9 +87,8 @@ impl Certificates {
     /// When a file is missing or holds something else, or others than its owner may read the private key.
     pub fn read(directory: &Path) -> Result<Self, CertificatesError> {
         let failed = |name: &str, reason: String| CertificatesError { path: directory.join(name), reason };
-        let mode = std::fs::metadata(directory.join(KEY)).map_or(0, |found| found.mode() & 0o777);
-        if mode & 0o077 != 0 {
-            return Err(failed(KEY, format!("its mode is {mode:03o}; run chmod 600 on it")));
+        if let Ok(key) = File::open(directory.join(KEY)) {
+            check_private(&key, &directory.join(KEY)).map_err(|error| failed(KEY, error.to_string()))?;
         }
         let read = |name: &str| std::fs::read(directory.join(name)).map_err(|error| failed(name, error.to_string()));
         let certificate =

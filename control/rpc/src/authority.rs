@@ -17,7 +17,8 @@ use rcgen::{
 use rustls::pki_types::UnixTime;
 use rustls::server::ParsedCertificate;
 
-use crate::files::{read_private, write_private};
+use kvplane_sys::private_files::{read_private, write_private};
+
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust, malformed, provider};
 use crate::reset::ResetSecret;
 use crate::role::{ClusterName, Role, Scope};
@@ -230,17 +231,4 @@ impl Authority {
     pub fn cluster(&self) -> &ClusterName {
         &self.cluster
     }
-}
-
-/// 64 random bits from the system, for ids and seeds.
-///
-/// # Errors
-/// [`IdentityError::Issue`] when the system has no randomness.
-pub fn random_u64() -> Result<u64, IdentityError> {
-    let mut bytes = [0; 8];
-    provider()
-        .secure_random
-        .fill(&mut bytes)
-        .map_err(|_| IdentityError::Issue("the system has no randomness".to_owned()))?;
-    Ok(u64::from_le_bytes(bytes))
 }

@@ -12,7 +12,8 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::files::{FileError, read_private, read_text, write_private};
+use kvplane_sys::private_files::{FileError, read_private, read_text, write_private};
+
 use crate::reset::ResetSecret;
 use crate::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
 

@@ -20,7 +20,6 @@ pub mod conductor;
 mod convert;
 pub mod error;
 mod events;
-pub mod files;
 mod hot;
 pub mod identity;
 mod instance_table;
@@ -47,7 +46,7 @@ mod tier;
 mod tls;
 pub mod watch;
 
-pub use authority::{Authority, Grant, random_u64};
+pub use authority::{Authority, Grant};
 pub use client::{Client, ClientConfig, ConnectError};
 pub use error::{CallError, Refusal, RefusalCode};
 pub use identity::{Identity, IdentityError, Trust};

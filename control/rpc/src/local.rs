@@ -9,7 +9,6 @@
 //! stale, also while the next publisher has not written its own yet, and a reader says so instead of waiting for an
 //! address where nobody listens.
 
-use std::env;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -20,9 +19,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::files::{
-    FileError, effective_user, io_error, made_private_directory, private_directory, read_locked, write_locked,
+use kvplane_sys::private_files::{
+    FileError, io_error, made_private_directory, private_directory, read_locked, runtime_directory, write_locked,
 };
+
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust};
 use crate::role::{ClusterName, Role};
 
@@ -74,8 +74,6 @@ pub enum LocalError {
     File(FileError),
     /// The content of the file.
     Identity(IdentityError),
-    /// `XDG_RUNTIME_DIR` is no absolute path.
-    Environment(PathBuf),
     /// Another process already publishes a cluster of that name.
     AlreadyPublished {
         /// Of which cluster.
@@ -111,9 +109,6 @@ impl fmt::Display for LocalError {
         match self {
             Self::File(error) => error.fmt(f),
             Self::Identity(error) => error.fmt(f),
-            Self::Environment(path) => {
-                write!(f, "XDG_RUNTIME_DIR is {}, which is no absolute path", path.display())
-            }
             Self::AlreadyPublished { cluster, lock } => write!(
                 f,
                 "a control plane of cluster {cluster} already runs for this user (it holds {}); stop it or choose \
@@ -199,24 +194,12 @@ impl LocalCluster {
 }
 
 impl RuntimeDirectory {
-    /// The user's directory: `$XDG_RUNTIME_DIR/kvplane`, else `/run/user/UID/kvplane`, else `/tmp/kvplane-UID`.
+    /// The user's directory ([`runtime_directory`]).
     ///
     /// # Errors
     /// When the environment names no absolute path.
     pub fn of_user() -> Result<Self, LocalError> {
-        if let Some(path) = env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()) {
-            let path = PathBuf::from(path);
-            if !path.is_absolute() {
-                return Err(LocalError::Environment(path));
-            }
-            return Ok(Self::at(path.join("kvplane")));
-        }
-        let user = effective_user()?;
-        let session = PathBuf::from(format!("/run/user/{user}"));
-        if session.is_dir() {
-            return Ok(Self::at(session.join("kvplane")));
-        }
-        Ok(Self::at(PathBuf::from(format!("/tmp/kvplane-{user}"))))
+        Ok(Self::at(runtime_directory()?))
     }
 
     /// The directory at `path`; its parent must exist.

@@ -93,6 +93,8 @@ pub struct SettleReport {
 pub struct GetMoves {
     /// Which member.
     pub node: u64,
+    /// Its incarnation, where it is about to end: while it asks so, it gets no slots, and loses none.
+    pub ends: Option<u64>,
 }
 
 /// The answer to [`GetMoves`].
@@ -100,6 +102,8 @@ pub struct GetMoves {
 pub struct Moves {
     /// Other members that have not said yet that they have all that moved to them by the last map that moved slots.
     pub unsettled: u32,
+    /// Whether the member itself has not.
+    pub behind: bool,
 }
 
 /// Has a member give its slots away, for the rest of its incarnation or until [`Undrain`]: it stays reachable, and

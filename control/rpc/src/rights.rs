@@ -80,7 +80,7 @@ rights! {
     Hello = "hello" ANY;
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
     OfferMap = "offer_map" MEMBERS |call| Some(Scope::Node(call.join.member.node.0));
-    GetIncarnation = "get_life" MEMBERS |call| Some(Scope::Node(call.node));
+    GetIncarnation = "get_incarnation" MEMBERS |call| Some(Scope::Node(call.node));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     SettleReport = "settled" MEMBERS |call| Some(Scope::Node(call.node));
@@ -182,7 +182,7 @@ mod tests {
         "hello cncsa",
         "join cn",
         "offer_map cn",
-        "get_life cn",
+        "get_incarnation cn",
         "attach_devices cn",
         "heartbeat cn",
         "settled cn",

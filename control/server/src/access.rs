@@ -1,18 +1,19 @@
 //! Who may ask over HTTP: this machine, or whoever brings the token.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HOST, ORIGIN};
+use kvplane_sys::private_files::{FileError, read_private};
 
 /// The shortest token: shorter ones can be guessed.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
+/// What a file with a token may have at most, with white space around the token.
+const FILE_BYTES: u64 = 2 * LONGEST as u64;
 
 /// A bearer token. Not shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,18 +31,18 @@ impl HttpToken {
     /// # Errors
     /// When the file cannot be read, others than its owner can, or what it holds is no good token: says what to do.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let mode = fs::metadata(path).map_err(named)?.permissions().mode();
-        if mode & 0o077 != 0 {
-            let what = format!(
-                "its mode is {:03o}, so that others on this machine may read the token or change it; run chmod 600 on \
-                 it, and use another token",
-                mode & 0o777
-            );
-            return Err(named(io::Error::new(io::ErrorKind::PermissionDenied, what)));
-        }
-        let text = fs::read_to_string(path).map_err(named)?;
-        Self::new(text.trim()).map_err(|what| named(io::Error::new(io::ErrorKind::InvalidData, what)))
+        let text = read_private(path, FILE_BYTES).map_err(|error| match error {
+            // Whoever could read it may know it.
+            FileError::NotPrivate { .. } => {
+                io::Error::new(io::ErrorKind::PermissionDenied, format!("{error}, and use another token"))
+            }
+            FileError::Io { ref source, .. } => io::Error::new(source.kind(), error.to_string()),
+            FileError::TooLarge { .. } | FileError::Environment { .. } => {
+                io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+            }
+        })?;
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
+        Self::new(text.trim()).map_err(wrong)
     }
 
     /// A token.
@@ -113,7 +114,9 @@ fn bearer(value: &hyper::header::HeaderValue) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 

@@ -131,6 +131,8 @@ pub enum StartError {
     Publish(LocalError),
     /// No thread or runtime could be had.
     Thread(io::Error),
+    /// The kernel gives no random numbers.
+    Randomness(io::Error),
 }
 
 impl fmt::Display for StartError {
@@ -181,6 +183,7 @@ impl fmt::Display for StartError {
             }
             Self::Publish(error) => error.fmt(f),
             Self::Thread(error) => write!(f, "cannot start the control thread: {error}"),
+            Self::Randomness(error) => write!(f, "the kernel gives no random numbers: {error}"),
         }
     }
 }

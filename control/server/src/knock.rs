@@ -21,7 +21,7 @@ use kvplane_cluster::Input;
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
 use kvplane_proto::message::{Hello, Kind, Operation};
-use kvplane_rpc::random_u64;
+use kvplane_sys::random::random_u64;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;

@@ -14,8 +14,9 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kvplane_rpc::files::private_directory;
-use kvplane_rpc::{Authority, ClusterName, LocalCluster, Server, ServerConfig, ServiceState, random_u64};
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Server, ServerConfig, ServiceState};
+use kvplane_sys::private_files::private_directory;
+use kvplane_sys::random::random_u64;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
@@ -204,11 +205,14 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
     check_state(&config)?;
     let own = match (&config.state_directory, &config.etcd) {
         (_, Some(_)) => None,
-        (None, None) => Some((Store::in_memory(random_u64()?), Vec::new(), Keep::Nowhere)),
+        (None, None) => {
+            Some((Store::in_memory(random_u64().map_err(StartError::Randomness)?), Vec::new(), Keep::Nowhere))
+        }
         (Some(directory), None) => {
             private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
             // The state's lock comes first: it keeps a second process from making another authority.
-            let (store, records) = Store::open(&directory.join(STATE_FILE), random_u64()?)?;
+            let (store, records) =
+                Store::open(&directory.join(STATE_FILE), random_u64().map_err(StartError::Randomness)?)?;
             Some((store, records, Keep::Directory(directory.clone())))
         }
     };

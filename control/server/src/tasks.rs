@@ -39,7 +39,7 @@ impl Default for HostedTasks {
         let began_ms = u64::try_from(since.as_millis()).unwrap_or(0);
         // Of 52 bits, so that other languages' numbers hold them: two incarnations do not meet but by a rare chance.
         // Without randomness no control plane starts: it has keys to draw.
-        let first = kvplane_rpc::random_u64().unwrap_or(began_ms << 10) >> 12;
+        let first = kvplane_sys::random::random_u64().unwrap_or(began_ms << 10) >> 12;
         Self { tasks: Mutex::new(Tasks::new(limits, first)), made: Notify::new(), began_ms }
     }
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
-use kvplane_rpc::files::{read_private, write_private};
 use kvplane_rpc::message::{EmptyReply, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
+use kvplane_sys::private_files::{read_private, write_private};
 use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
 
 use crate::config::StartError;

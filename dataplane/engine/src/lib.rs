@@ -3,20 +3,29 @@
 //! * [`host`]: one thread's drivers, service and client, and the round that feeds them.
 //! * [`shard`]: a pinned thread that runs a host for a node, reached by a mailbox.
 //! * [`initiator`]: a host that its caller's thread drives, for clients.
+//! * [`buffers`]: registered memory of an initiator, and ranges of it.
 //! * [`pacing`]: when to spin and when to park.
+//! * [`machine`]: the machine that the process runs on, from sysfs and hwloc.
+//! * [`prometheus`]: text of metrics. [`sockets`]: removes sockets of dead processes.
 
 #![forbid(unsafe_code)]
 
+pub mod buffers;
 pub mod host;
 pub mod initiator;
+pub mod machine;
 pub mod pacing;
+pub mod prometheus;
 pub mod shard;
+pub mod sockets;
 
+pub use buffers::{Buffer, Slice};
 pub use host::{
     DeviceSnapshot, FetchConfig, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices,
     StockAnswer, StockEngines, TierNotice, TierSetup, node_of_region,
 };
 pub use initiator::Initiator;
+pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
     Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys,

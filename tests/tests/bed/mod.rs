@@ -10,7 +10,7 @@ use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, RdmaConfig, RdmaUse};
 use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 
-#[path = "../../../control/agent/tests/network/mod.rs"]
+#[path = "../../../dataplane/transfer/tests/suite/network/mod.rs"]
 mod network;
 
 use network::{End, instead_of_tcp, over_rdma};

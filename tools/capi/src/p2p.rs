@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use kvplane::rpc::p2p::ObjectSummary;
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Control, Error, GetOptions, Layout, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status};
+use kvplane::{
+    Control, Error, GetOptions, Layout, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status,
+    TransferError,
+};
 
 use crate::rim::{array, guarded, text, write_text};
 
@@ -45,11 +48,13 @@ fn code_of(error: &Error) -> c_int {
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::AlreadyExists) => PAYLOAD_OPENED,
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::BadRequest) => INVALID_ARGUMENT,
         Error::Call(_) | Error::Discovery(_) | Error::Connect(_) => CONTROL_PLANE,
-        Error::AddressOverlapped { .. } => ADDRESS_OVERLAPPED,
+        Error::Transfer(TransferError::AddressOverlapped { .. }) => ADDRESS_OVERLAPPED,
         Error::Status { status: Status::NotFound | Status::DeadlineExceeded, .. } => TOO_MANY_RETRIES,
-        Error::Argument(_) | Error::NoCertificate { .. } | Error::NoTickets { .. } | Error::Request(_) => {
-            INVALID_ARGUMENT
-        }
+        Error::Argument(_)
+        | Error::NoCertificate { .. }
+        | Error::NoTickets { .. }
+        | Error::Request(_)
+        | Error::Directory(_) => INVALID_ARGUMENT,
         _ => TRANSFER_ENGINE,
     };
     failed(code, error.to_string())

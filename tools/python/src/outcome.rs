@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use kvplane::{Error, Status};
+use kvplane::{Error, Status, TransferError};
 
 /// `INTERNAL_ERROR`: also what a call on something closed or forked returns.
 pub(crate) const INTERNAL: i64 = -1;
@@ -43,10 +43,13 @@ pub(crate) fn store_code(error: &Error) -> i64 {
         | Error::Argument(_)
         | Error::NoCertificate { .. }
         | Error::NoTickets { .. }
-        | Error::AddressOverlapped { .. }
-        | Error::AddressNotRegistered(_)
-        | Error::Malformed(_) => INVALID,
-        Error::TooManyRequests(_) | Error::Memory(_) => NO_ROOM,
+        | Error::Directory(_)
+        | Error::Transfer(
+            TransferError::AddressOverlapped { .. }
+            | TransferError::AddressNotRegistered(_)
+            | TransferError::Malformed(_),
+        ) => INVALID,
+        Error::Transfer(TransferError::TooManyRequests(_)) | Error::Memory(_) => NO_ROOM,
         Error::Discovery(_) | Error::Connect(_) | Error::Call(_) => -900,
         _ => INTERNAL,
     };
@@ -77,6 +80,6 @@ const fn status_code(status: Status) -> i64 {
 }
 
 /// Remembers why a call of the transfer engine failed, and gives the number of its kind.
-pub(crate) fn engine_code(error: &Error) -> i64 {
+pub(crate) fn engine_code(error: &TransferError) -> i64 {
     failed(i64::from(error.code()), error.to_string())
 }

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::elf;
-use crate::peers;
+use crate::linkage;
+use crate::measuring::peers;
 use crate::process::{self, Failure};
 use crate::python;
 use crate::rig;
@@ -27,12 +27,6 @@ const SIZES: [(&str, &str); 6] = [
     ("KVPLANE_FULL_KILLS", "10"),
     ("KVPLANE_FUZZ_SECONDS", "60"),
 ];
-
-/// The profile of the binary whose linkage is checked: what ships, without its optimisations.
-const LINKAGE: &str = "linkage";
-
-/// Libraries that the binary opens at run time where they exist, and must never need to start.
-const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,8 +96,8 @@ impl Step {
             Self::Test => testing::run_sized(workspace, &[], &SIZES),
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools"]),
             Self::Linkage => {
-                cargo(&["build", "--profile", LINKAGE, "--package", "kvplane-tools"])?;
-                check_linkage(workspace)
+                cargo(&["build", "--profile", linkage::PROFILE, "--package", "kvplane-tools"])?;
+                linkage::check(workspace)
             }
             Self::Interop => peers::interop(workspace, &["--debug".to_string()]),
             Self::Python => python::test(workspace, &["--debug".to_string()]),
@@ -147,33 +141,9 @@ fn summary(chosen: &[Step], times: &[(Step, Duration)], passed: bool) -> String 
     text + &format!("  {:<8} {:>6.1} s\n", "total", total.as_secs_f64())
 }
 
-fn check_linkage(workspace: &Workspace) -> Result<(), Failure> {
-    let path = workspace.target().join(LINKAGE).join("kvplane");
-    let shown = path.display();
-    let bytes = std::fs::read(&path).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
-    let needed = elf::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
-    if let Some(library) = forbidden(&needed) {
-        let message = format!("{shown} does not start without {library}; open it at run time instead of linking it");
-        return Err(Failure::new(message));
-    }
-    eprintln!("linkage: {shown} needs only {}", needed.join(", "));
-    Ok(())
-}
-
-fn forbidden(needed: &[String]) -> Option<&String> {
-    needed.iter().find(|library| OPTIONAL_LIBRARIES.iter().any(|optional| library.starts_with(optional)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn optional_libraries_are_refused_in_any_version() {
-        let needed = |names: &[&str]| names.iter().map(|&name| name.to_string()).collect::<Vec<_>>();
-        assert_eq!(forbidden(&needed(&["libc.so.6", "libgcc_s.so.1"])), None);
-        assert!(forbidden(&needed(&["libc.so.6", "libibverbs.so.1"])).is_some());
-    }
 
     #[test]
     fn the_summary_names_the_failed_step_and_those_not_run() {

@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`, `interop`,
-//! `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them. For the
-//! others an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`,
+//! `interop`, `python` and `rig` pass what follows them on untouched, so their flags are checked by whoever gets them.
+//! For the others an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -34,6 +34,9 @@ usage: cargo x COMMAND [...]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
   seeds --nightly [COUNT] [--from SEED]
                        100,000 seeds, or COUNT, shared out among all kinds of simulated worlds
+  nightly [COUNT] [--from SEED]
+                       what a night is for: deny, seeds --nightly, mutations
+  deny                 licences, origins, versions and known faults of what we depend on, where cargo-deny is installed
   mutations [NAME...]  plant bugs in a copy of the product, one at a time, and want the simulated world to find each
                        within 2,000 seeds; all of them, or those whose names contain one of NAME; some hours
   kills [--power | --full] [COUNT]
@@ -79,6 +82,10 @@ pub enum Task {
     Test(Vec<String>),
     /// Run seeds of the simulation with these arguments.
     Seeds(Vec<String>),
+    /// Run what a night is for with these arguments.
+    Nightly(Vec<String>),
+    /// Check what we depend on.
+    Deny,
     /// Plant bugs in the product, all or those with these names, and have the simulation find them.
     Mutations(Vec<String>),
     /// Kill nodes over an SSD with these arguments.
@@ -124,13 +131,14 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "bench" => Ok(Task::Bench(rest.to_vec())),
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
         "mutations" if !asks_help => Ok(Task::Mutations(rest.to_vec())),
+        "nightly" if !asks_help => Ok(Task::Nightly(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "mutations" | "kills" | "cluster" | "silence" | "fuzz" | "setup" | "tidy" | "ci" | "peers"
-        | "stores" | "interop" | "wheel" | "python"
+        "seeds" | "nightly" | "deny" | "mutations" | "kills" | "cluster" | "silence" | "fuzz" | "setup" | "tidy"
+        | "ci" | "peers" | "stores" | "interop" | "wheel" | "python"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -139,6 +147,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "stores" => Ok(Task::Stores(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
         "wheel" => each(rest, "wheel", |_| None::<()>).map(|_| Task::Wheel),
+        "deny" => each(rest, "deny", |_| None::<()>).map(|_| Task::Deny),
         "python" => Ok(Task::Python(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
@@ -159,7 +168,7 @@ fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::install::Peer;
+    use crate::measuring::peers::install::Peer;
 
     fn parsed(line: &str) -> Result<Task, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_string).collect();
@@ -182,6 +191,8 @@ mod tests {
         assert_eq!(parsed("kills 5000"), Ok(Task::Kills(vec!["5000".to_string()])));
         assert_eq!(parsed("fuzz 60"), Ok(Task::Fuzz(vec!["60".to_string()])));
         assert_eq!(parsed("seeds --help"), Ok(Task::Help));
+        assert_eq!(parsed("nightly 5000"), Ok(Task::Nightly(vec!["5000".to_string()])));
+        assert_eq!(parsed("deny"), Ok(Task::Deny));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
         assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));
@@ -194,7 +205,7 @@ mod tests {
     fn unknown_words_are_named() {
         assert_eq!(parsed(""), Err("no command given".to_string()));
         assert_eq!(parsed("dmeo"), Err("unknown command `dmeo`".to_string()));
-        for line in ["tidy --fix", "ci lint", "setup gpu"] {
+        for line in ["tidy --fix", "deny --fix", "ci lint", "setup gpu"] {
             let word = line.split_whitespace().last().unwrap();
             assert!(parsed(line).unwrap_err().contains(&format!("`{word}`")), "{line}");
         }

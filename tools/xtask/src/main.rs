@@ -5,9 +5,11 @@
 use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
+use xtask::measuring::{bench, peers};
+use xtask::nightly::{self, deny, mutations, seeds};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, mutations, peers, python, rig, seeds, setup, testing, tidy};
+use xtask::{ci, demo, python, rig, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,6 +40,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => testing::run(&workspace, &arguments),
         Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
+        Task::Nightly(arguments) => nightly::run(&workspace, &arguments),
+        Task::Deny => deny::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::elf;
+use crate::linkage;
 use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
@@ -95,7 +95,7 @@ fn check_module(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let bytes =
         std::fs::read(path).map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x python` builds it")))?;
-    let needed = elf::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    let needed = linkage::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
     if let Some(library) = foreign(&needed) {
         return Err(Failure::new(format!(
             "{shown} cannot be imported without {library}: build it with PYO3_BUILD_EXTENSION_MODULE=1, as \

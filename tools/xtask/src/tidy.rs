@@ -1,29 +1,25 @@
 //! `cargo x tidy`: the rules of the house that neither the compiler nor clippy checks, run over the source tree.
 //!
 //! Each rule is a function from a [`Tree`] to [`Violation`]s, in a file of its own, with tests that hold a sample that
-//! breaks it and one that does not. The tree is read once and lies in memory, so a rule touches no file and a test
-//! needs none. Rules look at tokens, with comments and strings blanked: no rule is fooled by a word in a sentence, and
-//! none understands types.
+//! breaks it and one that does not. The tree is read and parsed once and lies in memory, so a rule touches no file and
+//! a test needs none. Rules look at what sources define and name, not at their text: no rule is fooled by a word in a
+//! sentence, and none understands types. What a lint of clippy or rustc says is no rule here, but switched on in the
+//! workspace's `Cargo.toml`.
 
-pub mod adr;
-pub mod code_map;
-pub mod dependencies;
-pub mod header;
-pub mod leftovers;
-pub mod length;
-pub mod lex;
-pub mod manifest;
-pub mod names;
-pub mod parity;
-pub mod purity;
-pub mod syntax;
-pub mod text;
-pub mod tree;
-pub mod unsafe_code;
+pub mod documents;
+pub mod rings;
+pub mod shape;
+pub mod sources;
+pub mod wording;
 
 use crate::process::Failure;
 use crate::workspace::Workspace;
-use tree::Tree;
+use documents::{adr, code_map, parity, walks};
+use rings::{dependencies, purity, unsafe_code};
+use shape::{circles, folders, length, parameters, types};
+use sources::cores;
+use sources::tree::Tree;
+use wording::{header, names, text};
 
 /// One place where the tree breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,55 +40,120 @@ impl Violation {
     }
 }
 
-/// A rule: looks at the tree, adds what it finds.
-pub type Rule = fn(&Tree, &mut Vec<Violation>);
-
-/// Every rule with its name, which is printed with each violation.
-pub const RULES: [(&str, Rule); 10] = [
-    ("dependencies", dependencies::check),
-    ("unsafe", unsafe_code::check),
-    ("purity", purity::check),
-    ("leftovers", leftovers::check),
-    ("header", header::check),
-    ("names", names::check),
-    ("code-map", code_map::check),
-    ("text", text::check),
-    ("adr", adr::check),
-    ("parity", parity::check),
-];
-
-/// Rules whose violations are printed as advice and fail nothing.
-pub const ADVICE: [(&str, Rule); 1] = [("length", length::check)];
-
-/// Every violation of these rules, one printable line each, by rule and place.
-#[must_use]
-pub fn violations(rules: &[(&str, Rule)], tree: &Tree) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (name, rule) in rules {
-        let mut found = Vec::new();
-        rule(tree, &mut found);
-        found.sort();
-        found.dedup();
-        lines.extend(found.iter().map(|found| format!("{}:{}: [{name}] {}", found.path, found.line, found.message)));
-    }
-    lines
+/// Whether a tree may break a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Violations are printed, and nothing fails.
+    Advice,
+    /// A violation fails.
+    Failure,
 }
 
-/// Checks the tree and prints every violation.
+/// A rule.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// Printed with each violation.
+    pub name: &'static str,
+    /// Whether the tree holds to it.
+    pub level: Level,
+    /// Looks at the tree, and adds what it finds.
+    pub check: Check,
+}
+
+/// What a rule does.
+pub type Check = fn(&Tree, &mut Vec<Violation>);
+
+impl Rule {
+    const fn new(name: &'static str, level: Level, check: Check) -> Self {
+        Self { name, level, check }
+    }
+
+    /// Every violation, by place.
+    #[must_use]
+    pub fn violations(&self, tree: &Tree) -> Vec<Violation> {
+        let mut found = Vec::new();
+        (self.check)(tree, &mut found);
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+/// Every rule.
+///
+/// One that the tree does not hold to yet is advice. It becomes a failure when the last violation is mended, and no
+/// rule has exceptions.
+pub const RULES: [Rule; 18] = [
+    Rule::new("syntax", Level::Failure, check_syntax),
+    Rule::new("dependencies", Level::Failure, dependencies::check),
+    Rule::new("unsafe", Level::Failure, unsafe_code::check),
+    Rule::new("purity", Level::Failure, purity::check),
+    Rule::new("header", Level::Failure, header::check),
+    Rule::new("names", Level::Failure, names::check),
+    Rule::new("text", Level::Failure, text::check),
+    Rule::new("code-map", Level::Failure, code_map::check),
+    Rule::new("walks", Level::Failure, walks::check),
+    Rule::new("adr", Level::Failure, adr::check),
+    Rule::new("parity", Level::Failure, parity::check),
+    Rule::new("fields", Level::Advice, types::check_fields),
+    Rule::new("methods", Level::Advice, types::check_methods),
+    Rule::new("impl-files", Level::Advice, types::check_impl_files),
+    Rule::new("parameters", Level::Advice, parameters::check),
+    Rule::new("folders", Level::Advice, folders::check),
+    Rule::new("circles", Level::Advice, circles::check),
+    // Lengths stay advice: see there.
+    Rule::new("length", Level::Advice, length::check),
+];
+
+/// What the parser does not understand, the rules do not see.
+fn check_syntax(tree: &Tree, out: &mut Vec<Violation>) {
+    for file in &tree.files {
+        out.extend(file.fault.as_ref().map(|fault| Violation::new(&file.path, 1, format!("is no Rust: {fault}"))));
+    }
+}
+
+/// What one rule finds.
+struct Finding {
+    rule: Rule,
+    violations: Vec<Violation>,
+}
+
+impl Finding {
+    /// Lines to print, by place.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        let shown =
+            |found: &Violation| format!("{}:{}: [{}] {}", found.path, found.line, self.rule.name, found.message);
+        self.violations.iter().map(shown)
+    }
+}
+
+/// What all rules find that are of one of these levels, in the order of [`RULES`].
+fn findings(levels: &[Level], tree: &Tree) -> Vec<Finding> {
+    let rules: Vec<Rule> = RULES.into_iter().filter(|rule| levels.contains(&rule.level)).collect();
+    cores::map(&rules, |rule| Finding { rule: *rule, violations: rule.violations(tree) })
+}
+
+/// Checks the tree and prints every violation; of advice, the number of places too.
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let tree = Tree::read(&workspace.root).map_err(Failure::new)?;
-    for line in violations(&ADVICE, &tree) {
-        println!("advice: {line}");
+    let findings = findings(&[Level::Advice, Level::Failure], &tree);
+    let (advice, failures): (Vec<&Finding>, Vec<&Finding>) =
+        findings.iter().partition(|finding| finding.rule.level == Level::Advice);
+    for finding in advice.iter().filter(|finding| !finding.violations.is_empty()) {
+        finding.lines().for_each(|line| println!("advice: {line}"));
+        println!("advice: [{}] {} in all", finding.rule.name, finding.violations.len());
     }
-    let lines = violations(&RULES, &tree);
-    if lines.is_empty() {
-        eprintln!("tidy: {} files, {} rules, nothing to report", tree.files.len(), RULES.len());
-        return Ok(());
+    failures.iter().flat_map(|finding| finding.lines()).for_each(|line| println!("{line}"));
+    let count = |findings: &[&Finding]| findings.iter().map(|finding| finding.violations.len()).sum::<usize>();
+    let files = tree.files.len();
+    match count(&failures) {
+        0 => {
+            let (rules, advice) = (failures.len(), count(&advice));
+            eprintln!("tidy: {files} files, {rules} rules, nothing to report; {advice} pieces of advice");
+            Ok(())
+        }
+        violations => Err(Failure::new(format!("tidy found {violations} violations in {files} files"))),
     }
-    for line in &lines {
-        println!("{line}");
-    }
-    Err(Failure::new(format!("tidy found {} violations in {} files", lines.len(), tree.files.len())))
 }
 
 /// Regenerates the code map from the files' first sentences.
@@ -114,17 +175,17 @@ pub fn write_map(workspace: &Workspace) -> Result<(), Failure> {
 pub(crate) mod testing {
     //! What the rules' tests share.
 
-    use super::{Rule, Tree, Violation};
+    use super::{Check, Tree, Violation};
 
-    /// What `rule` finds in these files, as `path:line`.
-    pub(crate) fn places(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
-        found(rule, files).iter().map(|found| format!("{}:{}", found.path, found.line)).collect()
+    /// What `check` finds in these files, as `path:line`.
+    pub(crate) fn places(check: Check, files: &[(&str, &str)]) -> Vec<String> {
+        found(check, files).iter().map(|found| format!("{}:{}", found.path, found.line)).collect()
     }
 
-    /// What `rule` finds in these files.
-    pub(crate) fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<Violation> {
+    /// What `check` finds in these files.
+    pub(crate) fn found(check: Check, files: &[(&str, &str)]) -> Vec<Violation> {
         let mut found = Vec::new();
-        rule(&Tree::of(files), &mut found);
+        check(&Tree::of(files), &mut found);
         found.sort();
         found
     }
@@ -140,7 +201,22 @@ mod tests {
             println!("skipped: this crate is not inside its workspace");
             return;
         };
-        let lines = violations(&RULES, &Tree::read(&workspace.root).unwrap());
+        let tree = Tree::read(&workspace.root).unwrap();
+        let lines: Vec<String> = findings(&[Level::Failure], &tree).iter().flat_map(Finding::lines).collect();
         assert!(lines.is_empty(), "{} violations:\n{}", lines.len(), lines.join("\n"));
+    }
+
+    #[test]
+    fn a_source_that_is_no_rust_fails() {
+        let found =
+            testing::found(check_syntax, &[("a.rs", "fn a() {}\nfn b( {}\n"), ("b.rs", "fn a() {}\n"), ("c.md", "(")]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].path == "a.rs" && found[0].message.contains("line 2"), "{found:?}");
+    }
+
+    #[test]
+    fn rules_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<&str> = RULES.iter().map(|rule| rule.name).collect();
+        assert_eq!(names.len(), RULES.len());
     }
 }

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use kvplane_engine::Slice;
 use kvplane_proto::Version;
 use kvplane_proto::message::PutOptions;
 use tokio::sync::oneshot;
@@ -12,7 +13,7 @@ use tokio::sync::oneshot;
 use super::{AsyncClient, Command, ended};
 use crate::client::{
     BeginOutcome, Client, Fill, GetSession, Got, ListCursor, ListPage, ObjectRange, PrefetchTo, Put, PutSession,
-    RangeOutcome, Slice,
+    RangeOutcome,
 };
 use crate::error::Error;
 

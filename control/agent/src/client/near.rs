@@ -107,7 +107,7 @@ impl Client {
         }
         let mut placed: Vec<Option<Result<Put, Error>>> = Vec::with_capacity(items.len());
         for (key, slice) in items {
-            let bytes = slice.local.bytes;
+            let bytes = slice.local().bytes;
             let here = node_of(self.digest(key.as_ref())?).is_none_or(|node| nodes.contains(&node));
             if here || nodes.is_empty() || bytes < NEAR_LEAST_BYTES || self.is_striped(bytes) {
                 placed.push(None);

@@ -71,7 +71,7 @@ impl Client {
         let (mut puts, mut requests) = (PutBook::new(), Vec::with_capacity(items.len()));
         for (key, slice) in items {
             let name = (&self.tenant[..], key.as_ref());
-            requests.push(put_request(&mut puts, name, self.keep_keys, slice.local, options)?);
+            requests.push(put_request(&mut puts, name, self.keep_keys, slice.local(), options)?);
         }
         let batch = self.start(&requests, &puts)?;
         let slices = items.iter().map(|(_, slice)| *slice).collect();

@@ -28,7 +28,7 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         let (name, locals) = self.in_parts(items.iter().map(|(_, pieces)| pieces.as_ref()))?;
-        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice { local })).collect();
+        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice::new(local))).collect();
         let outcomes = self.batch_put_from_with(&slices, options);
         self.initiator.remove_parts(name);
         outcomes
@@ -55,7 +55,7 @@ impl Client {
     ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
         check_apart(items.iter().flat_map(|(_, pieces)| pieces.as_ref()))?;
         let (name, locals) = self.in_parts(items.iter().map(|(_, pieces)| pieces.as_ref()))?;
-        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice { local })).collect();
+        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice::new(local))).collect();
         let outcomes = self.batch_get_into(&slices);
         self.initiator.remove_parts(name);
         outcomes
@@ -67,7 +67,7 @@ impl Client {
     /// # Errors
     /// When the pieces are not as long as the object, overlap, or the owner cannot be asked.
     pub fn get_into_many(&mut self, key: &[u8], pieces: &[Slice]) -> Result<Option<Version>, Error> {
-        let wanted: u64 = pieces.iter().map(|piece| piece.local.bytes).sum();
+        let wanted: u64 = pieces.iter().map(|piece| piece.local().bytes).sum();
         match self.get_into_parts(key, pieces)? {
             Some(got) if got.bytes < wanted => {
                 let what = format!("get of {} bytes into {} pieces of {wanted}", got.bytes, pieces.len());
@@ -85,11 +85,11 @@ impl Client {
                 let (count, most) = (object.len(), Limits::RANGES_PER_FRAME);
                 return Err(Error::Argument(format!("an object in {count} pieces is over the limit of {most}")));
             }
-            let bytes: u64 = object.iter().map(|piece| piece.local.bytes).sum();
+            let bytes: u64 = object.iter().map(|piece| piece.local().bytes).sum();
             ranges.push((offset, bytes));
             offset += bytes;
             for piece in object {
-                pieces.push(self.memory_of(piece.local)?);
+                pieces.push(self.memory_of(piece.local())?);
             }
         }
         let buffer = self.initiator.add_parts(pieces);
@@ -107,7 +107,7 @@ impl Client {
 /// No two pieces that are written may overlap.
 fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error> {
     let mut ranges: Vec<(u32, u64, u64)> =
-        pieces.map(|Slice { local }| (local.buffer, local.offset, local.bytes)).collect();
+        pieces.map(|piece| piece.local()).map(|local| (local.buffer, local.offset, local.bytes)).collect();
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
         let ((buffer, offset, bytes), (next_buffer, next, _)) = (pair[0], pair[1]);

@@ -44,7 +44,7 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         // Decided once for each: an object that a shard refuses as too long changes what is decided of the next.
-        let striped: Vec<bool> = items.iter().map(|(_, slice)| self.is_striped(slice.local.bytes)).collect();
+        let striped: Vec<bool> = items.iter().map(|(_, slice)| self.is_striped(slice.local().bytes)).collect();
         let short: Vec<(&[u8], Slice)> = items
             .iter()
             .zip(&striped)
@@ -58,13 +58,13 @@ impl Client {
             let whole = if striped { None } else { outcomes.next() };
             let too_large = |put: &Result<Put, Error>| {
                 matches!(put, Err(error) if error.status() == Some(Status::TooLarge))
-                    && slice.local.bytes > STRIPE_LEAST_BYTES
+                    && slice.local().bytes > STRIPE_LEAST_BYTES
             };
             all.push(match whole {
                 Some(put) if !too_large(&put) => put,
                 refused => {
                     if refused.is_some() {
-                        self.striping.refused(slice.local.bytes);
+                        self.striping.refused(slice.local().bytes);
                     }
                     match (refused, self.put_striped(key.as_ref(), *slice, options)) {
                         // No shard takes it, and in stripes there is no room for it either.
@@ -88,7 +88,7 @@ impl Client {
         let mut requests = Vec::with_capacity(items.len());
         for (key, slice) in items {
             let name = (&self.tenant[..], key.as_ref());
-            requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local, options)?);
+            requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local(), options)?);
         }
         let results = self.run_new_puts(&requests)?;
         Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
@@ -114,7 +114,7 @@ impl Client {
             return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
         }
         let bounce = self.bounce(value.len())?;
-        bounce.region.copy_in(0, value);
+        bounce.region().copy_in(0, value);
         self.put_from_with(key, bounce.slice(0, value.len()), options)
     }
 }
@@ -124,7 +124,7 @@ impl Client {
         match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
             Status::Exists => Ok(Put::Exists),
-            status => Err(self.problem(format!("put of {} bytes", slice.local.bytes), status)),
+            status => Err(self.problem(format!("put of {} bytes", slice.local().bytes), status)),
         }
     }
 

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use kvplane_client::{Request, TaskResult};
 use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
 use kvplane_proto::{Digest, Status};
+use kvplane_transfer::Metrics;
 
 use super::Client;
 use crate::error::Error;
-use crate::transfer::Metrics;
 
 impl Client {
     /// What this client counted, its rails without the names of their shards.

@@ -31,15 +31,15 @@ impl Client {
             return Ok(Vec::new());
         }
         let request =
-            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local));
+            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local()));
         let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
         let results = self.run(&requests?)?;
         let outcome = |(result, range): (kvplane_client::TaskResult, &ObjectRange<'_>)| match result.status {
-            Status::Striped => self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local),
+            Status::Striped => self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local()),
             Status::Ok => Ok(Some(result.version)),
             Status::NotFound => Ok(None),
             status => {
-                let what = format!("get of {} bytes at {} of an object", range.into.local.bytes, range.offset);
+                let what = format!("get of {} bytes at {} of an object", range.into.local().bytes, range.offset);
                 Err(self.problem(what, status))
             }
         };

@@ -28,13 +28,13 @@ impl Client {
             return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
         }
         let bounce = self.bounce(value.len())?;
-        bounce.region.copy_in(0, value);
+        bounce.region().copy_in(0, value);
         let slice = bounce.slice(0, value.len());
         let options = PutOptions { wait_replicas: options.replicas > 1, ..*options };
         super::puts::check_options(&options)?;
         self.puts.clear();
         let name = (&self.tenant[..], key);
-        let request = put_request(&mut self.puts, name, self.keep_keys, slice.local, &options)?;
+        let request = put_request(&mut self.puts, name, self.keep_keys, slice.local(), &options)?;
         let results = self.run_new_puts(&[request])?;
         let replicas = results[0].replicas;
         Ok((self.stored(results[0], slice)?, replicas))
@@ -55,7 +55,7 @@ impl Client {
         let digests: Result<Vec<_>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
         let digests = digests?;
         let bounce = self.bounce(digests.len() * HEAD_BYTES)?;
-        let room = |at: usize, bytes| bounce.slice(at * HEAD_BYTES, bytes).local;
+        let room = |at: usize, bytes| bounce.slice(at * HEAD_BYTES, bytes).local();
         let first = |(at, digest): (usize, &_)| Request::GetRange(*digest, 0, room(at, 1));
         let requests: Vec<Request> = digests.iter().enumerate().map(first).collect();
         let mut results = self.run(&requests)?;

@@ -152,14 +152,14 @@ impl Client {
         }
         let request = |fill: &Fill<'_>| {
             let PutSession { digest, incarnation, draft, .. } = *fill.session;
-            Request::Fill(digest, incarnation, draft, fill.offset, fill.from.local)
+            Request::Fill(digest, incarnation, draft, fill.offset, fill.from.local())
         };
         let requests: Vec<Request> = fills.iter().map(request).collect();
         let results = self.run(&requests)?;
         let outcomes = results.into_iter().zip(fills).map(|(result, fill)| match result.status {
             Status::Ok | Status::Exists => Ok(()),
             status => {
-                let (bytes, offset) = (fill.from.local.bytes, fill.offset);
+                let (bytes, offset) = (fill.from.local().bytes, fill.offset);
                 Err(self.problem(format!("fill of {bytes} bytes at {offset} of {}", fill.session.bytes), status))
             }
         });
@@ -227,7 +227,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let request =
-            |range: &ObjectRange<'_>| Ok(Request::PeekRange(self.digest(range.key)?, range.offset, range.into.local));
+            |range: &ObjectRange<'_>| Ok(Request::PeekRange(self.digest(range.key)?, range.offset, range.into.local()));
         let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
         let results = self.run(&requests?)?;
         let outcomes = results.into_iter().zip(ranges).map(|(result, range)| match (result.status, result.version) {
@@ -236,11 +236,11 @@ impl Client {
             (Status::Pending, _) => Ok(RangeOutcome::Pending),
             (Status::NotFound, _) => Ok(RangeOutcome::Missing),
             (Status::Striped, _) => {
-                let found = self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local)?;
+                let found = self.get_striped_range(self.digest(range.key)?, range.offset, range.into.local())?;
                 Ok(found.map_or(RangeOutcome::Missing, RangeOutcome::Whole))
             }
             (status, _) => {
-                let what = format!("get of {} bytes at {} of an object", range.into.local.bytes, range.offset);
+                let what = format!("get of {} bytes at {} of an object", range.into.local().bytes, range.offset);
                 Err(self.problem(what, status))
             }
         });

@@ -7,6 +7,7 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status};
+use kvplane_sys::random::random_u64;
 
 use super::stripes::{HEAD_BYTES, Head, STRIPE_LEAST_BYTES, STRIPES_MOST};
 use super::{Client, Put, Slice};
@@ -50,15 +51,15 @@ impl Client {
     pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
         let digest = self.digest(key)?;
         let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Put::Exists) };
-        self.check_capacity(slice.local.bytes)?;
-        let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
+        self.check_capacity(slice.local().bytes)?;
+        let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local().bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
         while self.is_striped(stripe_bytes) {
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
         let (mut tries, mut losses) = (0, 0);
         loop {
-            let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
-            let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
+            let nonce = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
+            let head = Head::new(slice.local().bytes, stripe_bytes, nonce);
             let put = self.put_in_stripes(key, &head, slice, &options);
             let is = |status: Status| matches!(&put, Err(error) if error.status() == Some(status));
             let too_large = is(Status::TooLarge);
@@ -88,8 +89,8 @@ impl Client {
         place: &dyn Fn(Digest) -> bool,
     ) -> Result<Option<Put>, Error> {
         let digest = self.digest(key)?;
-        let bytes = slice.local.bytes;
-        let mut draw = Rng::new(crate::link::seed()?, "stripe");
+        let bytes = slice.local().bytes;
+        let mut draw = Rng::new(random_u64()?, "stripe");
         // Of a node that has a hundredth of all slots, one in a hundred draws is.
         let head = (0..DRAWS)
             .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
@@ -146,7 +147,7 @@ impl Client {
         for stripe in 0..head.stripes() {
             let (offset, bytes) = head.place(stripe);
             let digest = head.digest(digest, stripe);
-            let local = Local { offset: slice.local.offset + offset, bytes, ..slice.local };
+            let local = Local { offset: slice.local().offset + offset, bytes, ..slice.local() };
             let item = PutItem::plain(digest, bytes).with_options(&options);
             let number = self.puts.push(item, &ObjectName::NONE);
             requests.push(Request::PutAs(digest, local, number));

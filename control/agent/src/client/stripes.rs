@@ -135,7 +135,7 @@ impl Client {
         new: impl Fn() -> RegionOptions,
     ) -> Result<Buffer, Error> {
         match had {
-            Some(room) if room.region.bytes() >= bytes => return Ok(room),
+            Some(room) if room.region().bytes() >= bytes => return Ok(room),
             Some(old) => self.unregister(old),
             None => {}
         }
@@ -150,7 +150,7 @@ impl Client {
     /// What heads say, and which versions they are. Of what is no head: nothing.
     pub(super) fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
         let bounce = self.room_for_heads(digests.len())?;
-        let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local;
+        let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local();
         let asked = digests.iter().enumerate();
         let requests: Vec<Request> = asked.map(|(at, digest)| Request::GetHead(*digest, local(at))).collect();
         let results = if requests.is_empty() { Vec::new() } else { self.run(&requests)? };
@@ -170,13 +170,13 @@ impl Client {
     pub(super) fn get_striped(&mut self, digest: Digest, slice: Slice) -> Result<Option<Got>, Error> {
         for _ in 0..TRIES {
             let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(None) };
-            if head.bytes > slice.local.bytes {
-                let what = format!("get of {} bytes into {}", head.bytes, slice.local.bytes);
+            if head.bytes > slice.local().bytes {
+                let what = format!("get of {} bytes into {}", head.bytes, slice.local().bytes);
                 return Err(self.problem(what, Status::BufferTooSmall));
             }
             let requests = (0..head.stripes()).map(|stripe| {
                 let (offset, bytes) = head.place(stripe);
-                let local = Local { offset: slice.local.offset + offset, bytes, ..slice.local };
+                let local = Local { offset: slice.local().offset + offset, bytes, ..slice.local() };
                 Request::Get(head.digest(digest, stripe), local)
             });
             let requests: Vec<Request> = requests.collect();

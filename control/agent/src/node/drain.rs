@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_engine::ShardSnapshot;
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{Drain, GetMoves};
+use kvplane_rpc::message::{Drain, GetMoves, Moves};
 use kvplane_sys::interrupt;
 
 use super::Node;
@@ -23,8 +23,11 @@ const ASK: Duration = Duration::from_secs(1);
 /// that they own the slots now, so without it nothing more comes of waiting.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Interval at which the control plane is asked whether others are done, and the deadline of its answer.
+/// Interval at which the control plane is told that the node ends and asked whether others are done, and the deadline
+/// of its answer.
 const ASK_MOVES: Duration = Duration::from_millis(200);
+/// Longest time that a node that ends waits for slots that move.
+const MOVES_MOST: Duration = Duration::from_secs(60);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
@@ -51,8 +54,9 @@ impl Wait {
         now.saturating_duration_since(self.sign) >= self.alone
     }
 
-    /// True when the drain ends with `left` objects still here.
-    fn is_over(&mut self, left: u64, now: Instant) -> bool {
+    /// True when the drain ends with `left` objects still here; more may be found, or be on their way, where not `all`
+    /// is known.
+    fn is_over(&mut self, left: u64, all: bool, now: Instant) -> bool {
         if left < self.least {
             // What there was at first was not fetched by anybody.
             if self.least != u64::MAX {
@@ -60,7 +64,37 @@ impl Wait {
             }
             self.least = left;
         }
-        self.told && left == 0 || now >= self.until || self.is_alone(now)
+        self.told && left == 0 && all || now >= self.until || self.is_alone(now)
+    }
+}
+
+/// Deadlines of a node that ends while slots move.
+#[derive(Debug)]
+struct MovesWait {
+    begun: Instant,
+    patience: Duration,
+    /// When fewer slots were left than ever before.
+    progress: Instant,
+    least: u64,
+}
+
+impl MovesWait {
+    const fn new(now: Instant, patience: Duration) -> Self {
+        Self { begun: now, patience, progress: now, least: u64::MAX }
+    }
+
+    /// How many slots are not done with, where the node need not wait for them, or not any longer: of those that leave
+    /// and those that come, by what the control plane answered last.
+    fn is_over(&mut self, leaving: u64, coming: u64, answer: Option<Moves>, now: Instant) -> Option<u64> {
+        let leaving = if answer.is_some_and(|moves| moves.unsettled == 0) { 0 } else { leaving };
+        let left = leaving + coming;
+        if left < self.least {
+            (self.least, self.progress) = (left, now);
+        }
+        // A map that moves slots may not have come here yet.
+        let news = answer.map_or_else(|| now - self.begun < NEWS, |moves| moves.behind);
+        let is_late = now - self.progress >= self.patience || now - self.begun >= MOVES_MOST;
+        (left == 0 && !news || is_late).then_some(left)
     }
 }
 
@@ -83,9 +117,10 @@ impl Node {
                     wait.answered(Instant::now());
                 }
             }
-            let left = self.snapshots()?.iter().map(objects_of).sum();
+            let snapshots = self.snapshots()?;
+            let (left, all) = (snapshots.iter().map(objects_of).sum(), snapshots.iter().all(knows_all));
             let now = Instant::now();
-            if wait.is_over(left, now) {
+            if wait.is_over(left, all, now) {
                 return match silence.filter(|_| !wait.told) {
                     Some(error) => Err(error),
                     None => Ok(left),
@@ -97,31 +132,31 @@ impl Node {
         }
     }
 
-    /// Waits until others have fetched what moved from here to them, and have compared with this node what they have
-    /// on their SSDs, and until this node has what moved here: at most this long. A node that ends before takes along
-    /// what they have not fetched, and what they have is void where nobody else knows what changed; what it has not
-    /// fetched is gone when it comes back. How many slots are not done with; without an answer of the control plane,
-    /// all that left count.
+    /// Tells the control plane that this node is about to end, so that no slots move to it or from it any more, and
+    /// waits for those that do: until others have fetched what moved from here to them, and have compared with this
+    /// node what they have on their SSDs, and until this node has what moved here. Returns how many slots are not done
+    /// with when nothing has come of that for as long as `patience`, or for [`MOVES_MOST`] in all; without an answer of
+    /// the control plane, all that left count.
+    ///
+    /// A node that ends before takes along what they have not fetched, and what they have is void where nobody else
+    /// knows what changed; what it has not fetched is gone when it comes back.
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
-    pub fn finish_moves(&self, within: Duration) -> Result<u64, Error> {
-        let begun = Instant::now();
-        let mut asked: Option<Instant> = None;
+    pub fn finish_moves(&self, patience: Duration) -> Result<u64, Error> {
+        let mut wait = MovesWait::new(Instant::now(), patience);
+        let (mut asked, mut answer): (Option<Instant>, Option<Moves>) = (None, None);
         loop {
-            let snapshots = self.snapshots()?;
-            let slots = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
-            let (mut left, coming) = (slots(|of| of.moves.exporting_slots), slots(|of| of.moves.importing_slots));
-            let waited = begun.elapsed();
-            if left > 0 && waited >= NEWS && asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
-                let moves = self.link.call_within(GetMoves { node: self.node.0 }, ASK_MOVES);
-                if moves.is_ok_and(|moves| moves.unsettled == 0) {
-                    left = 0;
-                }
+            if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
+                let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
+                answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES).ok();
                 asked = Some(Instant::now());
             }
-            if left + coming == 0 && waited >= NEWS || waited >= within {
-                return Ok(left + coming);
+            let snapshots = self.snapshots()?;
+            let slots = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
+            let (leaving, coming) = (slots(|of| of.moves.exporting_slots), slots(|of| of.moves.importing_slots));
+            if let Some(left) = wait.is_over(leaving, coming, answer, Instant::now()) {
+                return Ok(left);
             }
             if !interrupt::sleep(LOOK) {
                 return Err(Error::interrupted());
@@ -152,6 +187,11 @@ fn objects_of(shard: &ShardSnapshot) -> u64 {
     memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
+/// Whether a shard has looked at all of its SSD, and has all that moved to it.
+fn knows_all(shard: &ShardSnapshot) -> bool {
+    shard.moves.importing_slots == 0 && shard.tier.as_ref().is_none_or(|tier| tier.is_recovered)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,25 +201,57 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = Wait::new(begin, Duration::from_secs(30));
-        assert!(!wait.is_over(0, at(0)), "nobody knows yet that it goes");
+        assert!(!wait.is_over(0, true, at(0)), "nobody knows yet that it goes");
         wait.answered(at(1));
-        assert!(wait.is_over(0, at(1)));
+        assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
+        assert!(wait.is_over(0, true, at(1)));
         // As long as the control plane answers, the whole time counts.
         let mut wait = Wait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
             wait.answered(at(second));
-            assert!(!wait.is_over(7, at(second)));
+            assert!(!wait.is_over(7, true, at(second)));
         }
-        assert!(wait.is_over(7, at(30)));
+        assert!(wait.is_over(7, true, at(30)));
         // Without it, it goes on while others fetch, and ends soon after that.
         let mut wait = Wait::new(begin, Duration::from_secs(30));
         wait.answered(at(0));
         for second in 0..8 {
-            assert!(!wait.is_over(100 - second, at(second)));
+            assert!(!wait.is_over(100 - second, true, at(second)));
         }
-        assert!(!wait.is_over(93, at(11)) && wait.is_over(93, at(12)));
+        assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
         // One that never answered is not waited for longer than that.
         let mut wait = Wait::new(begin, Duration::from_secs(30));
-        assert!(!wait.is_over(7, at(4)) && wait.is_over(7, at(5)) && !wait.told);
+        assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.told);
+    }
+
+    #[test]
+    fn an_end_waits_for_what_moves_for_maps_to_come_and_no_longer_than_for_progress() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let answer = |unsettled, behind| Some(Moves { unsettled, behind });
+        let patience = Duration::from_secs(5);
+        // Nobody moves anything.
+        assert_eq!(MovesWait::new(begin, patience).is_over(0, 0, answer(0, false), at(1)), Some(0));
+        // A map gave it slots that it has not heard of.
+        let mut wait = MovesWait::new(begin, patience);
+        assert_eq!(wait.is_over(0, 0, answer(0, true), at(900)), None);
+        assert_eq!(wait.is_over(0, 70, answer(0, true), at(1000)), None);
+        assert_eq!(wait.is_over(0, 0, answer(0, false), at(1100)), Some(0));
+        // Others have what left, whatever is counted here; where they have not, it is waited for.
+        assert_eq!(MovesWait::new(begin, patience).is_over(9, 0, answer(0, false), at(1)), Some(0));
+        let mut wait = MovesWait::new(begin, patience);
+        for second in 0..9 {
+            assert_eq!(wait.is_over(100 - second, 0, answer(1, false), at(1000 * second)), None);
+        }
+        assert_eq!(wait.is_over(92, 0, answer(1, false), at(12_999)), None);
+        assert_eq!(wait.is_over(92, 0, answer(1, false), at(13_000)), Some(92), "five seconds without progress");
+        let mut wait = MovesWait::new(begin, patience);
+        for second in 0..60 {
+            assert_eq!(wait.is_over(1000 - second, 0, answer(1, false), at(1000 * second)), None);
+        }
+        assert_eq!(wait.is_over(1, 0, answer(1, false), at(60_000)), Some(1), "the longest wait");
+        // Without an answer a map may still be on its way, for a moment.
+        let mut wait = MovesWait::new(begin, patience);
+        assert_eq!((wait.is_over(0, 0, None, at(99)), wait.is_over(0, 0, None, at(100))), (None, Some(0)));
     }
 }

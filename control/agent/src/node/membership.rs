@@ -17,11 +17,11 @@ use kvplane_rpc::message::{
 };
 
 use super::incarnation;
+use super::shard_report::ShardReports;
+use super::tier_report::TierReports;
 use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
-use crate::shard_report::ShardReports;
 use crate::tickets::NodeTickets;
-use crate::tier_report::TierReports;
 
 /// How long a start waits for slots, when others' are still moving: less than two heartbeats.
 const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
@@ -133,7 +133,7 @@ impl Membership {
         self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
-        crate::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
+        super::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvplane_cluster::p2p::ShardPlace;
 use kvplane_proto::digest::ContentHash;
 use kvplane_rpc::p2p::{FetchFailure, FetchOrder};
+use kvplane_transfer::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
 
 use super::StoreState;
 use super::replica::{Active, Replica, hash_range};
 use crate::error::Error;
-use crate::transfer::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
 
 /// Bytes of a piece: no more than is in the cache still when it is hashed.
 const PIECE_BYTES: u64 = 1 << 20;

@@ -8,12 +8,12 @@ use kvplane_rpc::message::{KeyOfTickets, TicketKeys};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::random_bytes;
 use kvplane_ticket::{Challenges, TicketKey};
+use kvplane_transfer::{TransferEngine, TransferEngineConfig};
 
 use super::StoreState;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::credential_of;
-use crate::transfer::{TransferEngine, TransferEngineConfig};
 
 /// After how much of a ticket's time another is asked for.
 const RENEW_AFTER: u32 = 3;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvplane_engine::Region;
+use kvplane_transfer::{RegisterOptions, TransferEngine};
 
 use crate::error::Error;
-use crate::transfer::{RegisterOptions, TransferEngine};
 
 /// By address: its length, and how many use it.
 #[derive(Default)]
@@ -53,6 +53,6 @@ impl Memory {
                 users.insert(region.address(), (region.bytes(), 1));
             }
         }
-        result
+        Ok(result?)
     }
 }

@@ -49,10 +49,11 @@ use kvplane_rpc::p2p::{
 };
 use kvplane_rpc::{CallError, RefusalCode, Role};
 use kvplane_sys::interrupt;
+use kvplane_sys::random::random_u64;
+use kvplane_transfer::{RdmaConfig, TransferEngine, TransferEngineConfig};
 
 use crate::error::Error;
-use crate::link::{ControlLink, seed};
-use crate::transfer::{RdmaConfig, TransferEngine, TransferEngineConfig};
+use crate::link::ControlLink;
 use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
@@ -279,7 +280,7 @@ impl P2pStore {
     /// When the engine does not start, or the control plane is not found, cannot be reached, or refuses us.
     pub fn connect(config: P2pConfig) -> Result<Self, Error> {
         let link = ControlLink::to_within(&config.control, config.role, ControlLink::RESTART)?;
-        let client = seed()?;
+        let client = random_u64()?;
         let mut config = P2pConfig { tenant: link.tenant_meant(&config.tenant).to_owned(), ..config };
         let loopback = config.engine.listen;
         if let Some(ip) = link.own_address().filter(|_| config.by_route && loopback.ip().is_loopback()) {

@@ -15,13 +15,13 @@ use kvplane_engine::Region;
 use kvplane_proto::Status;
 use kvplane_rpc::p2p::{DescribeObject, LocateObject, ObjectPlace};
 use kvplane_sys::interrupt;
+use kvplane_transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 use super::checks::ContentCheck;
 use super::fetch::Sources;
 use super::get::USUAL;
 use super::{Object, P2pStore, StoreState, is_away, is_unknown};
 use crate::error::Error;
-use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 /// Copies in one batch.
 const BATCH: usize = 4096;

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use kvplane_cluster::p2p::{Follow, HALVES, MAX_RANKS, Schedule, ShardSet};
 use kvplane_engine::{HugePages, Region, RegionOptions};
 use kvplane_rpc::p2p::{FetchOrder, JoinRanks, RankParent, WantShards};
+use kvplane_transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 use super::fetch::Sources;
 use super::replica::{Fetch, Replica};
 use super::{StoreState, is_away, is_forgotten};
 use crate::error::Error;
-use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 /// How long it is waited for until a board is read again that had no news, or a parent asked for that was not there.
 const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_micros(200)..=Duration::from_millis(20);

@@ -8,9 +8,9 @@ use kvplane_cluster::p2p::{Follow, HALVES, Interval, ObjectSpec, ShardPlace, Sha
 use kvplane_engine::Region;
 use kvplane_proto::digest::ContentHash;
 use kvplane_rpc::p2p::{FetchFailure, FetchOrder, RankParent};
+use kvplane_transfer::Batch;
 
 use super::ranks::Seat;
-use crate::transfer::Batch;
 
 /// Threads that hash what is registered, at most.
 const HASHERS: usize = 8;

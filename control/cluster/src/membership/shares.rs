@@ -15,6 +15,9 @@
 //! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
 //! heartbeat; so does everybody where answers have not come for as long as that.
 //!
+//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner that
+//! ends in order comes back, but what moves to it or from it then is lost.
+//!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
 //! are compared: what it has of the others is lost, though nobody changed it. So while a node with devices is dead,
@@ -25,6 +28,7 @@
 //! of a node that does not report: an incarnation that never did is of an earlier version.
 //!
 //! [`Input::Settled`]: crate::message::Input::Settled
+//! [`Input::PrepareLeave`]: crate::message::Input::PrepareLeave
 
 use kvplane_proto::ids::{Epoch, NodeId};
 
@@ -173,6 +177,10 @@ impl Shares {
         let ShareFacts { config, maps, now_ns, .. } = facts;
         let next = Epoch(maps.map().epoch.0 + 1);
         let takers = || members.iter().filter(|row| row.wants_share());
+        if let Some(until_ns) = takers().filter_map(|row| row.ends_until_ns(config, now_ns)).max() {
+            change.look_at(Some(until_ns));
+            return false;
+        }
         let least_ns = config.heartbeat_interval_ns.saturating_mul(FRESH_INTERVALS);
         let until_ns = now_ns.saturating_add(config.settle_most_ns);
         let known = self.probe;

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use kvplane_cluster::{ClusterConfig, Input, Rejection, Reply};
+use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Rejection, Reply};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member};
 
@@ -436,4 +436,53 @@ fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
         all_settled(&mut driver);
     }
     assert_eq!(owners(&driver), [2, 3]);
+}
+
+/// Says that a node is about to end; other owners that have not all yet, and whether it has not.
+fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
+    match driver.handle(Input::PrepareLeave { node: NodeId(node), incarnation: Incarnation(1) }) {
+        Ok(Reply::Moves { unsettled, behind }) => (unsettled, behind),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nothing_moves_to_or_from_a_node_that_is_about_to_end() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    assert_eq!(ends(&mut driver, 2), (0, false));
+    // One that is to give its slots away, and one that is to get some.
+    assert!(driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(), "nobody is left to take them");
+    admit(&mut driver, 3);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that nobody fetches");
+    // It says so again as long as it waits, and is believed no longer than that.
+    for _ in 0..10 {
+        driver.sleep(config().heartbeat_interval_ns);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1)));
+        assert_eq!(ends(&mut driver, 2), (0, false));
+        all_settled(&mut driver);
+        assert_eq!(owners(&driver), [1, 2]);
+    }
+    driver.sleep(ENDS_INTERVALS * config().heartbeat_interval_ns);
+    (1..=3).for_each(|node| drop(driver.beat(node, 1)));
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3], "it did not end");
+}
+
+#[test]
+fn a_node_that_is_about_to_end_learns_that_slots_have_moved_to_it() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [2], "all of them have followed the probe");
+    assert_eq!(ends(&mut driver, 2), (0, true), "it has not heard of its new slots yet");
+    assert_eq!(ends(&mut driver, 1), (1, true));
+    let epoch = driver.published.epoch.0;
+    settled(&mut driver, 1, epoch).unwrap();
+    assert_eq!(ends(&mut driver, 1), (1, false));
+    settled(&mut driver, 2, epoch).unwrap();
+    assert_eq!(ends(&mut driver, 2), (0, false));
+    assert_eq!(ends(&mut driver, 1), (0, false));
 }

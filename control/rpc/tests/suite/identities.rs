@@ -153,7 +153,7 @@ fn what_a_dead_process_left_is_stale() {
     let text = fs::read(&file).unwrap();
     drop(publication);
     assert!(!directory.path().exists(), "publishing made it, and nothing was in it");
-    kvplane_rpc::files::private_directory(directory.path()).unwrap();
+    kvplane_sys::private_files::private_directory(directory.path()).unwrap();
     fs::write(&file, text).unwrap();
     chmod(&file, 0o600);
     let error = directory.discover(&cluster()).unwrap_err();

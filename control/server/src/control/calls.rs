@@ -111,8 +111,17 @@ impl Service for Control {
     }
 
     fn get_moves(&self, _: Caller, call: GetMoves) -> Result<Moves, Refusal> {
-        let unsettled = self.unsettled(NodeId(call.node))?;
-        Ok(Moves { unsettled: u32::try_from(unsettled).unwrap_or(u32::MAX) })
+        let node = NodeId(call.node);
+        let (unsettled, behind) = match call.ends {
+            None => self.unsettled(node)?,
+            Some(incarnation) => {
+                match self.handle(Input::PrepareLeave { node, incarnation: Incarnation(incarnation) })? {
+                    Reply::Moves { unsettled, behind } => (unsettled, behind),
+                    reply => return Err(unexpected(&reply)),
+                }
+            }
+        };
+        Ok(Moves { unsettled: u32::try_from(unsettled).unwrap_or(u32::MAX), behind })
     }
 
     fn leave(&self, caller: Caller, call: Leave) -> Result<EmptyReply, Refusal> {

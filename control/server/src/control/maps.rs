@@ -22,9 +22,10 @@ impl Control {
         self.maps.send_modify(|frame| *frame = frame.clone().provisional(false));
     }
 
-    /// Owners but this one that do not have all yet that moved to them.
-    pub(crate) fn unsettled(&self, but: NodeId) -> Result<usize, Refusal> {
-        Ok(self.core()?.cluster.unsettled().filter(|node| *node != but).count())
+    /// Owners but this one that do not have all yet that moved to them, and whether this one has not.
+    pub(crate) fn unsettled(&self, but: NodeId) -> Result<(usize, bool), Refusal> {
+        let cluster = &self.core()?.cluster;
+        Ok((cluster.unsettled().filter(|node| *node != but).count(), cluster.is_behind(but)))
     }
 }
 

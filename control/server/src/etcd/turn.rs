@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use kvplane_etcd::{Compare, Entry, Gateway, Operation, Outcome, Range};
-use kvplane_rpc::random_u64;
+use kvplane_sys::random::random_u64;
 use tokio::sync::watch;
 
 use super::campaign::{Campaign, Verdict};

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, ClusterConfig, Record};
 use kvplane_conductor::conductor::ConductorConfig;
-use kvplane_rpc::{LocalCluster, Publication, Server, ServiceState, random_u64};
+use kvplane_rpc::{LocalCluster, Publication, Server, ServiceState};
+use kvplane_sys::random::random_u64;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{Id, JoinSet};
@@ -91,9 +92,10 @@ pub(super) enum State {
 /// no instance's silence counts.
 fn host(config: Option<ConductorConfig>, records: &[Record], grace: Duration) -> Result<Option<Arc<Host>>, StartError> {
     let Some(mut config) = config else { return Ok(None) };
-    config.scheduler.index.seed = random_u64()?;
+    config.scheduler.index.seed = random_u64().map_err(StartError::Randomness)?;
     let restored = DecodedRecords::of(records).map_err(StartError::Conductor)?;
-    let host = Host::new(config, random_u64()?, restored, grace).map_err(StartError::Conductor)?;
+    let host = Host::new(config, random_u64().map_err(StartError::Randomness)?, restored, grace)
+        .map_err(StartError::Conductor)?;
     Ok(Some(Arc::new(host)))
 }
 
@@ -108,7 +110,10 @@ impl Rest {
             Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         let control = control.with_tenants(self.strict_tenants, self.objects.clone()).with_tickets(tickets);
         let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-        let control = control.with_p2p(P2p::new(random_u64()?, random_u64()?));
+        let control = control.with_p2p(P2p::new(
+            random_u64().map_err(StartError::Randomness)?,
+            random_u64().map_err(StartError::Randomness)?,
+        ));
         let control = Arc::new(control.with_conductor(conductor));
         if let Some(host) = &control.conductor {
             host.keep_in(&control);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand, ValueEnum};
-use kvplane::rpc::files::private_directory;
+use kvplane::private_directory;
 use kvplane::rpc::{Authority, ClusterName, Grant, Role, Scope};
 
 use super::Failure;

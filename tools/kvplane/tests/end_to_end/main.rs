@@ -29,7 +29,7 @@ mod launch;
 mod logs;
 mod moves;
 mod namespaces;
-#[path = "../../../../control/agent/tests/network/mod.rs"]
+#[path = "../../../../dataplane/transfer/tests/suite/network/mod.rs"]
 mod network;
 mod p2p;
 mod peers;

@@ -112,7 +112,7 @@ pub const ALL: [Machine; 8] = [
         options: &["--rxe", "4", "--mem", "3072"],
         jobs: &[
             job("kvplane", Some("rig"), Some("--ignored")),
-            over_rdma("kvplane", "transfer", None),
+            over_rdma("kvplane-transfer", "suite", None),
             over_rdma("kvplane-engine", "suite", Some("roundtrip::")),
         ],
         limit_s: 1200,
@@ -139,7 +139,7 @@ pub const ALL: [Machine; 8] = [
             job("kvplane-sys", None, None),
             job("kvplane-transport", None, None),
             job("kvplane-engine", None, None),
-            job("kvplane", Some("transfer"), None),
+            job("kvplane-transfer", Some("suite"), None),
         ],
         limit_s: 1200,
         short: false,

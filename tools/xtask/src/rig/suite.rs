@@ -226,7 +226,7 @@ mod tests {
             path: format!("/t/it's {target}").into(),
             directory: "/".into(),
         };
-        let built = [binary("kvplane", "rig"), binary("kvplane", "transfer")];
+        let built = [binary("kvplane", "rig"), binary("kvplane-transfer", "suite")];
         let machine = machines::ALL.iter().find(|machine| machine.name == "nvme-tcp").unwrap();
         let text = programs(machine, &built, &[]).unwrap();
         assert!(text.contains(r"run 'kvplane rig drives::' 96 / '/t/it'\''s rig' drives:: --show-output"), "{text}");

@@ -1,0 +1,29 @@
+//! The limits of a shard's objects, from what a node was told.
+
+use kvplane_proto::Limits;
+use kvplane_store::StoreConfig;
+use kvplane_sys::random::random_u64;
+
+use crate::error::Error;
+use crate::node::NodeConfig;
+
+/// The limits of one of `shards` shards with so much memory.
+pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
+    let usual = StoreConfig::for_pool(pool_bytes);
+    let max_objects = match config.max_objects {
+        Some(objects) => u32::try_from(objects.div_ceil(shards as u64))
+            .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
+        None => usual.max_objects,
+    };
+    Ok(StoreConfig {
+        max_objects,
+        eviction: config.eviction,
+        high_watermark_percent: config.high_watermark_percent,
+        low_watermark_percent: config.low_watermark_percent,
+        hard_pin_percent: config.hard_pin_percent,
+        // Longer ones than may be asked for are of no use.
+        soft_pin_most_ms: config.soft_pin_most.as_millis().min(Limits::SOFT_PIN_MS.into()) as u32,
+        hash_seed: random_u64()?,
+        ..usual
+    })
+}

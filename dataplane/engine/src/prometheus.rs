@@ -1,0 +1,173 @@
+//! Prometheus text: families of series, written in one go when somebody asks.
+//!
+//! Nothing is registered and nothing is kept: whoever has counted hands over its numbers, family by family (ADR 0005).
+
+use core::fmt::Write;
+use std::collections::BTreeMap;
+
+use kvplane_proto::histogram::Histogram;
+
+/// The bounds of histograms are powers of two of nanoseconds, from 1 µs to 17 s, so that they are bounds of ours too.
+const FIRST_BOUND: u32 = 10;
+const LAST_BOUND: u32 = 34;
+
+/// What a series is told apart by: names and values.
+pub type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// Text in the making.
+#[derive(Default)]
+pub struct Text {
+    out: String,
+    family: &'static str,
+}
+
+impl Text {
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        self.family = name;
+        self.out.extend(["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"]);
+    }
+
+    /// Begins a family of numbers that only grow.
+    pub fn counter(&mut self, name: &'static str, help: &str) {
+        debug_assert!(name.ends_with("_total"), "{name}");
+        self.family(name, "counter", help);
+    }
+
+    /// Begins a family of numbers that come and go.
+    pub fn gauge(&mut self, name: &'static str, help: &str) {
+        self.family(name, "gauge", help);
+    }
+
+    /// Begins a family of distributions of times.
+    pub fn histogram(&mut self, name: &'static str, help: &str) {
+        debug_assert!(name.ends_with("_seconds"), "{name}");
+        self.family(name, "histogram", help);
+    }
+
+    /// A number of the family that was begun last.
+    pub fn number(&mut self, labels: Labels<'_>, value: u64) {
+        self.sample("", labels, None, value);
+    }
+
+    /// A distribution of the family that was begun last.
+    pub fn times(&mut self, labels: Labels<'_>, times: &Histogram) {
+        let mut buckets = times.buckets().peekable();
+        let mut count = 0;
+        for power in FIRST_BOUND..=LAST_BOUND {
+            while let Some((_, more)) = buckets.next_if(|(bound_ns, _)| *bound_ns <= 1 << power) {
+                count += more;
+            }
+            self.sample("_bucket", labels, Some(&seconds(1 << power)), count);
+        }
+        self.sample("_bucket", labels, Some("+Inf"), times.count());
+        self.sample("_sum", labels, None, seconds(times.sum_ns()));
+        self.sample("_count", labels, None, times.count());
+    }
+
+    fn sample(&mut self, suffix: &str, labels: Labels<'_>, bound: Option<&str>, value: impl core::fmt::Display) {
+        self.out.extend([self.family, suffix]);
+        let mut before = '{';
+        for (name, value) in labels.iter().copied().chain(bound.map(|bound| ("le", bound))) {
+            self.out.push(before);
+            self.out.extend([name, "=\"", &escaped(value), "\""]);
+            before = ',';
+        }
+        if before == ',' {
+            self.out.push('}');
+        }
+        // Writing to a string does not fail.
+        let _ = writeln!(self.out, " {value}");
+    }
+
+    /// What was written.
+    pub fn finish(self) -> String {
+        self.out
+    }
+}
+
+/// Nanoseconds as seconds, exactly.
+fn seconds(ns: u64) -> String {
+    let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// A label's value as the format has it: names come from peers.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Reads such a text back: samples by their names and labels.
+///
+/// # Errors
+/// The line that no scraper would take, and why.
+pub fn parse(text: &str) -> Result<BTreeMap<String, f64>, String> {
+    let (mut samples, mut types) = (BTreeMap::new(), BTreeMap::new());
+    for line in text.lines().filter(|line| !line.starts_with("# HELP ")) {
+        let wrong = |why: &str| format!("{line:?}: {why}");
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("a family without a type"))?;
+            if types.insert(name, kind).is_some() {
+                return Err(wrong("a family that is there twice"));
+            }
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("a series without a value"))?;
+        let name = series.split('{').next().unwrap_or_default();
+        let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| types.get(name.strip_suffix(end)?));
+        if !types.contains_key(name) && family != Some(&"histogram") {
+            return Err(wrong("a series of no family"));
+        }
+        let value: f64 = value.parse().map_err(|_| wrong("its value is no number"))?;
+        if samples.insert(series.to_owned(), value).is_some() {
+            return Err(wrong("a series that is there twice"));
+        }
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_of_peers_cannot_break_the_format() {
+        let mut text = Text::default();
+        text.counter("x_total", "What.");
+        text.number(&[("peer", "a\"b\\c\nd{}"), ("rail", "0")], 7);
+        text.number(&[], 8);
+        let expected = "# HELP x_total What.\n# TYPE x_total counter\n\
+                        x_total{peer=\"a\\\"b\\\\c\\nd{}\",rail=\"0\"} 7\nx_total 8\n";
+        assert_eq!(text.finish(), expected);
+    }
+
+    #[test]
+    fn times_are_in_seconds() {
+        assert_eq!(
+            [0, 1, 1024, 1_000_000_000, 17_179_869_184].map(seconds),
+            ["0", "0.000000001", "0.000001024", "1", "17.179869184"]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn histograms_are_cumulative_and_keep_to_their_bounds(times in prop::collection::vec(0u64..1 << 37, 0..100)) {
+            let mut histogram = Histogram::new();
+            times.iter().for_each(|&ns| histogram.add(ns));
+            let mut text = Text::default();
+            text.histogram("t_seconds", "Times.");
+            text.times(&[("a", "b")], &histogram);
+            let samples = parse(&text.finish()).unwrap();
+            for power in FIRST_BOUND..=LAST_BOUND {
+                let found = samples[&format!("t_seconds_bucket{{a=\"b\",le=\"{}\"}}", seconds(1 << power))];
+                prop_assert_eq!(found as usize, times.iter().filter(|&&ns| ns < 1 << power).count());
+            }
+            prop_assert_eq!(samples["t_seconds_bucket{a=\"b\",le=\"+Inf\"}"] as usize, times.len());
+            prop_assert_eq!(samples["t_seconds_count{a=\"b\"}"] as usize, times.len());
+            let sum = times.iter().sum::<u64>() as f64 / 1e9;
+            let off = (samples["t_seconds_sum{a=\"b\"}"] - sum).abs();
+            prop_assert!(off <= sum * 1e-9);
+        }
+    }
+}

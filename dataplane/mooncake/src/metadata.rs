@@ -1,0 +1,222 @@
+//! Central metadata: the stores where Mooncake's engines publish their segments, behind one trait.
+
+use std::fmt;
+use std::time::Duration;
+
+mod etcd;
+mod http;
+pub mod keys;
+mod redis;
+
+use etcd::Etcd;
+use http::HttpStore;
+use redis::Redis;
+
+use crate::environment::Environment;
+use crate::names::{NameError, Peer};
+
+/// How long one call of a store may take in all, as Mooncake has it for HTTP.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+const ETCD_PORT: u16 = 2379;
+const REDIS_PORT: u16 = 6379;
+/// Endpoints of one etcd cluster.
+const MAX_ENDPOINTS: usize = 16;
+
+/// Where engines find each other: the connection string that every Mooncake engine is started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Metadata {
+    /// `P2PHANDSHAKE`: no store; a segment's name says where its daemon listens.
+    PeerToPeer,
+    /// `http://host:port/path`: a server of keys and values.
+    Http(String),
+    /// `etcd://a:2379;b:2379`, or the same without a scheme.
+    Etcd(Vec<Peer>),
+    /// `redis://host:port`.
+    Redis(Peer),
+}
+
+/// Keys and values in a central place. Calls block their thread for a few seconds at most; any thread may make them.
+pub trait MetadataStore: Send + Sync {
+    /// The value of a key; none when there is none.
+    ///
+    /// # Errors
+    /// When the store cannot be reached in time or refuses.
+    fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
+        self.get_within(key, Duration::MAX)
+    }
+
+    /// The same within this time, or that of any call if it is shorter.
+    ///
+    /// # Errors
+    /// When the store cannot be reached in time or refuses.
+    fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError>;
+
+    /// Sets the value of a key. Some HTTP servers refuse to replace an `rpc_meta` key.
+    ///
+    /// # Errors
+    /// When the store cannot be reached in time or refuses.
+    fn put(&self, key: &str, value: &str) -> Result<(), StoreError>;
+
+    /// Removes a key. Whether it was there, as far as the store says.
+    ///
+    /// # Errors
+    /// When the store cannot be reached in time or refuses.
+    fn remove(&self, key: &str) -> Result<bool, StoreError>;
+}
+
+/// A call of a store that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreError {
+    /// The store, without passwords.
+    pub store: String,
+    /// The key.
+    pub key: String,
+    /// What happened.
+    pub reason: String,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, key, reason } = self;
+        write!(f, "the metadata store {store} failed with key {key:?}: {reason}")
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// A connection string that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionError {
+    /// No such scheme.
+    Scheme(String),
+    /// A host or port is none.
+    Name(NameError),
+    /// The path or the number of endpoints.
+    Shape(&'static str),
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scheme(scheme) => write!(
+                f,
+                "{scheme:?} is no kind of metadata store: there are P2PHANDSHAKE, http://, etcd:// and redis://"
+            ),
+            Self::Name(error) => write!(f, "the metadata store's address: {error}"),
+            Self::Shape(reason) => write!(f, "the metadata store's address {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectionError {}
+
+impl From<NameError> for ConnectionError {
+    fn from(error: NameError) -> Self {
+        Self::Name(error)
+    }
+}
+
+impl Metadata {
+    /// Reads a connection string.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn parse(text: &str) -> Result<Self, ConnectionError> {
+        let text = text.trim();
+        if text == "P2PHANDSHAKE" {
+            return Ok(Self::PeerToPeer);
+        }
+        match text.split_once("://") {
+            None => endpoints(text).map(Self::Etcd),
+            Some(("etcd", rest)) => endpoints(rest).map(Self::Etcd),
+            Some(("redis", rest)) if rest.contains('@') => {
+                Err(ConnectionError::Shape("must not contain a password: set MC_REDIS_USERNAME and MC_REDIS_PASSWORD"))
+            }
+            Some(("redis", rest)) => Ok(Self::Redis(Peer::parse(rest.trim_end_matches('/'), REDIS_PORT)?)),
+            Some(("http", rest)) => {
+                let printable = rest.bytes().all(|byte| byte.is_ascii_graphic());
+                if !printable || rest.contains(['?', '#', '@']) {
+                    return Err(ConnectionError::Shape("must be http://host:port/path, without a query"));
+                }
+                let (host, path) = rest.split_once('/').unwrap_or((rest, "metadata"));
+                Ok(Self::Http(format!("http://{}/{path}", Peer::parse(host, 80)?)))
+            }
+            Some((scheme, _)) => Err(ConnectionError::Scheme(scheme.chars().take(32).collect())),
+        }
+    }
+
+    /// A client of the store; none where there is no store. It connects with each call.
+    #[must_use]
+    pub fn open(&self, environment: &Environment) -> Option<Box<dyn MetadataStore>> {
+        let max_bytes = environment.max_message_bytes;
+        match self {
+            Self::PeerToPeer => None,
+            Self::Http(base) => Some(Box::new(HttpStore::new(base, CALL_TIMEOUT, max_bytes))),
+            Self::Etcd(peers) => Some(Box::new(Etcd::new(peers, CALL_TIMEOUT, max_bytes))),
+            Self::Redis(peer) => Some(Box::new(Redis::new(peer.clone(), CALL_TIMEOUT, environment))),
+        }
+    }
+}
+
+fn endpoints(text: &str) -> Result<Vec<Peer>, ConnectionError> {
+    let parts: Vec<&str> = text.split([';', ',']).map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() || parts.len() > MAX_ENDPOINTS {
+        return Err(ConnectionError::Shape("must name 1 to 16 hosts, such as etcd://host:2379"));
+    }
+    parts.into_iter().map(|part| Ok(Peer::parse(part.trim_end_matches('/'), ETCD_PORT)?)).collect()
+}
+
+impl fmt::Display for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerToPeer => f.write_str("P2PHANDSHAKE"),
+            Self::Http(base) => f.write_str(base),
+            Self::Redis(peer) => write!(f, "redis://{peer}"),
+            Self::Etcd(peers) => {
+                f.write_str("etcd://")?;
+                for (index, peer) in peers.iter().enumerate() {
+                    write!(f, "{}{peer}", if index > 0 { ";" } else { "" })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The first part of what a server said, for an error.
+pub(crate) fn excerpt(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).trim().to_owned()
+}
+
+/// A value as text.
+pub(crate) fn text(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|error| format!("the value is not UTF-8: {}", error.utf8_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_strings_are_read_as_mooncake_means_them() {
+        let cases = [
+            ("P2PHANDSHAKE", "P2PHANDSHAKE"),
+            ("http://127.0.0.1:8080/metadata", "http://127.0.0.1:8080/metadata"),
+            ("http://meta", "http://meta:80/metadata"),
+            ("http://[::1]:8080/a/b", "http://[::1]:8080/a/b"),
+            ("etcd://a;b:1", "etcd://a:2379;b:1"),
+            ("10.0.0.1:2379", "etcd://10.0.0.1:2379"),
+            ("a:1, b:2", "etcd://a:1;b:2"),
+            ("redis://cache", "redis://cache:6379"),
+        ];
+        for (text, expected) in cases {
+            let metadata = Metadata::parse(text).expect(text);
+            assert_eq!(metadata.to_string(), expected);
+            assert_eq!(Metadata::parse(expected), Ok(metadata));
+        }
+        for bad in ["", ";", "https://a", "ftp://a", "redis://:pw@a", "http://a?key=1", "http://a b/", "etcd://a:x"] {
+            assert!(Metadata::parse(bad).is_err(), "{bad}");
+        }
+        assert!(Metadata::parse(&"a;".repeat(17)).is_err());
+    }
+}

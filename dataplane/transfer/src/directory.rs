@@ -1,0 +1,425 @@
+//! Names: under which we are found, and what is found under the names of others.
+//!
+//! Peer to peer, a segment's name is where its engine's handshake daemon listens. With central metadata it is any
+//! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
+//! descriptor; a key of ours in it is for engines that speak our own protocol.
+
+pub(crate) mod announced;
+pub(crate) mod courier;
+pub(crate) mod direct;
+pub(crate) mod own_address;
+pub(crate) mod stock;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane_client::PeerAddress;
+use kvplane_engine::{ForeignDevice, NearDevices, StockKeys, cpu};
+use kvplane_mooncake::descriptor::RDMA;
+use kvplane_mooncake::{
+    Buffer, Caller, Connector, Daemon, DaemonConfig, Descriptor, Listening, Matrix, Metadata, MetadataStore, Native,
+    Notice, NoticeLimits, PublishedEngine, keys, names,
+};
+use kvplane_proto::{NodeId, SegmentId, Status};
+
+use crate::config::TransferEngineConfig;
+use crate::directory::stock::Stock;
+use crate::error::Error;
+
+/// How long an engine has to say that it lives whose name another wants.
+const LIVING: Duration = Duration::from_secs(1);
+
+/// An engine's place among others.
+pub(crate) struct Directory {
+    caller: Caller,
+    store: Option<Arc<dyn MetadataStore>>,
+    /// Prefix of the keys in the store.
+    prefix: String,
+    name: String,
+    address: SocketAddr,
+    /// What is published, but for the buffers.
+    template: Descriptor,
+    published: Arc<PublishedEngine>,
+    shared_memory: bool,
+    tcp: bool,
+    /// Whether our own protocol is spoken with peers that have it.
+    native: bool,
+    /// Where memory may be.
+    near: Arc<NearDevices>,
+    /// Stock engines over RDMA, where we have devices.
+    rdma: bool,
+    stock: Arc<Stock>,
+    /// Whether stock engines are told of RDMA, and the matrix that they are told.
+    announced: Mutex<Option<Option<Matrix>>>,
+    /// One publication after the other, so that the last one stays.
+    publishing: Mutex<()>,
+    /// Whether only those are opened who prove that they belong to us.
+    is_guarded: bool,
+    /// Answers until it is dropped.
+    _daemon: Mutex<Option<Daemon>>,
+}
+
+/// A buffer as peers are told of it.
+pub(crate) struct BufferRecord {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// Its name in our own protocol.
+    pub(crate) segment: SegmentId,
+    /// Where it is.
+    pub(crate) location: String,
+}
+
+/// The devices and the keys of the buffers on them, where stock engines are told of RDMA.
+pub(crate) struct ToldKeys {
+    pub(crate) devices: Vec<ForeignDevice>,
+    /// One list for each buffer.
+    pub(crate) keys: Vec<StockKeys>,
+}
+
+/// Opens the port of our handshake daemon.
+pub(crate) fn listen(config: &TransferEngineConfig) -> Result<Listening, Error> {
+    let environment = &config.environment;
+    let ports = match config.listen.port() {
+        0 => environment.ports.clone(),
+        port => port..=port,
+    };
+    Ok(Daemon::listen(DaemonConfig {
+        address: config.listen.ip(),
+        without_authentication_anywhere: config.open_to_network,
+        ports,
+        ..DaemonConfig::new(environment)
+    })?)
+}
+
+impl Directory {
+    /// Starts to answer, and publishes an engine without buffers.
+    ///
+    /// # Errors
+    /// When the system refuses a thread, or the store of metadata does not take us.
+    pub(crate) fn start(
+        config: &TransferEngineConfig,
+        listening: Option<Listening>,
+        native: Native,
+        stock: Option<SocketAddr>,
+        (near, rdma): (Arc<NearDevices>, bool),
+    ) -> Result<Self, Error> {
+        let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
+        // Who takes no handshakes is found by a name that says what they would have told.
+        let data = native.tcp.map_or(0, |data| data.port());
+        let port = listening.as_ref().map_or(data, |listening| listening.address().port());
+        let address = SocketAddr::new(config.announced(), port);
+        let name = match (&metadata, &config.name, &listening) {
+            (_, _, None) => direct::name_of(&native),
+            (Metadata::PeerToPeer, _, _) | (_, None, _) => address.to_string(),
+            (_, Some(name), _) => name.clone(),
+        };
+        // Without a port for stock engines they see the buffers and find no way to them.
+        let stock_port = stock.map_or(0, |stock| stock.port());
+        let mut template = Descriptor::tcp(&name, &address.ip().to_string(), stock_port);
+        let unique = native.incarnation;
+        template.native = Some(native);
+        let environment = &config.environment;
+        let published = PublishedEngine::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
+        let published = Arc::new(published);
+        let serve = |listening: Listening| listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>);
+        let daemon = listening.map(serve).transpose()?;
+        let store: Option<Arc<dyn MetadataStore>> = metadata.open(environment).map(Arc::from);
+        let is_guarded = daemon.is_none();
+        let stock = Stock::new(environment, store.clone(), &name, unique);
+        let directory = Self {
+            caller: Caller::new(environment),
+            store,
+            prefix: environment.cluster.clone(),
+            name,
+            address,
+            template,
+            published,
+            shared_memory: config.shared_memory,
+            tcp: config.tcp,
+            native: config.native,
+            near,
+            rdma,
+            stock: Arc::new(stock),
+            announced: Mutex::default(),
+            publishing: Mutex::new(()),
+            is_guarded,
+            _daemon: Mutex::new(daemon),
+        };
+        if let Some(store) = &directory.store {
+            directory.check_name(&**store)?;
+            let key = keys::rpc_meta(&directory.prefix, &directory.name);
+            let meta = directory.meta();
+            // Some servers do not replace what a former incarnation left there.
+            store.remove(&key)?;
+            store.put(&key, &meta.encode())?;
+        }
+        directory.publish(|| Ok((Vec::new(), None)))?;
+        Ok(directory)
+    }
+
+    /// Where our daemon is, as the store of metadata has it.
+    fn meta(&self) -> keys::RpcMeta {
+        keys::RpcMeta { host: self.address.ip().to_string(), port: self.address.port() }
+    }
+
+    /// Where the daemon of whoever has our name in the store is, if that is not ours.
+    fn other_holder(&self, store: &dyn MetadataStore) -> Result<Option<String>, Error> {
+        let text = store.get(&keys::rpc_meta(&self.prefix, &self.name))?;
+        // What cannot be read leads to nobody.
+        let meta = text.and_then(|text| keys::RpcMeta::decode(text.as_bytes()).ok());
+        Ok(meta.filter(|meta| *meta != self.meta()).map(|meta| daemon_at(&meta)))
+    }
+
+    /// A name that a former incarnation left in the store is taken over, and one that a living engine has is not: its
+    /// peers would find us, and it would be taken out when we end.
+    fn check_name(&self, store: &dyn MetadataStore) -> Result<(), Error> {
+        let Some(holder) = self.other_holder(store)? else { return Ok(()) };
+        let caller = Caller { timeout: self.caller.timeout.min(LIVING), ..self.caller };
+        match caller.descriptor(&holder, "{}") {
+            Ok(found) if found.name == self.name => Err(Error::Argument(format!(
+                "the name {} is that of a living engine at {holder}: take another one, or end that engine first",
+                self.name
+            ))),
+            // Dead, or another engine that was given its port.
+            _ => Ok(()),
+        }
+    }
+
+    /// How near our devices are to our memory.
+    pub(crate) fn near(&self) -> &NearDevices {
+        &self.near
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the handshake daemon is reached.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Tells peers which buffers there are.
+    ///
+    /// # Errors
+    /// When they are more than a descriptor holds, or the store of metadata does not take them.
+    pub(crate) fn publish(
+        &self,
+        buffers: impl FnOnce() -> Result<(Vec<BufferRecord>, Option<ToldKeys>), Error>,
+    ) -> Result<(), Error> {
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Looked up only now: what is published last is what is there last.
+        let (buffers, keys) = buffers()?;
+        let mut descriptor = self.template.clone();
+        // Over TCP a stock engine's buffers have the segment's name, not that of a place.
+        descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();
+        if let Some(native) = &mut descriptor.native {
+            native.regions = buffers.iter().map(|one| one.segment.to_bits()).collect();
+            if let Some(rails) = &mut native.rails {
+                rails.buffers = buffers.iter().map(|one| self.near.place(&one.location).0).collect();
+            }
+        }
+        if let (Some(keys), Some(matrix)) = (&keys, &*lock(&self.announced)) {
+            announced::describe(&mut descriptor, &buffers, keys, matrix.as_ref());
+        }
+        let text = self.published.replace(&descriptor)?;
+        match &self.store {
+            Some(store) => Ok(store.put(&keys::segment(&self.prefix, &self.name), &text)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The descriptor of another's segment, within this time or what the environment grants, whichever is shorter.
+    ///
+    /// # Errors
+    /// When there is none under the name, or it cannot be had.
+    pub(crate) fn find(&self, name: &str, limit: Duration) -> Result<Descriptor, Error> {
+        if direct::is_direct(name) {
+            return direct::descriptor_of(name);
+        }
+        if self.is_guarded {
+            return Err(Error::Argument(format!(
+                "segment {name:?} would be found by a handshake, which proves nothing: here names begin with {:?}",
+                direct::SCHEME
+            )));
+        }
+        let Some(store) = &self.store else {
+            let caller = Caller { timeout: self.caller.timeout.min(limit), ..self.caller };
+            return Ok(caller.descriptor(name, "{}")?);
+        };
+        let text = store.get_within(&keys::segment(&self.prefix, name), limit)?.ok_or_else(|| nobody(name))?;
+        Ok(Descriptor::decode(text.as_bytes(), self.caller.max_message_bytes)?)
+    }
+
+    /// Where the daemon of another is reached.
+    fn daemon_of(&self, name: &str) -> Result<String, Error> {
+        daemon_of(self.store.as_deref(), &self.prefix, name)
+    }
+
+    /// Tells stock engines of RDMA from the next publication on, and connects those that ask.
+    pub(crate) fn announce_rdma(&self, matrix: Option<Matrix>, connector: Connector) {
+        *lock(&self.announced) = Some(matrix);
+        self.published.set_connector(connector);
+    }
+
+    pub(crate) fn announces_rdma(&self) -> bool {
+        lock(&self.announced).is_some()
+    }
+
+    /// The stock engines that are asked over RDMA.
+    pub(crate) fn stock(&self) -> Arc<Stock> {
+        Arc::clone(&self.stock)
+    }
+
+    /// Whether the engine that a descriptor describes is asked as a stock one over RDMA.
+    pub(crate) fn is_stock_rdma(&self, descriptor: &Descriptor) -> bool {
+        self.rdma && self.native_of(descriptor).is_none() && descriptor.protocol.includes(RDMA)
+    }
+
+    /// Whether the daemon of another answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) fn probe(&self, name: &str) -> Result<(), Error> {
+        Ok(self.caller.probe(&self.daemon_of(name)?)?)
+    }
+
+    /// Leaves a notice with another, or with ourselves.
+    ///
+    /// # Errors
+    /// When it was not taken.
+    pub(crate) fn notify(&self, name: &str, notice: &Notice) -> Result<(), Error> {
+        if name == self.name {
+            let taken = kvplane_mooncake::Local::notified(&*self.published, notice.clone());
+            return taken.map_err(|error| Error::TooManyRequests(error.to_string()));
+        }
+        Ok(self.caller.notify(&self.daemon_of(name)?, notice)?)
+    }
+
+    pub(crate) fn take_notices(&self) -> Vec<Notice> {
+        self.published.take_notices()
+    }
+
+    /// What a descriptor says of our own protocol, where we speak it.
+    pub(crate) fn native_of<'a>(&self, descriptor: &'a Descriptor) -> Option<&'a Native> {
+        descriptor.native.as_ref().filter(|_| self.native)
+    }
+
+    /// How to reach the engine that a descriptor describes. A name in it is resolved within this time.
+    ///
+    /// # Errors
+    /// When it offers no way that is known here.
+    pub(crate) fn address_of(&self, descriptor: &Descriptor, limit: Duration) -> Result<PeerAddress, Error> {
+        if let Some(native) = self.native_of(descriptor) {
+            // Where its socket is not to be seen, in another container, say, that is found out and counted on the way.
+            let seen = self.tcp || Path::new(&native.shm).exists();
+            let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
+            let shm = here.then(|| native.shm.clone());
+            let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+            // The incarnation that the descriptor is of, and no other.
+            return Ok(PeerAddress { node: NodeId(native.incarnation), ..PeerAddress::native(tcp, shm) });
+        }
+        if self.is_stock_rdma(descriptor) {
+            return Ok(PeerAddress::mooncake_rdma(self.stock.learn(descriptor)?.0));
+        }
+        // Stock engines that say "rdma" have no such port; those of ours do.
+        if descriptor.tcp_data_port == 0 {
+            let here = if self.rdma { "" } else { ", and there is no RDMA device in use here" };
+            let what =
+                format!("open segment {}: it offers {:?} and no TCP{here}", descriptor.name, descriptor.protocol);
+            return Err(Error::Status { what, status: Status::Unsupported, cause: None });
+        }
+        let host = match descriptor.tcp_data_host.as_str() {
+            "" => descriptor.name.as_str(),
+            host => host,
+        };
+        let address = resolve(host, descriptor.tcp_data_port, limit)?;
+        let version = u8::try_from(descriptor.tcp_proto_version).unwrap_or(u8::MAX).clamp(1, 2);
+        Ok(PeerAddress::mooncake(address, version))
+    }
+}
+
+/// Where the daemon of another is reached, which without a store is its name.
+///
+/// # Errors
+/// When the store does not say.
+pub(crate) fn daemon_of(store: Option<&dyn MetadataStore>, prefix: &str, name: &str) -> Result<String, Error> {
+    let Some(store) = store else { return Ok(name.to_owned()) };
+    let text = store.get(&keys::rpc_meta(prefix, name))?.ok_or_else(|| nobody(name))?;
+    let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
+    Ok(daemon_at(&meta))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn daemon_at(meta: &keys::RpcMeta) -> String {
+    match meta.host.contains(':') {
+        true => format!("[{}]:{}", meta.host, meta.port),
+        false => format!("{}:{}", meta.host, meta.port),
+    }
+}
+
+/// Whether an engine runs on this host.
+pub(crate) fn is_here(native: &Native) -> bool {
+    !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
+}
+
+fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, Error> {
+    let mut peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+    // A port that stands beside the name is that of handshakes.
+    peer.port = port;
+    let unknown =
+        |why: String| Error::Status { what: format!("resolve {host}"), status: Status::Unreachable, cause: Some(why) };
+    let found = kvplane_mooncake::resolve(&peer, Instant::now() + limit).map_err(|error| unknown(error.to_string()))?;
+    found.into_iter().next().ok_or_else(|| unknown("it has no address".to_owned()))
+}
+
+fn nobody(name: &str) -> Error {
+    Error::Status { what: format!("segment {name}"), status: Status::NotFound, cause: None }
+}
+
+impl Directory {
+    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it. What another put there
+    /// under our name meanwhile stays.
+    pub(crate) fn withdraw(&self) {
+        let Some(store) = &self.store else { return };
+        if !matches!(self.other_holder(&**store), Ok(None)) {
+            return;
+        }
+        for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
+            // What stays there leads to an engine that does not answer, which peers must bear anyway.
+            let _ = store.remove(&key);
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
+impl TransferEngineConfig {
+    /// The address that peers are told.
+    pub(crate) fn announced(&self) -> IpAddr {
+        self.announce.unwrap_or(self.listen.ip())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_resolved_in_time_or_not_at_all() {
+        let found = resolve("localhost:7", 5, Duration::from_secs(60)).expect("every machine has it");
+        assert_eq!((found.ip().is_loopback(), found.port()), (true, 5));
+        assert_eq!(resolve("::1", 6, Duration::ZERO).expect("an address").to_string(), "[::1]:6");
+        let error = resolve("localhost", 5, Duration::ZERO).expect_err("no time").to_string();
+        assert!(error.contains("deadline"), "{error}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Names that say how to reach an engine, for engines that take no handshakes:
+//! `kvplane://ADDRESS/INCARNATION/HOST/SOCKET`.
+//!
+//! `ADDRESS` is its data port, `INCARNATION` the number that it drew at its start, `HOST` the identity of its host, and
+//! `SOCKET` the path of its Unix socket, where it has one. Who opens one asks there, over our own protocol, and proves
+//! a ticket; what the name says wrongly leads to nobody.
+
+use std::net::SocketAddr;
+
+use kvplane_mooncake::{Descriptor, Native};
+
+use crate::error::Error;
+
+/// What such names begin with.
+pub(crate) const SCHEME: &str = "kvplane://";
+
+pub(crate) fn is_direct(name: &str) -> bool {
+    name.starts_with(SCHEME)
+}
+
+/// The name of an engine.
+pub(crate) fn name_of(native: &Native) -> String {
+    let address = native.tcp.map(|address| address.to_string()).unwrap_or_default();
+    // The path begins with the slash that is before it.
+    format!("{SCHEME}{address}/{:016x}/{}{}", native.incarnation, native.host, native.shm)
+}
+
+/// What a name says.
+///
+/// # Errors
+/// When it is none of these.
+pub(crate) fn descriptor_of(name: &str) -> Result<Descriptor, Error> {
+    let wrong = |what: &str| Error::Malformed(format!("the segment name {name:?}: {what}"));
+    let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin as such names do"))?;
+    let mut parts = rest.splitn(3, '/');
+    let (address, incarnation, host) = (parts.next(), parts.next(), parts.next());
+    let (Some(address), Some(incarnation), Some(host)) = (address, incarnation, host) else {
+        return Err(wrong("an address, an incarnation and a host are needed"));
+    };
+    let address: SocketAddr = address.parse().map_err(|_| wrong("it begins with no address"))?;
+    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong("the incarnation is no number"))?;
+    let (host, shm) = host.find('/').map_or((host, ""), |slash| host.split_at(slash));
+    let mut descriptor = Descriptor::tcp(name, &address.ip().to_string(), 0);
+    descriptor.native = Some(Native {
+        tcp: Some(address),
+        shm: shm.to_owned(),
+        host: host.to_owned(),
+        pid: 0,
+        incarnation,
+        regions: Vec::new(),
+        rails: None,
+        other: serde_json::Map::new(),
+    });
+    Ok(descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_a_handshake_would_have_told() {
+        for (shm, address) in [("", "10.0.0.1:7501"), ("/run/user/0/kvplane/segment-7501.shm", "[fe80::1]:9")] {
+            let native = Native {
+                tcp: Some(address.parse().expect("an address")),
+                shm: shm.to_owned(),
+                host: "6b7d-11".to_owned(),
+                pid: 0,
+                incarnation: u64::MAX - 5,
+                regions: Vec::new(),
+                rails: None,
+                other: serde_json::Map::new(),
+            };
+            let name = name_of(&native);
+            assert_eq!(descriptor_of(&name).expect("it was made here").native, Some(native), "{name}");
+        }
+        for wrong in
+            ["", "x", "1.2.3.4:5", "kvplane://", "kvplane://1.2.3.4:5", "kvplane://a/1/h", "kvplane://1.2.3.4:5/x/h"]
+        {
+            assert!(descriptor_of(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Stock Mooncake engines over RDMA, as the asking side sees them: what is known of them, and the handshakes.
+//!
+//! A stock engine keeps one connection for each device that asks it, by the device's name, and a new one of the same
+//! name ends the old. So each of our connections has a name of its own: the device's, and behind it which connection of
+//! which process it is. Handshakes are calls that wait, so threads of their own make them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use kvplane_client::LaneId;
+use kvplane_engine::{ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, StockAnswer, StockEngines};
+use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHandshake, nic_path};
+
+use crate::directory::daemon_of;
+use crate::error::Error;
+
+/// Threads that make handshakes.
+const THREADS: usize = 4;
+/// Handshakes that may wait for a thread.
+const WAITING: usize = 4096;
+/// Engines remembered before those that nobody holds any more are looked for.
+const FORGET_AT: usize = 64;
+
+/// The stock engines that are asked over RDMA.
+pub(crate) struct Stock {
+    known: Mutex<KnownPeer>,
+    line: Arc<Line>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    unique: u64,
+    queue_pairs: usize,
+}
+
+#[derive(Default)]
+struct KnownPeer {
+    by_name: HashMap<String, u64>,
+    by_number: HashMap<u64, Arc<ForeignPeer>>,
+    last: u64,
+}
+
+/// What the threads work on.
+struct Line {
+    caller: Caller,
+    store: Option<Arc<dyn MetadataStore>>,
+    prefix: String,
+    name: String,
+    waiting: Mutex<VecDeque<Handshake>>,
+    more: Condvar,
+    stopping: AtomicBool,
+}
+
+impl Stock {
+    /// For an engine of this name. `unique` is that of its incarnation.
+    pub(crate) fn new(
+        environment: &Environment,
+        store: Option<Arc<dyn MetadataStore>>,
+        name: &str,
+        unique: u64,
+    ) -> Self {
+        let line = Line {
+            caller: Caller::new(environment),
+            store,
+            prefix: environment.cluster.clone(),
+            name: name.to_owned(),
+            waiting: Mutex::default(),
+            more: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        };
+        Self {
+            known: Mutex::default(),
+            line: Arc::new(line),
+            threads: Mutex::default(),
+            unique,
+            queue_pairs: environment.queue_pairs,
+        }
+    }
+
+    /// Takes what a stock engine says of itself: its number, what is known of it, and the generation of its buffers.
+    ///
+    /// # Errors
+    /// When what it says of RDMA cannot be.
+    pub(crate) fn learn(&self, descriptor: &Descriptor) -> Result<(u64, Arc<ForeignPeer>, u32), Error> {
+        let said = descriptor.rdma()?;
+        // With two networks, the one that handshakes go over has a name of its own.
+        let name = match descriptor.rdma_server_name.as_str() {
+            "" => &descriptor.name,
+            name => name,
+        };
+        let buffers = descriptor.buffers.iter().zip(&said.keys).map(|(buffer, keys)| ForeignBuffer {
+            address: buffer.address,
+            bytes: buffer.length,
+            keys: keys.iter().map(|key| key.remote).collect(),
+        });
+        let devices = said.devices.iter().map(|device| device.name.clone()).collect();
+        let mut known = lock(&self.known);
+        let number = known.number_of(name);
+        let peer = Arc::clone(known.by_number.entry(number).or_insert_with(|| Arc::new(ForeignPeer::new(name))));
+        drop(known);
+        let generation = peer.learn(devices, buffers.collect());
+        Ok((number, peer, generation))
+    }
+
+    /// The threads, made when there is the first handshake.
+    fn start(&self) {
+        let mut threads = lock(&self.threads);
+        while threads.len() < THREADS {
+            let line = Arc::clone(&self.line);
+            let name = format!("kvp-rdma-{}", threads.len());
+            // With fewer threads it takes longer; without any, what waits ends with the lane's deadline.
+            let Ok(thread) = std::thread::Builder::new().name(name).spawn(move || line.work()) else { return };
+            threads.push(thread);
+        }
+    }
+}
+
+impl KnownPeer {
+    fn number_of(&mut self, name: &str) -> u64 {
+        if let Some(&number) = self.by_name.get(name) {
+            return number;
+        }
+        if self.by_name.len() >= FORGET_AT {
+            self.by_number.retain(|_, peer| Arc::strong_count(peer) > 1);
+            let left = &self.by_number;
+            self.by_name.retain(|_, number| left.contains_key(number));
+        }
+        self.last += 1;
+        self.by_name.insert(name.to_owned(), self.last);
+        self.last
+    }
+}
+
+impl Line {
+    fn work(&self) {
+        loop {
+            let handshake = {
+                let mut waiting = lock(&self.waiting);
+                loop {
+                    if self.stopping.load(Ordering::Acquire) {
+                        return;
+                    }
+                    if let Some(first) = waiting.pop_front() {
+                        break first;
+                    }
+                    waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let answer = self.ask(&handshake);
+            handshake.answer(answer);
+        }
+    }
+
+    fn ask(&self, handshake: &Handshake) -> Result<StockAnswer, String> {
+        let peer = handshake.peer.name();
+        let request = RdmaHandshake {
+            local_path: nic_path(&self.name, &handshake.alias),
+            local_lid: handshake.half.lid,
+            local_gid: Some(handshake.half.gid.0),
+            peer_path: nic_path(peer, &handshake.peer_device),
+            queue_pairs: handshake.half.queue_pairs.clone(),
+            ready: Some(handshake.ready),
+            refusal: String::new(),
+        };
+        let daemon = daemon_of(self.store.as_deref(), &self.prefix, peer).map_err(|error| error.to_string())?;
+        let reply = self.caller.connect(&daemon, &request).map_err(|error| error.to_string())?;
+        let gid = reply.local_gid.map(Gid);
+        let gid = gid.ok_or("its handshake tells no address: it is a Mooncake before 0.3.11".to_owned());
+        // What is answered when it is told that we are connected matters to nobody.
+        let gid = if handshake.ready { gid.unwrap_or_default() } else { gid? };
+        let half = ForeignHalf { queue_pairs: reply.queue_pairs, gid, lid: reply.local_lid };
+        Ok(StockAnswer { half, wants_ready: reply.ready.is_some() })
+    }
+}
+
+impl StockEngines for Stock {
+    fn peer(&self, object: u64) -> Option<Arc<ForeignPeer>> {
+        lock(&self.known).by_number.get(&object).cloned()
+    }
+
+    fn alias(&self, device: &str, lane: LaneId, host: u64) -> String {
+        format!("{device}~{:08x}.{host}.{}", self.unique as u32, lane.index)
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.queue_pairs
+    }
+
+    fn ask(&self, handshake: Handshake) {
+        self.start();
+        let mut waiting = lock(&self.line.waiting);
+        // One too many is dropped, and with that answered.
+        if waiting.len() < WAITING {
+            waiting.push_back(handshake);
+            self.line.more.notify_one();
+        }
+    }
+}
+
+impl std::fmt::Debug for Stock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stock").field("known", &lock(&self.known).by_name.len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        {
+            let _waiting = lock(&self.line.waiting);
+            self.line.stopping.store(true, Ordering::Release);
+        }
+        self.line.more.notify_all();
+        for thread in core::mem::take(&mut *lock(&self.threads)) {
+            // A panic there was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+// What the locks guard is whole at every point, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,354 @@
+//! What is behind a driver's lock: the initiator, and which batch is which.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kvplane_client::{Client, PeerId, Request};
+use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
+use kvplane_proto::{SegmentId, Status};
+use kvplane_ticket::Credential;
+
+use super::{Command, Driver, Work};
+use crate::batch::State;
+use crate::segment::peers::{Departures, Peer};
+
+/// Connections to peers that are left are reset in one round, and mostly gone in the next: nobody may drive after that.
+const LEAVING_ROUNDS: u32 = 2;
+
+/// The longest wait for the kernel in one round: whoever wants the lock meanwhile waits too.
+const BURY_LONGEST: Duration = Duration::from_millis(5);
+
+/// A peer as the initiator knows it.
+struct KnownPeer {
+    peer: Weak<Peer>,
+    id: PeerId,
+    /// The initiator's id for the file, where the peer stands for one.
+    file: Option<SegmentId>,
+}
+
+impl KnownPeer {
+    fn open(initiator: &mut Initiator, peer: &Arc<Peer>) -> Self {
+        Self { peer: Arc::downgrade(peer), id: initiator.open_peer_near(peer.address.clone(), peer.near()), file: None }
+    }
+}
+
+/// The initiator and its batches; whoever has the lock drives it.
+pub(crate) struct Core {
+    /// `None` when the kernel failed it: then nothing more can be asked.
+    initiator: Option<Initiator>,
+    /// One that the kernel failed, until the kernel has let go of the memory of its batches.
+    ending: Option<Initiator>,
+    /// Batches in flight by the index of their ids.
+    batches: Vec<Option<Arc<State>>>,
+    /// What was taken from the inbox and not done yet.
+    pub(super) todo: VecDeque<Command>,
+    /// The batch that begins or ends at the moment: it is not to be lost where that panics.
+    in_hand: Option<Arc<State>>,
+    /// The peers that were asked, by their numbers.
+    peers: HashMap<u64, KnownPeer>,
+    /// Whom a batch asks, by position, while it begins.
+    asked: Vec<(PeerId, Option<SegmentId>)>,
+    departures: Departures,
+    /// Of those, how many were looked at.
+    departed: u64,
+    failure: String,
+}
+
+impl Core {
+    pub(super) fn new(initiator: Initiator, departures: Departures) -> Self {
+        Self {
+            initiator: Some(initiator),
+            ending: None,
+            batches: Vec::new(),
+            todo: VecDeque::new(),
+            in_hand: None,
+            peers: HashMap::new(),
+            asked: Vec::new(),
+            departures,
+            departed: 0,
+            failure: String::new(),
+        }
+    }
+
+    /// Does what was taken from the inbox.
+    pub(super) fn obey(&mut self, driver: &Driver) {
+        while let Some(command) = self.todo.pop_front() {
+            match command {
+                Command::Submit(state, work) => self.begin(driver, &state, work),
+                Command::Cancel(state) => self.cancel(&state),
+            }
+        }
+    }
+
+    pub(super) fn begin(&mut self, driver: &Driver, state: &Arc<State>, mut work: Work) {
+        self.in_hand = Some(Arc::clone(state));
+        let Some(initiator) = &mut self.initiator else {
+            self.in_hand = None;
+            state.fail(Status::Unreachable);
+            driver.done(state, Some(&self.failure));
+            return;
+        };
+        self.asked.clear();
+        for remote in &*state.remotes() {
+            let known =
+                self.peers.entry(remote.peer.number).or_insert_with(|| KnownPeer::open(initiator, &remote.peer));
+            self.asked.push((known.id, known.file));
+        }
+        for request in &mut work.requests {
+            match request {
+                Request::Read(target, _) | Request::Write(target, _) => {
+                    let (peer, file) = self.asked[target.peer.0 as usize];
+                    (target.peer, target.segment) = (peer, file.unwrap_or(target.segment));
+                }
+                Request::OpenSegment(peer) => *peer = self.asked[peer.0 as usize].0,
+                _ => {}
+            }
+        }
+        state.start();
+        match initiator.submit_with(&work.requests, &work.options) {
+            Ok(batch) => {
+                let index = batch.index as usize;
+                if self.batches.len() <= index {
+                    self.batches.resize(index + 1, None);
+                }
+                let _ = state.place.set(batch);
+                self.batches[index] = self.in_hand.take();
+            }
+            Err(error) => {
+                self.in_hand = None;
+                state.fail(Status::BadRequest);
+                driver.done(state, Some(&error.to_string()));
+            }
+        }
+    }
+
+    pub(super) fn cancel(&mut self, state: &State) {
+        if let (Some(&batch), Some(initiator)) = (state.place.get(), &mut self.initiator)
+            && !state.is_done()
+        {
+            initiator.cancel(batch);
+        }
+    }
+
+    pub(super) fn cancel_all(&mut self) {
+        for state in self.batches.clone().into_iter().flatten() {
+            self.cancel(&state);
+        }
+    }
+
+    /// One round that waits for nothing.
+    pub(super) fn post(&mut self, driver: &Driver) {
+        self.bury(driver, Duration::ZERO);
+        let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
+        self.after(driver, result);
+    }
+
+    /// One round that waits when there is nothing to do, by the engine's pacing.
+    pub(super) fn round(&mut self, driver: &Driver, longest: Duration, pending: impl FnOnce() -> bool) {
+        self.bury(driver, longest);
+        let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.round(longest, pending));
+        self.after(driver, result);
+    }
+
+    fn after(&mut self, driver: &Driver, mut result: std::io::Result<()>) {
+        let mut rounds = 0;
+        while result.is_ok() {
+            self.reap(driver);
+            let connecting = self.initiator.as_mut().is_some_and(|initiator| initiator.books().is_connecting());
+            if connecting != driver.connecting.load(Ordering::Relaxed) {
+                driver.connecting.store(connecting, Ordering::Relaxed);
+            }
+            // What ended may have been the last to hold a peer.
+            if self.leave_departed() {
+                rounds = LEAVING_ROUNDS;
+            }
+            if rounds == 0 {
+                return;
+            }
+            rounds -= 1;
+            result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
+        }
+        if let Err(error) = result {
+            self.fail(driver, &error.to_string());
+        }
+    }
+
+    /// Closes the peers that nobody holds any more; whether it looked for some.
+    fn leave_departed(&mut self) -> bool {
+        let (departed, Some(initiator)) = (self.departures.count(), &mut self.initiator) else { return false };
+        if departed == self.departed {
+            return false;
+        }
+        self.departed = departed;
+        self.peers.retain(|_, known| {
+            let held = known.peer.strong_count() > 0;
+            if !held {
+                initiator.close_peer(known.id);
+                if let Some(file) = known.file {
+                    initiator.host().close_file(file);
+                }
+            }
+            held
+        });
+        true
+    }
+
+    /// Lets batches ask for this file.
+    ///
+    /// # Errors
+    /// When it is one too many, or nothing can be asked any more.
+    pub(crate) fn add_file(&mut self, peer: &Arc<Peer>, file: Arc<DirectFile>) -> std::io::Result<()> {
+        let initiator = self.initiator.as_mut().ok_or_else(|| std::io::Error::other(self.failure.clone()))?;
+        let file = initiator.host().add_file(file)?;
+        let known = KnownPeer { file: Some(file), ..KnownPeer::open(initiator, peer) };
+        self.peers.insert(peer.number, known);
+        Ok(())
+    }
+
+    fn reap(&mut self, driver: &Driver) {
+        let Some(initiator) = &mut self.initiator else { return };
+        while let Some((batch, task, result)) = initiator.poll_finished() {
+            if let Some(Some(state)) = self.batches.get(batch.index as usize) {
+                state.part_ended(task, result.status, result.bytes);
+            }
+        }
+        while let Some(batch) = initiator.poll_done() {
+            let Some(state) = self.batches.get_mut(batch.index as usize).and_then(Option::take) else { continue };
+            self.in_hand = Some(Arc::clone(&state));
+            if state.wants_description
+                && let Some(description) = initiator.take_description(batch)
+            {
+                let _ = state.description.set(description);
+            }
+            initiator.release(batch);
+            self.in_hand = None;
+            driver.done(&state, initiator.last_problem());
+        }
+    }
+
+    /// The kernel failed us, or we did: nothing more is asked, and what is in flight is told as soon as its memory is
+    /// free.
+    pub(super) fn fail(&mut self, driver: &Driver, why: &str) {
+        self.failure = driver.broken.get_or_init(|| format!("the engine cannot go on: {why}")).clone();
+        if let Some(failed) = self.initiator.take() {
+            self.ending = Some(failed);
+        }
+        driver.connecting.store(false, Ordering::Relaxed);
+        self.bury(driver, Duration::ZERO);
+    }
+
+    /// Tells the batches of a failed initiator, once the kernel has let go of their memory; waits for it, at most
+    /// `longest`. The kernel may move files long after it took our last call.
+    fn bury(&mut self, driver: &Driver, longest: Duration) {
+        if self.failure.is_empty() {
+            return;
+        }
+        // Taken out: should it panic too, it is not there any more when this is tried again. Its end waits as well.
+        if let Some(mut ending) = self.ending.take()
+            && !ending.host().end_files(longest.min(BURY_LONGEST))
+        {
+            self.ending = Some(ending);
+            return;
+        }
+        let todo = self.todo.drain(..).filter_map(|command| match command {
+            Command::Submit(state, _) => Some(state),
+            Command::Cancel(_) => None,
+        });
+        for state in self.batches.drain(..).flatten().chain(self.in_hand.take()).chain(todo) {
+            state.fail(Status::Unreachable);
+            driver.done(&state, Some(&self.failure));
+        }
+    }
+
+    /// The initiator's books, and the names of its peers; none when it failed.
+    pub(crate) fn books(&mut self) -> Option<(&Client, HashMap<PeerId, String>)> {
+        let name = |known: &KnownPeer| Some((known.id, known.peer.upgrade()?.name()));
+        Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
+    }
+
+    /// The names of its RDMA devices, by their numbers.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        self.initiator.as_ref().map_or_else(Vec::new, Initiator::device_names)
+    }
+
+    /// What it counted of sends without a copy.
+    pub(crate) fn zero_copy(&self) -> ZeroCopyCounters {
+        self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)
+    }
+
+    pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>, location: &str) {
+        if let Some(initiator) = &mut self.initiator {
+            initiator.set_buffer(index, Arc::clone(region), location);
+        }
+    }
+
+    pub(super) fn set_credential(&mut self, credential: &Arc<Credential>) {
+        if let Some(initiator) = &mut self.initiator {
+            initiator.set_credential(Arc::clone(credential));
+        }
+    }
+
+    pub(super) fn remove_buffer(&mut self, index: u32) {
+        if let Some(initiator) = &mut self.initiator {
+            initiator.remove_buffer(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvplane_engine::{Region, RegionOptions};
+
+    use crate::{
+        Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
+    };
+
+    const BYTES: usize = 16 << 20;
+    const PART: usize = 256 << 10;
+
+    /// The kernel is reading a file into our memory when it fails us otherwise: batches are told when it has ended
+    /// that, and the memory is ours again.
+    #[test]
+    fn a_failed_initiators_batches_are_done_when_their_memory_is_free() {
+        let path = std::env::current_exe().unwrap().with_file_name(format!("kvplane-core-{}", std::process::id()));
+        std::fs::write(&path, vec![7; BYTES]).unwrap();
+        for round in 0..8 {
+            let engine =
+                TransferEngine::start(TransferEngineConfig { initiators: 1, ..TransferEngineConfig::default() })
+                    .unwrap();
+            let region = Region::allocate(&RegionOptions::new("core-test", BYTES)).unwrap();
+            engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+            let target = engine.open_segment(&format!("file://{}?readonly", path.display())).unwrap();
+            let read = |number: usize| TransferRequest {
+                opcode: Opcode::Read,
+                source: region.address() + (number * PART) as u64,
+                target,
+                target_offset: (number * PART) as u64,
+                length: PART as u64,
+            };
+            let requests: Vec<TransferRequest> = (0..BYTES / PART).map(read).collect();
+            let batch = engine.submit(&requests, &SubmitOptions::default()).unwrap();
+            let driver = &engine.drivers[0];
+            driver.with(|core| core.fail(driver, "a test's"));
+            // Whoever asks now is refused at once, whether or not that is over.
+            let later = engine.submit(&requests[..1], &SubmitOptions::default()).expect_err("refused");
+            assert!(later.to_string().contains("a test's"), "{later}");
+            let state = batch.wait().state;
+            assert!(matches!(state, TaskState::Failed | TaskState::Completed), "{state:?}");
+            region.fill_with(0, BYTES, &mut |_, part| part.fill(9));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            let mut wrong = 0;
+            region.read_with(0, BYTES, &mut |_, part| wrong += part.iter().filter(|&&byte| byte != 9).count());
+            assert_eq!(wrong, 0, "bytes were written after the batch was done, round {round}");
+            engine.unregister(region.address()).unwrap();
+            assert_eq!(engine.metrics().in_flight, 0);
+            drop(engine);
+            assert_eq!(Arc::strong_count(&region), 1, "still held, round {round}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,187 @@
+//! Names of file segments: `file:///absolute/path?option&option`, read and written.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use kvplane_engine::FileOptions;
+
+use crate::error::Error;
+use crate::size::parse_bytes;
+
+/// How names of files begin, and no name of an engine.
+const SCHEME: &str = "file:";
+
+/// What the name of a file segment says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct FileName {
+    pub(crate) path: PathBuf,
+    /// Make it, with this length, where there is none.
+    pub(crate) create_bytes: Option<u64>,
+    pub(crate) read_only: bool,
+    pub(crate) buffered: bool,
+}
+
+/// Whether a name is one of a file.
+pub(crate) fn is_file(name: &str) -> bool {
+    name.starts_with(SCHEME)
+}
+
+impl FileName {
+    /// Reads `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
+    /// `buffered`. As in
+    /// any such name, `%3F` stands for a `?` of the path itself.
+    ///
+    /// # Errors
+    /// When it is malformed: says what is wrong.
+    pub(crate) fn parse(name: &str) -> Result<Self, Error> {
+        let wrong = |why: String| Error::Argument(format!("the name {name:?}: {why}"));
+        let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with file:".to_owned()))?;
+        let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, query)| (path, query));
+        let path = match path.strip_prefix("//") {
+            Some(after) if after.starts_with('/') => after,
+            Some(after) => after
+                .strip_prefix("localhost")
+                .filter(|path| path.starts_with('/'))
+                .ok_or_else(|| wrong("it names a host; files of this host are named file:///path".to_owned()))?,
+            None => path,
+        };
+        let path = PathBuf::from(decode(path).map_err(wrong)?);
+        if path.as_os_str().as_bytes().contains(&0) {
+            return Err(wrong("a path cannot contain %00".to_owned()));
+        }
+        if !path.is_absolute() {
+            return Err(wrong("the path is not absolute: begin it with /".to_owned()));
+        }
+        let mut found = Self { path, create_bytes: None, read_only: false, buffered: false };
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("create", bytes)) => {
+                    let bytes = parse_bytes(bytes).map_err(|why| wrong(format!("create=: {why}")))?;
+                    if bytes == 0 {
+                        return Err(wrong("create= takes the length of a new file, at least 1 byte".to_owned()));
+                    }
+                    found.create_bytes = Some(bytes);
+                }
+                None if option == "readonly" => found.read_only = true,
+                None if option == "buffered" => found.buffered = true,
+                _ => {
+                    let known = "create=SIZE, readonly and buffered";
+                    return Err(wrong(format!("the option {option:?} is unknown; there are {known}")));
+                }
+            }
+        }
+        if found.read_only && found.create_bytes.is_some() {
+            return Err(wrong("a new file that is read-only stays empty: leave out create or readonly".to_owned()));
+        }
+        Ok(found)
+    }
+
+    /// The one name of this path opened in this way.
+    pub(crate) fn canonical(&self) -> String {
+        let options = match (self.read_only, self.buffered) {
+            (false, false) => "",
+            (true, false) => "?readonly",
+            (false, true) => "?buffered",
+            (true, true) => "?readonly&buffered",
+        };
+        format!("{SCHEME}//{}{options}", encode(self.path.as_os_str()))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) const fn options(&self) -> FileOptions {
+        FileOptions { writable: !self.read_only, create_bytes: self.create_bytes, direct: !self.buffered }
+    }
+}
+
+fn decode(text: &str) -> Result<OsString, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let code = code.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(code.ok_or("a % is not followed by two hexadecimal digits; a % itself is written %25")?);
+        rest = &after[2..];
+    }
+    Ok(OsString::from_vec(bytes))
+}
+
+fn encode(path: &OsStr) -> String {
+    let mut text = String::with_capacity(path.len());
+    for &byte in path.as_bytes() {
+        match byte {
+            b'%' | b'?' | 0..=b' ' | 127.. => text.push_str(&format!("%{byte:02X}")),
+            plain => text.push(char::from(plain)),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read() {
+        let plain = FileName { path: "/a/b c".into(), create_bytes: None, read_only: false, buffered: false };
+        for name in ["file:///a/b c", "file:/a/b%20c", "file://localhost/a/b c", "file:///a/b c?", "file:///a/b c?&"] {
+            assert_eq!(FileName::parse(name).unwrap(), plain, "{name}");
+        }
+        let found = FileName::parse("file:///a%3Fb?create=4096&buffered").unwrap();
+        let path = PathBuf::from("/a?b");
+        assert_eq!(found, FileName { path, create_bytes: Some(4096), read_only: false, buffered: true });
+        for (size, bytes) in [("64M", 64 << 20), ("64MiB", 64 << 20), ("2g", 2 << 30), ("1tb", 1 << 40), ("8k", 8192)] {
+            let sized = FileName::parse(&format!("file:///a?create={size}")).unwrap();
+            assert_eq!(sized.create_bytes, Some(bytes), "{size}");
+        }
+        assert_eq!(found.canonical(), "file:///a%3Fb?buffered");
+        assert_eq!(found.options(), FileOptions { writable: true, create_bytes: Some(4096), direct: false });
+    }
+
+    #[test]
+    fn canonical_names_lead_back() {
+        for bytes in 1..=255u8 {
+            for (read_only, buffered) in [(false, false), (false, true), (true, false), (true, true)] {
+                let path = PathBuf::from(OsString::from_vec(vec![b'/', bytes, b'x', bytes]));
+                let name = FileName { path, create_bytes: None, read_only, buffered };
+                assert_eq!(FileName::parse(&name.canonical()).unwrap(), name);
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_names_say_why() {
+        for (name, why) in [
+            ("file:", "absolute"),
+            ("file:relative", "absolute"),
+            ("file://host/path", "host"),
+            ("file://localhostile/path", "host"),
+            ("file:///a?creat=1", "creat=1"),
+            ("file:///a?create=0", "at least 1"),
+            ("file:///a?create=0K", "at least 1"),
+            ("file:///a?create=", "no size"),
+            ("file:///a?create=1e9", "K, M, G or T"),
+            ("file:///a?create=64Q", "K, M, G or T"),
+            ("file:///a?create=18446744073709551616", "more bytes than there are"),
+            ("file:///a?create=99999999T", "more bytes than there are"),
+            ("file:///a?create", "create=SIZE"),
+            ("file:///a?readonly=1", "unknown"),
+            ("file:///a?readonly&create=1", "leave out"),
+            ("file:///a%2", "hexadecimal"),
+            ("file:///a%+1", "hexadecimal"),
+            ("file:///a%00b", "%00"),
+        ] {
+            let error = FileName::parse(name).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! An engine's metrics as Prometheus text.
+
+use std::sync::PoisonError;
+
+use kvplane_client::Transport;
+use kvplane_engine::ShardSnapshot;
+use kvplane_engine::prometheus::Text;
+
+use super::exposition::SeriesView;
+use super::{Metrics, RailCounts};
+use crate::TransferEngine;
+
+/// A number of a series, with its family.
+type Counter = (&'static str, &'static str, fn(&RailCounts) -> u64);
+
+const COUNTERS: [Counter; 8] = [
+    ("kvplane_transfer_operations_total", "Slices done.", |counts| counts.operations),
+    ("kvplane_transfer_bytes_total", "Payload bytes of slices done.", |counts| counts.bytes),
+    ("kvplane_transfer_retries_total", "Slices that failed and were sent again.", |counts| counts.retries),
+    ("kvplane_transfer_failovers_total", "Slices that another rail or transport took over.", |counts| counts.failovers),
+    ("kvplane_transfer_pauses_total", "Times that the rail was paused.", |counts| counts.pauses),
+    ("kvplane_transfer_silences_total", "Connections that were given up as silent.", |counts| counts.silences),
+    ("kvplane_transfer_unavailable_total", "Times that the rail did not lead to the peer.", |counts| {
+        counts.unavailable
+    }),
+    ("kvplane_transfer_slow_total", "Slices that took longer than the setting `slow`.", |counts| counts.slow),
+];
+
+impl TransferEngine {
+    /// What was counted so far as Prometheus text: counters and histograms by peer, transport and rail. A limited
+    /// number of peers has series of its own, the rest is shown under the peer `other`. Costs the initiators a moment
+    /// each, and the serving thread an answer.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let metrics = self.metrics();
+        let shown = self.exposition.lock().unwrap_or_else(PoisonError::into_inner).scrape(&metrics);
+        let mut text = Text::default();
+        series(&mut text, &shown);
+        whole(&mut text, &metrics);
+        // A serving thread that has ended serves nothing, and says so by what is not here.
+        if let Ok(snapshot) = self.snapshot() {
+            served(&mut text, &snapshot);
+        }
+        text.finish()
+    }
+}
+
+fn labels(one: &SeriesView) -> [(&str, &str); 3] {
+    [("peer", &one.peer), ("transport", one.transport.name()), ("rail", &one.rail)]
+}
+
+fn series(text: &mut Text, shown: &[SeriesView]) {
+    for (name, help, value) in COUNTERS {
+        text.counter(name, help);
+        shown.iter().for_each(|one| text.number(&labels(one), value(&one.counts)));
+    }
+    nodes(text, shown);
+    text.histogram("kvplane_transfer_queue_seconds", "Time that slices waited for the rail.");
+    shown.iter().for_each(|one| text.times(&labels(one), &one.counts.queue));
+    text.histogram("kvplane_transfer_service_seconds", "Time from being given to the rail to being done.");
+    shown.iter().for_each(|one| text.times(&labels(one), &one.counts.service));
+    let now: Vec<_> = shown.iter().filter_map(|one| Some((labels(one), one.now?))).collect();
+    text.gauge("kvplane_transfer_inflight_bytes", "Bytes given to the rail and not done.");
+    now.iter().for_each(|(labels, now)| text.number(labels, now.inflight_bytes));
+    text.gauge("kvplane_transfer_paused_rails", "Initiators for which the rail is paused after failures.");
+    now.iter().for_each(|(labels, now)| text.number(labels, now.paused));
+    text.gauge("kvplane_transfer_rail_bytes_per_second", "What the rail serves, as measured, or as taken.");
+    now.iter().for_each(|(labels, now)| text.number(labels, now.bytes_per_second));
+}
+
+/// Whether memory and devices kept together.
+fn nodes(text: &mut Text, shown: &[SeriesView]) {
+    text.counter(
+        "kvplane_transfer_slices_by_node_total",
+        "Slices done over RDMA, by whether memory and device are on one NUMA node, at our end and at the peer's.",
+    );
+    for one in shown.iter().filter(|one| one.transport == Transport::Rdma) {
+        let [peer, transport, rail] = labels(one);
+        for (end, counts) in [("own", one.counts.own_node), ("peer", one.counts.peer_node)] {
+            for (node, count) in [("same", counts.same), ("other", counts.other), ("unknown", counts.unknown)] {
+                text.number(&[peer, transport, rail, ("end", end), ("node", node)], count);
+            }
+        }
+    }
+}
+
+fn whole(text: &mut Text, metrics: &Metrics) {
+    text.counter("kvplane_transfer_batches_total", "Batches submitted.");
+    text.number(&[], metrics.batches);
+    text.gauge("kvplane_transfer_batches_in_flight", "Batches that are not done.");
+    text.number(&[], metrics.in_flight as u64);
+    text.counter("kvplane_transfer_notices_total", "Notices of batches, by whether their peers took them.");
+    text.number(&[("result", "taken")], metrics.notices_sent);
+    text.number(&[("result", "failed")], metrics.notices_failed);
+    text.counter("kvplane_transfer_transport_changes_total", "Slices that another transport took over, by both.");
+    for change in &metrics.path_changes {
+        text.number(&[("from", change.from.name()), ("to", change.to.name())], change.slices);
+    }
+}
+
+/// What peers asked of us. Those that copy by themselves are not seen here: they count it.
+fn served(text: &mut Text, snapshot: &ShardSnapshot) {
+    let service = &snapshot.service;
+    text.counter("kvplane_transfer_served_requests_total", "Requests of peers, by their protocol.");
+    text.number(&[("protocol", "kvplane")], service.requests);
+    text.number(&[("protocol", "mooncake")], snapshot.mooncake.reads + snapshot.mooncake.writes);
+    text.counter("kvplane_transfer_served_bytes_total", "Bytes that peers of our own protocol read and wrote over it.");
+    text.number(&[("operation", "read")], service.read_bytes);
+    text.number(&[("operation", "write")], service.write_bytes);
+    text.counter("kvplane_transfer_served_corrupt_total", "Payloads that did not match their checksum.");
+    text.number(&[], service.corrupt);
+    text.gauge("kvplane_transfer_served_connections", "Connections of peers.");
+    text.number(&[], snapshot.connections);
+    text.counter("kvplane_transfer_serving_cpu_nanoseconds_total", "CPU time of the serving thread.");
+    text.number(&[], snapshot.cpu_ns);
+}

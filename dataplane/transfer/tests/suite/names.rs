@@ -1,0 +1,111 @@
+//! Names, handshakes and notices.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_transfer::{Notice, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig};
+
+use kvplane_mooncake::{Caller, Daemon, DaemonConfig, NoticeLimits, PublishedEngine};
+
+use crate::rig::{PATIENCE, Side, Way, check, fill, pair};
+
+fn notice(name: &str, message: &str) -> Notice {
+    Notice { name: name.to_owned(), message: message.to_owned() }
+}
+
+fn wait_for_notices(engine: &TransferEngine, count: usize) -> Vec<Notice> {
+    let start = Instant::now();
+    let mut notices = Vec::new();
+    while notices.len() < count {
+        assert!(start.elapsed() < PATIENCE, "notices do not arrive: {notices:?}");
+        notices.extend(engine.take_notices());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    notices
+}
+
+#[test]
+fn notices_arrive_once_and_in_order() {
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
+    a.engine.notify(peer, &notice("first", "straight")).unwrap();
+    a.engine.notify(SegmentHandle::LOCAL, &notice("own", "to ourselves")).unwrap();
+    assert_eq!(a.engine.take_notices(), [notice("own", "to ourselves")]);
+    let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
+    for number in 0..20 {
+        let options = SubmitOptions { notice: Some(notice("done", &number.to_string())), ..SubmitOptions::default() };
+        // One of 0 bytes is a notice and nothing else.
+        let length = if number % 2 == 0 { 1 << 20 } else { 0 };
+        let request = kvplane_transfer::TransferRequest { length, ..write };
+        assert_eq!(a.engine.submit(&[request], &options).unwrap().wait().state, TaskState::Completed);
+    }
+    let notices = wait_for_notices(&b.engine, 21);
+    assert_eq!(notices[0], notice("first", "straight"));
+    for (number, found) in notices[1..].iter().enumerate() {
+        assert_eq!(*found, notice("done", &number.to_string()));
+    }
+    assert!(b.engine.take_notices().is_empty());
+}
+
+#[test]
+fn a_batch_that_failed_sends_no_notice() {
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
+    let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
+    let options =
+        SubmitOptions { notice: Some(notice("never", "")), deadline: Some(Duration::ZERO), ..SubmitOptions::default() };
+    assert_eq!(a.engine.submit(&[read], &options).unwrap().wait().state, TaskState::Timeout);
+    a.engine.notify(peer, &notice("after", "")).unwrap();
+    assert_eq!(wait_for_notices(&b.engine, 1), [notice("after", "")]);
+}
+
+#[test]
+fn a_probe_finds_the_living() {
+    let (a, b, _) = pair(Way::network(), 4096);
+    let name = b.engine.name().to_owned();
+    assert_eq!(name, b.engine.local_address().to_string());
+    a.engine.probe(&name).unwrap();
+    drop(b);
+    assert_eq!(a.engine.probe(&name).unwrap_err().code(), -102);
+}
+
+#[test]
+fn other_ports_than_loopback_must_be_wanted() {
+    let open = TransferEngineConfig { listen: ([0, 0, 0, 0], 0).into(), ..Way::Tcp.config() };
+    assert_eq!(TransferEngine::start(open.clone()).unwrap_err().code(), -1);
+    let open = TransferEngineConfig { open_to_network: true, ..open };
+    assert_eq!(TransferEngine::start(open.clone()).unwrap_err().code(), -1);
+    let engine = TransferEngine::start(TransferEngineConfig { announce: Some([127, 0, 0, 1].into()), ..open }).unwrap();
+    let a = Side::new(Way::Tcp.config(), 4096);
+    a.engine.open_segment(engine.name()).unwrap();
+    let wrong = TransferEngineConfig { metadata: "carrier-pigeon://".to_owned(), ..Way::Tcp.config() };
+    assert_eq!(TransferEngine::start(wrong).unwrap_err().code(), -1);
+}
+
+/// What a stock engine would see of ours, and what we see of a stock one: a descriptor without our key.
+#[test]
+fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
+    let (a, b, _) = pair(Way::Tcp, 1 << 20);
+    let mut descriptor = Caller::default().descriptor(b.engine.name(), "{}").unwrap();
+    assert_eq!(descriptor.buffers[0].address, b.region.address());
+    for version in [1, 2] {
+        let listening = Daemon::listen(DaemonConfig { ports: 0..=0, ..DaemonConfig::default() }).unwrap();
+        let name = listening.address().to_string();
+        (descriptor.name, descriptor.native, descriptor.tcp_proto_version) = (name.clone(), None, version);
+        let published = PublishedEngine::new(&descriptor, 1 << 20, NoticeLimits::default()).unwrap();
+        let _daemon = listening.serve(Arc::new(published)).unwrap();
+        let peer = a.engine.open_segment(&name).unwrap();
+        fill(&a.region, 0, 300_000, u64::from(version));
+        let run = |opcode, local| {
+            let request = a.request(opcode, local, (peer, b.region.address() + 5), 300_000);
+            a.engine.submit(&[request], &SubmitOptions::default()).unwrap().wait().state
+        };
+        assert_eq!(run(Opcode::Write, 0), TaskState::Completed, "version {version}");
+        assert_eq!(run(Opcode::Read, 400_000), TaskState::Completed, "version {version}");
+        check(&a.region, 400_000, 300_000, u64::from(version));
+        let found = a.engine.explain(&name).unwrap();
+        let open: Vec<&str> = found.choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
+        assert_eq!(
+            (open, found.for_mapped(), found.for_pointers()),
+            (vec!["mooncake"], Some("mooncake"), Some("mooncake"))
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! Engines that call themselves the same host and do not see each other's sockets, as in two containers: what is at the
+//! path is nothing, nobody, somebody else, or somebody who says nothing.
+
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use kvplane_transfer::{
+    Opcode, RailSnapshot, SegmentHandle, SubmitOptions, TaskState, TransferEngineConfig, Transport,
+};
+
+use crate::rig::{Side, Way, check, fill};
+
+const BYTES: usize = 1 << 20;
+
+/// An engine with a directory for its socket alone, and that socket.
+fn side(name: &str) -> (Side, PathBuf) {
+    let directory = std::env::temp_dir().join(format!("kvplane-namespaces-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory);
+    let runtime_directory = Some(directory.clone());
+    let side = Side::new(TransferEngineConfig { tcp: true, runtime_directory, ..Way::Shm.config() }, BYTES);
+    let mut entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let socket = entries.find(|path| path.extension().is_some_and(|ending| ending == "shm")).expect("a socket");
+    (side, socket)
+}
+
+fn shared(side: &Side) -> RailSnapshot {
+    let mut rails = side.engine.metrics().rails;
+    let at = rails.iter().position(|rail| rail.transport == Transport::Shm).expect("a way that was tried");
+    rails.swap_remove(at)
+}
+
+fn read(a: &Side, b: &Side, peer: SegmentHandle, seed: u64) {
+    fill(&b.region, 0, BYTES, seed);
+    let request = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
+    let batch = a.engine.submit(&[request], &SubmitOptions::default()).unwrap();
+    assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+    check(&a.region, 0, BYTES, seed);
+}
+
+#[test]
+fn a_socket_that_does_not_lead_to_the_peer_is_no_way_and_another_is_taken() {
+    for what in ["nothing", "nobody", "somebody"] {
+        let (b, socket) = side(what);
+        let (other, others) = side("other");
+        std::fs::remove_file(&socket).unwrap();
+        match what {
+            "nobody" => drop(UnixListener::bind(&socket).unwrap()),
+            "somebody" => std::fs::rename(others, &socket).unwrap(),
+            _ => {}
+        }
+        fill(&other.region, 0, BYTES, 70);
+        let a = Side::new(TransferEngineConfig { tcp: true, ..Way::Shm.config() }, BYTES);
+        let peer = a.engine.open_segment(b.engine.name()).unwrap();
+        (71..75).for_each(|seed| read(&a, &b, peer, seed));
+        let way = shared(&a);
+        // Counted, not tried again for a while, and nobody's attempt at sending.
+        assert_eq!((way.unavailable, way.operations), (1, 0), "{what}");
+        assert!(way.reason.is_some(), "{what}");
+        assert_eq!(a.engine.metrics().rails.iter().map(|rail| rail.pauses).sum::<u64>(), 0, "{what}");
+        let choices = a.engine.explain(b.engine.name()).unwrap().choices;
+        let choice = |transport| choices.iter().find(|choice| choice.transport == transport).unwrap();
+        assert!(!choice("shm").usable && !choice("cma").usable && choice("tcp").usable, "{what}: {choices:?}");
+        let reason = &choice("shm").reason;
+        let why = if what == "nothing" { "not to be seen from here" } else { "does not lead to the peer" };
+        assert!(reason.contains(why), "{what}: {reason}");
+        println!("{what}: {reason}");
+    }
+}
+
+/// Setting up a connection to somebody who says nothing holds up nobody else.
+#[test]
+fn others_go_on_while_a_connection_is_set_up() {
+    let (b, socket) = side("silent");
+    std::fs::remove_file(&socket).unwrap();
+    let silent = UnixListener::bind(&socket).unwrap();
+    let a = Side::new(TransferEngineConfig { tcp: true, ..Way::Shm.config() }, BYTES);
+    let c = Side::new(Way::Shm.config(), BYTES);
+    let quick = a.engine.open_segment(c.engine.name()).unwrap();
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| a.engine.open_segment(b.engine.name()));
+        let (mut caller, _) = silent.accept().unwrap();
+        read(&a, &c, quick, 76);
+        caller.set_nonblocking(true).unwrap();
+        let found = caller.read(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(found, Err(ErrorKind::WouldBlock), "the others were held up until it was given up");
+        let slow = opened.join().unwrap().expect("over TCP");
+        read(&a, &b, slow, 77);
+    });
+}

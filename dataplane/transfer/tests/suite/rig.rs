@@ -1,0 +1,187 @@
+//! Engines, memory with bytes that say where they belong, and a way to wait for a future.
+
+use core::future::Future;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::task::Wake;
+use std::thread::Thread;
+use std::time::Duration;
+
+use kvplane_transfer::{
+    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
+    TransferEngine, TransferEngineConfig, TransferRequest, Transport, ZeroCopy, ZeroCopyOptions,
+};
+
+use crate::network::{self, End};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A way to a peer of the same host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Tcp,
+    /// The same without copies into the kernel.
+    Lent,
+    Shm,
+    /// Over software devices, or those of the machine.
+    Rdma,
+}
+
+impl Way {
+    /// Every way; those that are not RDMA have had their turn where tests run again over RDMA.
+    pub(crate) fn all() -> Vec<Self> {
+        if network::over_rdma() { vec![Self::Rdma] } else { vec![Self::Tcp, Self::Lent, Self::Shm, Self::Rdma] }
+    }
+
+    /// The way of tests that want a network, whichever it is.
+    pub(crate) fn network() -> Self {
+        if network::over_rdma() { Self::Rdma } else { Self::Tcp }
+    }
+
+    fn rdma(self) -> RdmaConfig {
+        match self {
+            Self::Rdma => network::rdma(End::Asks, RdmaUse::Require),
+            Self::Tcp | Self::Lent | Self::Shm => RdmaConfig::of(RdmaUse::Never),
+        }
+    }
+
+    pub(crate) fn config(self) -> TransferEngineConfig {
+        let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
+        TransferEngineConfig {
+            shared_memory: self == Self::Shm,
+            tcp: matches!(self, Self::Tcp | Self::Lent),
+            rdma: self.rdma(),
+            zero_copy: ZeroCopyOptions {
+                when: if self == Self::Lent { ZeroCopy::Always } else { ZeroCopy::Auto },
+                least_bytes: 4096,
+            },
+            runtime_directory: Some(directory),
+            pacing: Pacing::Adaptive { window_ns: 20_000 },
+            slice_bytes: 64 << 10,
+            ..TransferEngineConfig::default()
+        }
+    }
+}
+
+pub(crate) fn region(bytes: usize) -> Arc<Region> {
+    let options = RegionOptions { shared: true, huge: HugePages::Never, ..RegionOptions::new("test", bytes) };
+    Region::allocate(&options).unwrap()
+}
+
+/// The byte that a seed puts at a place.
+pub(crate) fn byte(seed: u64, at: u64) -> u8 {
+    let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
+}
+
+pub(crate) fn fill(region: &Region, offset: usize, bytes: usize, seed: u64) {
+    region.fill_with(offset, bytes, &mut |at, part| {
+        for (index, out) in part.iter_mut().enumerate() {
+            *out = byte(seed, at + index as u64);
+        }
+    });
+}
+
+/// Panics at the first byte that is not what the seed puts there.
+pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
+    region.read_with(offset, bytes, &mut |at, part| {
+        for (index, &found) in part.iter().enumerate() {
+            let at = at + index as u64;
+            assert_eq!(found, byte(seed, at), "byte {at} of {bytes} at {offset}, seed {seed:#x}");
+        }
+    });
+}
+
+/// An engine with one registered region.
+pub(crate) struct Side {
+    pub(crate) engine: TransferEngine,
+    pub(crate) region: Arc<Region>,
+    /// Nothing but RDMA may carry what it moves.
+    rdma_only: bool,
+}
+
+thread_local! {
+    /// Whether the next engine of this test's thread has the devices of who asks.
+    static ASKS: Cell<bool> = const { Cell::new(true) };
+}
+
+impl Side {
+    /// Engines over RDMA have the devices of one end and of the other in turns, so that neighbours meet over the wire.
+    pub(crate) fn new(mut config: TransferEngineConfig, bytes: usize) -> Self {
+        let rdma_only = config.rdma.mode == RdmaUse::Require;
+        if rdma_only {
+            let end = if ASKS.replace(!ASKS.get()) { End::Asks } else { End::Serves };
+            config.rdma.devices = network::devices(end);
+        }
+        let engine = TransferEngine::start(config).unwrap();
+        let region = region(bytes);
+        engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+        Self { engine, region, rdma_only }
+    }
+
+    /// The same with the devices of who is asked: for a process that serves.
+    pub(crate) fn serving(config: TransferEngineConfig, bytes: usize) -> Self {
+        ASKS.set(false);
+        Self::new(config, bytes)
+    }
+
+    pub(crate) fn request(
+        &self,
+        opcode: Opcode,
+        local: usize,
+        (target, address): (SegmentHandle, u64),
+        length: usize,
+    ) -> TransferRequest {
+        TransferRequest {
+            opcode,
+            source: self.region.address() + local as u64,
+            target,
+            target_offset: address,
+            length: length as u64,
+        }
+    }
+}
+
+impl Drop for Side {
+    /// What had to go by RDMA went by no other network.
+    fn drop(&mut self) {
+        if self.rdma_only && !std::thread::panicking() {
+            let rails = self.engine.metrics().rails;
+            let others = [Transport::Tcp, Transport::Shm, Transport::Cma];
+            let moved: u64 = rails.iter().filter(|rail| others.contains(&rail.transport)).map(|rail| rail.bytes).sum();
+            assert_eq!(moved, 0, "bytes went by others than RDMA: {rails:?}");
+        }
+    }
+}
+
+/// Who asks, who is asked, and the handle of the latter.
+pub(crate) fn pair(way: Way, bytes: usize) -> (Side, Side, SegmentHandle) {
+    let (a, b) = (Side::new(way.config(), bytes), Side::new(way.config(), bytes));
+    let handle = a.engine.open_segment(b.engine.name()).unwrap();
+    (a, b, handle)
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for a future, with the time that a test may take.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    let start = std::time::Instant::now();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        assert!(start.elapsed() < PATIENCE, "the future was never woken");
+        std::thread::park_timeout(PATIENCE);
+    }
+}

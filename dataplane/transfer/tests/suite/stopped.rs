@@ -1,0 +1,257 @@
+//! Processes that are stopped: in the middle of a copy to our memory, and as owners of memory that we ask for.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_transfer::{
+    Error, Opcode, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngineConfig, TransferRequest,
+    Transport,
+};
+
+use crate::rig::{PATIENCE, Side, Way, byte, check, fill, region};
+
+const BYTES: usize = 4 << 20;
+const WRITES: &str = "KVPLANE_TEST_WRITES";
+const OWNS: &str = "KVPLANE_TEST_OWNS";
+/// What the writer writes, and what the owner has in its two regions.
+const WRITTEN: u64 = 51;
+const OWNED: [u64; 2] = [61, 62];
+
+/// Ends this process when its parent does.
+fn end_with_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
+
+/// Not a test of its own: writes to its parent's memory for ever, also after it was refused.
+#[test]
+fn the_writer() {
+    let Ok(part) = std::env::var(WRITES) else { return };
+    end_with_parent();
+    let (name, address) = part.split_once(' ').unwrap();
+    let address: u64 = address.parse().unwrap();
+    let side = Side::new(TransferEngineConfig { slice_bytes: BYTES as u64, ..Way::Shm.config() }, BYTES);
+    fill(&side.region, 0, BYTES, WRITTEN);
+    let peer = side.engine.open_segment(name).unwrap();
+    println!("\nready");
+    loop {
+        let write = side.request(Opcode::Write, 0, (peer, address), BYTES);
+        if let Ok(batch) = side.engine.submit(&[write], &SubmitOptions::default()) {
+            batch.wait();
+        }
+    }
+}
+
+/// Not a test of its own: has two regions.
+#[test]
+fn the_owner() {
+    if std::env::var(OWNS).is_err() {
+        return;
+    }
+    let side = Side::new(Way::Shm.config(), BYTES);
+    let second = region(BYTES);
+    fill(&side.region, 0, BYTES, OWNED[0]);
+    fill(&second, 0, BYTES, OWNED[1]);
+    side.engine.register(Arc::clone(&second), &RegisterOptions::default()).unwrap();
+    println!("\nready {} {} {}", side.engine.name(), side.region.address(), second.address());
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// A process of this program in another role; killed when dropped.
+struct Other(Child);
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Other {
+    fn start(role: &str, (name, value): (&str, &str)) -> (Self, Vec<String>) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", role, "--nocapture"])
+            .env(name, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        let line = lines.map_while(Result::ok).find(|line| line.starts_with("ready")).expect("it starts");
+        (Self(child), line.split(' ').skip(1).map(str::to_owned).collect())
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.0.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
+    }
+
+    /// Stops it; returns when all its threads have stopped.
+    fn stop(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.0.id());
+        until("it stops", || {
+            std::fs::read_dir(&tasks).unwrap().all(|task| {
+                let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+                stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+            })
+        });
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: in vain");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the writer's bytes are at both ends of what was filled otherwise.
+fn until_written(side: &Side) {
+    for at in [0, BYTES - 64] {
+        until("the writer writes", || {
+            let mut good = true;
+            side.region.read_with(at, 64, &mut |offset, part| {
+                let mut expected = (0..part.len()).map(|index| byte(WRITTEN, at as u64 + offset + index as u64));
+                good &= part.iter().all(|&found| Some(found) == expected.next());
+            });
+            good
+        });
+    }
+}
+
+#[test]
+fn memory_that_a_stopped_process_uses_is_unregistered_when_it_has_let_go() {
+    for killed in [false, true] {
+        let quiet_deadline = Duration::from_millis(300);
+        let owner = Side::new(TransferEngineConfig { quiet_deadline, ..Way::Shm.config() }, BYTES);
+        let address = owner.region.address();
+        let (mut writer, _) =
+            Other::start("stopped::the_writer", (WRITES, &format!("{} {address}", owner.engine.name())));
+        let mut attempts = 0;
+        let error = loop {
+            fill(&owner.region, 0, BYTES, 52);
+            until_written(&owner);
+            writer.stop();
+            match owner.engine.unregister(address) {
+                Err(error) => break error,
+                // Between two copies. It asks again where the memory is.
+                Ok(()) => {
+                    owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap();
+                    writer.signal("CONT");
+                }
+            }
+            attempts += 1;
+            assert!(attempts < 200, "never stopped in the middle of a copy");
+        };
+        let (text, pid) = (error.to_string(), writer.0.id().to_string());
+        assert!(matches!(error, Error::MemoryHeld { .. }), "{text}");
+        assert!(text.contains(&pid) && text.contains("unregister again"), "{text}");
+        assert_eq!(error.code(), -4);
+        // It stays where it is and is nobody's to use, for as long as this lasts.
+        assert!(matches!(owner.engine.unregister(address), Err(Error::MemoryHeld { .. })));
+        let error = owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::AddressOverlapped { leaving: true, .. }), "{error}");
+        assert!(owner.engine.segment_info(SegmentHandle::LOCAL).unwrap().buffers.is_empty());
+        let copy = owner.request(Opcode::Write, 0, (SegmentHandle::LOCAL, address + 4096), 100);
+        assert_eq!(owner.engine.submit(&[copy], &SubmitOptions::default()).unwrap_err().code(), -3);
+        if killed {
+            writer.0.kill().unwrap();
+        } else {
+            writer.signal("CONT");
+        }
+        until("it lets go", || owner.engine.unregister(address).is_ok());
+        fill(&owner.region, 0, BYTES, 53);
+        std::thread::sleep(Duration::from_millis(50));
+        check(&owner.region, 0, BYTES, 53);
+        assert_eq!(owner.engine.unregister(address).unwrap_err().code(), -3);
+        owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap();
+        if !killed {
+            until_written(&owner);
+        }
+    }
+}
+
+/// Two who wait for the same are both told when it is over.
+#[test]
+fn unregistering_twice_at_a_time_is_waited_for_by_both() {
+    let side = Side::new(Way::Shm.config(), BYTES);
+    for _ in 0..50 {
+        let outcomes = std::thread::scope(|scope| {
+            let both = [0, 1].map(|_| scope.spawn(|| side.engine.unregister(side.region.address())));
+            both.map(|thread| thread.join().unwrap())
+        });
+        assert!(outcomes.iter().any(Result::is_ok), "{outcomes:?}");
+        // Too late for the second, there was nothing any more.
+        assert!(outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|error| error.code() == -3));
+        side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
+    }
+}
+
+fn owner() -> (Other, String, [u64; 2]) {
+    let (other, words) = Other::start("stopped::the_owner", (OWNS, "yes"));
+    (other, words[0].clone(), [1, 2].map(|word: usize| words[word].parse().unwrap()))
+}
+
+fn read(a: &Side, peer: SegmentHandle, there: u64) -> TransferRequest {
+    a.request(Opcode::Read, 0, (peer, there), BYTES)
+}
+
+/// Its memory cannot be mapped while it is stopped, which holds up nobody else.
+#[test]
+fn others_go_on_while_an_owner_is_stopped() {
+    let (stopped, name, [there, _]) = owner();
+    let a = Side::new(TransferEngineConfig { cma: false, tcp: false, ..Way::Shm.config() }, BYTES);
+    let b = Side::new(Way::Shm.config(), BYTES);
+    let [slow, quick] = [&name[..], b.engine.name()].map(|name| a.engine.open_segment(name).unwrap());
+    fill(&b.region, 0, BYTES, 63);
+    stopped.stop();
+    let waiting = a.engine.submit(&[read(&a, slow, there)], &SubmitOptions::default()).unwrap();
+    let mine = Side::new(Way::Shm.config(), 4096);
+    a.engine.register(Arc::clone(&mine.region), &RegisterOptions::default()).unwrap();
+    for block in 0..10 {
+        let at = b.region.address() + block * 4096;
+        let request = TransferRequest { source: mine.region.address(), length: 4096, ..read(&a, quick, at) };
+        let batch = a.engine.submit(&[request], &SubmitOptions::default()).unwrap();
+        assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+    }
+    assert!(!waiting.is_done(), "the others were held up until the stopped one was given up: {:?}", waiting.problem());
+    assert_eq!(waiting.wait().state, TaskState::Failed);
+    assert!(waiting.problem().is_some_and(|why| why.contains("stopped")), "{:?}", waiting.problem());
+}
+
+#[test]
+fn an_owner_that_was_stopped_answers_late_and_no_memory_is_mistaken_for_another() {
+    let (stopped, name, [first, second]) = owner();
+    let a = Side::new(TransferEngineConfig { cma: false, tcp: true, ..Way::Shm.config() }, BYTES);
+    let peer = a.engine.open_segment(&name).unwrap();
+    stopped.stop();
+    let waiting = a.engine.submit(&[read(&a, peer, first)], &SubmitOptions::default()).unwrap();
+    // Asked for the memory in vain, it is asked over TCP.
+    until("another path is taken", || {
+        waiting.poll();
+        a.engine.metrics().rails.iter().any(|rail| rail.transport == Transport::Shm && rail.retries > 0)
+    });
+    assert!(!waiting.is_done());
+    stopped.signal("CONT");
+    assert_eq!(waiting.wait().state, TaskState::Completed, "{:?}", waiting.problem());
+    check(&a.region, 0, BYTES, OWNED[0]);
+    // By now the late answer is there; it is not the second's.
+    let shared = || {
+        let rails = a.engine.metrics().rails;
+        rails.iter().filter(|rail| rail.transport == Transport::Shm).map(|rail| rail.bytes).sum::<u64>()
+    };
+    assert_eq!(shared(), 0);
+    let batch = a.engine.submit(&[read(&a, peer, second)], &SubmitOptions::default()).unwrap();
+    assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+    check(&a.region, 0, BYTES, OWNED[1]);
+    assert_eq!(shared(), BYTES as u64, "the second was mapped");
+    let batch = a.engine.submit(&[read(&a, peer, first)], &SubmitOptions::default()).unwrap();
+    assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+    check(&a.region, 0, BYTES, OWNED[0]);
+}

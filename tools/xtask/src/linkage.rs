@@ -1,0 +1,97 @@
+//! The libraries that a built file needs to start, and the check that the binary which ships needs none of those that
+//! it opens at run time.
+//!
+//! They are read from the file itself, so that the check runs where no binutils are installed.
+
+use object::Endianness;
+use object::elf::{DT_NEEDED, FileHeader64, PT_DYNAMIC};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+use crate::process::Failure;
+use crate::workspace::Workspace;
+
+/// The profile of the binary whose linkage is checked: what ships, without its optimisations.
+pub const PROFILE: &str = "linkage";
+
+/// Libraries that the binary opens at run time where they exist, and must never need to start.
+const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
+
+/// Checks the binary that was built with [`PROFILE`].
+pub fn check(workspace: &Workspace) -> Result<(), Failure> {
+    let path = workspace.target().join(PROFILE).join("kvplane");
+    let shown = path.display();
+    let bytes = std::fs::read(&path).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    let needed = needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    if let Some(library) = forbidden(&needed) {
+        let message = format!("{shown} does not start without {library}; open it at run time instead of linking it");
+        return Err(Failure::new(message));
+    }
+    eprintln!("linkage: {shown} needs only {}", needed.join(", "));
+    Ok(())
+}
+
+fn forbidden(needed: &[String]) -> Option<&String> {
+    needed.iter().find(|library| OPTIONAL_LIBRARIES.iter().any(|optional| library.starts_with(optional)))
+}
+
+/// The `DT_NEEDED` names of a 64-bit file in order; empty for a static one.
+pub fn needed_libraries(file: &[u8]) -> Result<Vec<String>, String> {
+    let (is_stripped, needed) = read(file).map_err(|error| error.to_string())?;
+    if is_stripped {
+        return Err("its table of sections is stripped, so what it needs cannot be read".to_string());
+    }
+    Ok(needed)
+}
+
+/// Whether the file is linked dynamically without a section that says to what, and the names.
+fn read(file: &[u8]) -> object::Result<(bool, Vec<String>)> {
+    let header = FileHeader64::<Endianness>::parse(file)?;
+    let endian = header.endian()?;
+    let is_dynamic = header.program_headers(endian, file)?.iter().any(|part| part.p_type(endian) == PT_DYNAMIC);
+    let table = header.sections(endian, file)?.dynamic_table(endian, file)?;
+    let needed = table.iter().filter(|entry| entry.tag == DT_NEEDED);
+    let names = needed.map(|entry| Ok(String::from_utf8_lossy(table.string(entry)?).into_owned()));
+    Ok((is_dynamic && table.is_empty(), names.collect::<object::Result<_>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn this_program() -> Vec<u8> {
+        std::fs::read(std::env::current_exe().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn optional_libraries_are_refused_in_any_version() {
+        let needed = |names: &[&str]| names.iter().map(|&name| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(forbidden(&needed(&["libc.so.6", "libgcc_s.so.1"])), None);
+        assert!(forbidden(&needed(&["libc.so.6", "libibverbs.so.1"])).is_some());
+    }
+
+    #[test]
+    fn this_program_needs_the_c_library() {
+        let needed = needed_libraries(&this_program()).unwrap();
+        assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        assert!(needed_libraries(b"#!/bin/sh\n").is_err());
+        let mut file = this_program();
+        let mut stripped = file.clone();
+        // Where the table of sections is, and how many it has.
+        stripped[0x28..0x30].fill(0);
+        stripped[0x3c..0x40].fill(0);
+        assert!(needed_libraries(&stripped).unwrap_err().contains("stripped"));
+        for length in 6..200 {
+            assert!(needed_libraries(&file[..length]).is_err(), "cut at {length}");
+        }
+        for at in 0..200 {
+            file[at] ^= 0xff;
+            // Any answer will do, as long as there is one.
+            let _ = needed_libraries(&file);
+            file[at] ^= 0xff;
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! What is measured: our benchmarks, and other engines and stores beside ours.
+
+pub mod bench;
+pub mod peers;

@@ -1,0 +1,6 @@
+//! Rules about documents: what they say of the tree is so.
+
+pub mod adr;
+pub mod code_map;
+pub mod parity;
+pub mod walks;

@@ -1,0 +1,220 @@
+//! Rule: dependencies run one way, and each weighty external crate has one home.
+//!
+//! The rings are written down as a table of edges: who may name whom. An edge that is not in it fails, so the shape of
+//! the house changes only by changing this file. Looks at every kind of dependency; `tests` and `benches` may use
+//! anything.
+
+use crate::tidy::Violation;
+use crate::tidy::sources::manifest::{self, Dependency, Manifest};
+use crate::tidy::sources::tree::Tree;
+
+/// What a crate of ours may name.
+enum Uses {
+    /// Any crate of ours and any external crate.
+    Anything,
+    /// Any crate of ours.
+    Ours,
+    /// These crates of ours.
+    Only(&'static [&'static str]),
+}
+
+/// Each package of ours and what it may name, from the inner ring outwards.
+const EDGES: [(&str, Uses); 26] = [
+    ("xtask", Uses::Only(&[])),
+    ("kvplane-topology", Uses::Only(&[])),
+    ("kvplane-ticket", Uses::Only(&[])),
+    ("kvplane-tls", Uses::Only(&[])),
+    ("kvplane-proto", Uses::Only(&[])),
+    ("kvplane-client", Uses::Only(&["kvplane-proto", "kvplane-ticket"])),
+    ("kvplane-sys", Uses::Only(&[])),
+    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
+    ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-sim", Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-conductor"])),
+    ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys", "kvplane-tier", "kvplane-tls"])),
+    (
+        "kvplane-engine",
+        Uses::Only(&[
+            "kvplane-client",
+            "kvplane-proto",
+            "kvplane-store",
+            "kvplane-ticket",
+            "kvplane-tier",
+            "kvplane-sys",
+            "kvplane-tls",
+            "kvplane-transport",
+            "kvplane-topology",
+        ]),
+    ),
+    ("kvplane-mooncake", Uses::Only(&["kvplane-etcd", "kvplane-proto", "kvplane-sys"])),
+    (
+        "kvplane-transfer",
+        Uses::Only(&[
+            "kvplane-client",
+            "kvplane-engine",
+            "kvplane-mooncake",
+            "kvplane-proto",
+            "kvplane-store",
+            "kvplane-sys",
+            "kvplane-ticket",
+            "kvplane-topology",
+            "kvplane-transport",
+        ]),
+    ),
+    ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-sys"])),
+    // A library of HTTP and etcd, which knows nothing of the control plane.
+    ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
+    (
+        "kvplane-server",
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-rpc",
+            "kvplane-etcd",
+            "kvplane-mooncake",
+            "kvplane-sys",
+            "kvplane-ticket",
+        ]),
+    ),
+    (
+        "kvplane",
+        Uses::Only(&[
+            "kvplane-client",
+            "kvplane-proto",
+            "kvplane-store",
+            "kvplane-ticket",
+            "kvplane-tier",
+            "kvplane-sys",
+            "kvplane-tls",
+            "kvplane-transport",
+            "kvplane-engine",
+            "kvplane-topology",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-transfer",
+            "kvplane-rpc",
+        ]),
+    ),
+    ("kvplane-capi", Uses::Only(&["kvplane"])),
+    ("kvplane-python", Uses::Only(&["kvplane"])),
+    ("kvplane-tools", Uses::Ours),
+    ("kvplane-tests", Uses::Anything),
+    ("kvplane-benches", Uses::Anything),
+    ("kvplane-bench-conductor", Uses::Anything),
+];
+
+/// External crates that only these packages of ours may name.
+const HOMES: [(&str, &[&str]); 30] = [
+    ("bincode", &["kvplane-rpc"]),
+    ("clap", &["kvplane-tools"]),
+    ("core_affinity", &["kvplane-sys"]),
+    ("crc-fast", &["kvplane-proto"]),
+    ("http-body-util", &["kvplane-server"]),
+    ("hyper", &["kvplane-server"]),
+    ("hyper-util", &["kvplane-server"]),
+    ("indicatif", &["kvplane-tools"]),
+    ("io-uring", &["kvplane-sys"]),
+    ("libc", &["kvplane-sys"]),
+    ("metrics", &["kvplane-server"]),
+    ("metrics-exporter-prometheus", &["kvplane-server"]),
+    ("object", &["xtask"]),
+    ("proc-macro2", &["xtask"]),
+    ("pyo3", &["kvplane-python"]),
+    ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("quinn-proto", &["kvplane-rpc"]),
+    // The last two in their tests only.
+    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
+    ("redb", &["kvplane-server"]),
+    ("regex", &["kvplane"]),
+    // The second for quinn, which takes ring's keys for stateless resets.
+    ("ring", &["kvplane-ticket", "kvplane-rpc"]),
+    ("roxmltree", &["kvplane-topology"]),
+    ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
+    ("syn", &["xtask"]),
+    ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("toml", &["kvplane-tools", "xtask"]),
+    ("tracing", &["kvplane-engine", "kvplane-transfer", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tracing-subscriber", &["kvplane-tools"]),
+    ("ureq", &["kvplane-etcd"]),
+    ("xxhash-rust", &["kvplane-proto"]),
+];
+
+/// Checks every manifest.
+pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
+    for manifest in manifest::all(tree) {
+        let Some((_, uses)) = EDGES.iter().find(|(name, _)| *name == manifest.name) else {
+            let message = format!(
+                "crate `{}` has no place yet; give it one in the table of tools/xtask/src/tidy/rings/dependencies.rs",
+                manifest.name
+            );
+            out.push(Violation::new(manifest.path, 1, message));
+            continue;
+        };
+        for dependency in &manifest.dependencies {
+            if let Some(message) = objection(&manifest, uses, dependency) {
+                out.push(Violation::new(manifest.path, dependency.line, message));
+            }
+        }
+    }
+}
+
+fn objection(manifest: &Manifest<'_>, uses: &Uses, dependency: &Dependency) -> Option<String> {
+    let name = dependency.name.as_str();
+    if matches!(uses, Uses::Anything) {
+        return None;
+    }
+    if EDGES.iter().any(|(ours, _)| *ours == name) {
+        return match uses {
+            Uses::Only(allowed) if !allowed.contains(&name) => Some(format!(
+                "`{}` may not depend on `{name}`: dependencies run from the outer rings to the inner; ask through an \
+                 output and be told through an input, or move the code",
+                manifest.name
+            )),
+            _ => None,
+        };
+    }
+    let (_, homes) = HOMES.iter().find(|(external, _)| *external == name)?;
+    (!homes.contains(&manifest.name.as_str())).then(|| {
+        format!("`{name}` is used only in {}; call what that crate offers, or extend it there", homes.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::places;
+
+    fn manifest(name: &str, dependencies: &str) -> String {
+        format!("[package]\nname = \"{name}\"\n[dependencies]\n{dependencies}\n")
+    }
+
+    #[test]
+    fn inward_edges_pass() {
+        let engine = manifest("kvplane-engine", "kvplane-sys.workspace = true\nkvplane-store.workspace = true");
+        let tools = manifest("kvplane-tools", "kvplane-server.workspace = true\nclap.workspace = true\nserde = \"1\"");
+        let tests = manifest("kvplane-tests", "redb = \"4\"\nkvplane-store.workspace = true");
+        let files = [("a/Cargo.toml", engine.as_str()), ("b/Cargo.toml", &tools), ("c/Cargo.toml", &tests)];
+        assert_eq!(places(check, &files), Vec::<String>::new());
+    }
+
+    #[test]
+    fn outward_edges_fail() {
+        let store = manifest("kvplane-store", "kvplane-proto.workspace = true\nkvplane-sys.workspace = true");
+        assert_eq!(places(check, &[("a/Cargo.toml", &store)]), ["a/Cargo.toml:5"]);
+        let proto = "[package]\nname = \"kvplane-proto\"\n[dev-dependencies]\nkvplane-store = \"1\"\n";
+        assert_eq!(places(check, &[("a/Cargo.toml", proto)]), ["a/Cargo.toml:4"]);
+    }
+
+    #[test]
+    fn external_crates_stay_at_home() {
+        let engine = manifest("kvplane-engine", "slab.workspace = true\ntokio.workspace = true\nlibc = \"0.2\"");
+        assert_eq!(places(check, &[("a/Cargo.toml", &engine)]), ["a/Cargo.toml:5", "a/Cargo.toml:6"]);
+    }
+
+    #[test]
+    fn a_new_crate_must_be_given_a_place() {
+        assert_eq!(places(check, &[("a/Cargo.toml", &manifest("kvplane-new", ""))]), ["a/Cargo.toml:1"]);
+    }
+}

@@ -1,0 +1,59 @@
+//! Rule: a folder holds fewer than 16 sources.
+//!
+//! Who opens a folder wants to see at a glance what is in it. More than that is cut into folders by what owns what,
+//! each with a front. Files of tests are not counted.
+
+use std::collections::BTreeMap;
+
+use crate::tidy::Violation;
+use crate::tidy::sources::crates::Crate;
+use crate::tidy::sources::tree::Tree;
+
+const MOST_FILES: usize = 15;
+
+/// Checks the folders of every crate.
+pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
+    let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
+    for found in Crate::all(tree) {
+        for (_, file) in found.files() {
+            let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            *folders.entry(folder).or_default() += 1;
+        }
+    }
+    for (folder, count) in folders.into_iter().filter(|(_, count)| *count > MOST_FILES) {
+        let message = format!(
+            "{count} sources in one folder, over {MOST_FILES}; make folders of those that belong \
+                               together, each with a front"
+        );
+        out.push(Violation::new(folder, 1, message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::places;
+
+    fn folders(count: usize, name: impl Fn(usize) -> String) -> Vec<String> {
+        let paths: Vec<String> = (0..count).map(name).collect();
+        let mut files = vec![("a/Cargo.toml", "[package]\nname = \"a\"\n"), ("a/src/lib.rs", "#[cfg(test)]\nmod rig;")];
+        files.extend(paths.iter().map(|path| (path.as_str(), "")));
+        places(check, &files)
+    }
+
+    #[test]
+    fn full_folders_fail() {
+        assert_eq!(folders(16, |index| format!("a/src/x/m{index}.rs")), ["a/src/x:1"]);
+        assert_eq!(folders(15, |index| format!("a/src/m{index}.rs")), ["a/src:1"]);
+        assert!(folders(15, |index| format!("a/src/x/m{index}.rs")).is_empty());
+    }
+
+    #[test]
+    fn tests_and_folders_below_are_not_counted() {
+        for folder in ["x/tests", "rig"] {
+            assert!(folders(20, |index| format!("a/src/{folder}/m{index}.rs")).is_empty(), "{folder}");
+        }
+        assert!(folders(20, |index| format!("a/src/x/m{index}/mod.rs")).is_empty());
+        assert!(folders(20, |index| format!("a/src/x/m{index}_tests.rs")).is_empty());
+    }
+}

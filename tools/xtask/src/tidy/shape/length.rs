@@ -1,0 +1,46 @@
+//! Advice: files over 500 lines and functions over 70 are looked at again.
+//!
+//! A length is no rule: a file is split where ownership splits, and never to pass a number. What is longer than most is
+//! printed, and nothing fails for it.
+
+use crate::tidy::Violation;
+use crate::tidy::sources::tree::Tree;
+
+const LONG_FILE_LINES: usize = 500;
+const LONG_FUNCTION_LINES: usize = 70;
+
+/// Lists every Rust source and every function that is longer than most.
+pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
+    for file in tree.rust() {
+        let path = file.path.as_str();
+        let lines = file.text.lines().count();
+        if lines > LONG_FILE_LINES {
+            out.push(Violation::new(path, 1, format!("{lines} lines: does it own more than one thing?")));
+        }
+        for function in &file.outline.functions {
+            let lines = function.lines();
+            if lines > LONG_FUNCTION_LINES {
+                let message = format!("`{}` has {lines} lines: does it do more than one thing?", function.name);
+                out.push(Violation::new(path, function.first_line, message));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::testing::places;
+
+    fn function(lines: usize) -> String {
+        format!("//! x\nfn long() {{\n{}}}\n", "    a();\n".repeat(lines - 2))
+    }
+
+    #[test]
+    fn what_is_longer_than_most_is_listed() {
+        assert_eq!(places(check, &[("a.rs", &function(70))]), Vec::<String>::new());
+        assert_eq!(places(check, &[("a.rs", &function(71))]), ["a.rs:2"]);
+        assert_eq!(places(check, &[("a.rs", &"//\n".repeat(500))]), Vec::<String>::new());
+        assert_eq!(places(check, &[("a.rs", &"//\n".repeat(501))]), ["a.rs:1"]);
+    }
+}

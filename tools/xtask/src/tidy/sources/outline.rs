@@ -1,0 +1,277 @@
+//! What a Rust source holds, as far as rules ask: modules, definitions, impls, functions, imports, and paths.
+//!
+//! A source is parsed with `syn` and walked once. Syntax trees cannot leave the thread that parsed them, so what rules
+//! need becomes plain data here. `syn` leaves the input of macros as tokens; [`macros`] reads it as the code that it
+//! looks like.
+
+mod attributes;
+mod macros;
+mod reader;
+
+use proc_macro2::{Span, TokenStream, TokenTree};
+
+/// What one Rust source holds.
+///
+/// Scopes are paths from the file's own module, joined with `::`, and empty for that module itself. The body of a
+/// function is a scope too, called `fn name`, which can be no name of a module.
+#[derive(Debug, Default)]
+pub struct Outline {
+    /// Whether the source says `#![forbid(unsafe_code)]`.
+    pub forbids_unsafe: bool,
+    /// Lines of the keyword `unsafe`.
+    pub unsafe_lines: Vec<usize>,
+    /// Modules that lie in files of their own.
+    pub modules: Vec<ModuleDeclaration>,
+    /// Types, traits, functions and constants, those of macros' inputs among them.
+    pub definitions: Vec<Definition>,
+    /// Words in the inputs of macros that stand among items: such a macro may define any of them.
+    pub macro_words: Vec<MacroWord>,
+    /// Blocks of methods.
+    pub impls: Vec<ImplBlock>,
+    /// Functions and methods, with bodies and without.
+    pub functions: Vec<Function>,
+    /// Names that `use` brings in, groups spelled out.
+    pub imports: Vec<Import>,
+    /// Paths that are written out in code; those of `use` are not among them.
+    pub mentions: Vec<Mention>,
+}
+
+/// `mod name;`.
+#[derive(Debug)]
+pub struct ModuleDeclaration {
+    /// The module in which it stands, and its own name.
+    pub path: String,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+/// What a definition defines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// A struct or union with so many fields, those that exist only in tests left out.
+    Struct {
+        /// The number.
+        fields: usize,
+    },
+    /// An enum.
+    Enum,
+    /// A trait.
+    Trait,
+    /// Another name of this type; empty where it is no plain path.
+    Alias(String),
+    /// A type of a trait or of its implementation.
+    AssociatedType,
+    /// A function that is no method.
+    Function,
+    /// A constant or a static.
+    Constant,
+}
+
+/// A named item.
+#[derive(Debug)]
+pub struct Definition {
+    /// The scope in which it stands.
+    pub scope: String,
+    /// Its name.
+    pub name: String,
+    /// Line of its name.
+    pub line: usize,
+    /// What it is.
+    pub kind: Kind,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+/// A word in the input of a macro that stands among items.
+#[derive(Debug)]
+pub struct MacroWord {
+    /// The scope in which the macro is called.
+    pub scope: String,
+    /// The word, which is no keyword and no part of a path.
+    pub word: String,
+}
+
+/// `impl Type { .. }` or `impl Trait for Type { .. }`.
+#[derive(Debug)]
+pub struct ImplBlock {
+    /// The scope in which it stands.
+    pub scope: String,
+    /// The type's path without generics, references to it looked through.
+    pub target: String,
+    /// Whether it implements a trait.
+    pub of_trait: bool,
+    /// Number of its functions.
+    pub methods: usize,
+    /// Whether one of them takes `&mut self`.
+    pub has_mutating: bool,
+    /// Line of `impl`.
+    pub line: usize,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+/// A function or a method.
+#[derive(Debug)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// Last part of the name of the type or trait that it belongs to.
+    pub owner: Option<String>,
+    /// Line of `fn`.
+    pub first_line: usize,
+    /// Line of the closing brace; that of `fn` for functions without a body.
+    pub last_line: usize,
+    /// Whether a parameter is taken apart where it is declared.
+    pub takes_apart: bool,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+impl Function {
+    /// How many lines it takes, attributes and comments above it not counted.
+    #[must_use]
+    pub const fn lines(&self) -> usize {
+        self.last_line - self.first_line + 1
+    }
+}
+
+/// One name brought in by a `use`.
+#[derive(Debug)]
+pub struct Import {
+    /// The scope in which it stands.
+    pub scope: String,
+    /// Its path, `self` at the end left out; that of a glob ends with `*`.
+    pub path: String,
+    /// The name by which it is known here; `*` for a glob.
+    pub name: String,
+    /// Whether others may import it from here.
+    pub is_public: bool,
+    /// Line of the last part of its path.
+    pub line: usize,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+/// One path in code, or one macro that is called.
+#[derive(Debug)]
+pub struct Mention {
+    /// The scope in which it stands.
+    pub scope: String,
+    /// The path without generics; that of a macro ends with `!`.
+    pub path: String,
+    /// Line of its beginning.
+    pub line: usize,
+    /// Whether it exists only in tests.
+    pub in_test: bool,
+}
+
+impl Outline {
+    /// The outline of the source `text`. The error names the line at which the source is no Rust.
+    pub fn of(text: &str) -> Result<Self, String> {
+        let fault = |error: syn::Error| format!("line {}: {error}", error.span().start().line);
+        let tokens: TokenStream = text.parse().map_err(|error| fault(syn::Error::from(error)))?;
+        let unsafe_lines = if text.contains("unsafe") { lines_of(tokens.clone(), "unsafe") } else { Vec::new() };
+        let file: syn::File = syn::parse2(tokens).map_err(fault)?;
+        let forbids_unsafe = file.attrs.iter().any(|attribute| attributes::lists(attribute, "forbid", "unsafe_code"));
+        let outline = reader::read(&file, Self { forbids_unsafe, unsafe_lines, ..Self::default() });
+        // Otherwise every source would stay in this thread's memory for the sake of its positions.
+        proc_macro2::extra::invalidate_current_thread_spans();
+        Ok(outline)
+    }
+}
+
+/// The lines of this word, however deep it stands.
+fn lines_of(tokens: TokenStream, word: &str) -> Vec<usize> {
+    let in_token = |token: TokenTree| match token {
+        TokenTree::Group(group) => lines_of(group.stream(), word),
+        TokenTree::Ident(found) if found == word => vec![line(found.span())],
+        _ => Vec::new(),
+    };
+    tokens.into_iter().flat_map(in_token).collect()
+}
+
+fn line(span: Span) -> usize {
+    span.start().line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Outline {
+        Outline::of(text).unwrap()
+    }
+
+    #[test]
+    fn functions_are_measured_to_their_closing_brace() {
+        let outline = of("fn a(x: [u8; 2]) -> u8 {\n  if x { \"}\" }\n}\ntrait T { fn b(&self); }\ntype F = fn(u8);\n\
+                          impl S<u8> {\n  fn c() {\n    fn d() {}\n  }\n}\nproptest! {\n  fn e(x in 0..9) {\n  }\n}\n");
+        let functions = outline.functions.iter();
+        let found: Vec<_> =
+            functions.map(|found| (found.name.as_str(), found.owner.as_deref(), found.lines())).collect();
+        let expected = [("a", None, 3), ("b", Some("T"), 1), ("c", Some("S"), 3), ("d", None, 1), ("e", None, 2)];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_exists_only_in_tests_is_known() {
+        let outline =
+            of("fn a() {}\n#[cfg(all(test, unix))]\n#[allow(x)]\nmod tests { fn b() { std::fs::read(); } }\n\
+                          #[cfg(not(test))]\nfn c() {}\n#[test]\nfn d() {}\nimpl S {\n  #[cfg(test)]\n  fn e() {}\n}\n\
+                          #[cfg(test)]\nmod rig;\nmod kept;\n");
+        let functions = outline.functions.iter().filter(|found| found.in_test);
+        assert_eq!(functions.map(|found| found.name.as_str()).collect::<Vec<_>>(), ["b", "d", "e"]);
+        let modules: Vec<_> = outline.modules.iter().map(|found| (found.path.as_str(), found.in_test)).collect();
+        assert_eq!(modules, [("rig", true), ("kept", false)]);
+        assert!(outline.mentions[0].in_test && outline.mentions[0].scope == "tests::fn b");
+    }
+
+    #[test]
+    fn imports_are_spelled_out() {
+        let outline = of("use std::{fs, io::{self, Read as R}, net::*};\npub(crate) use a::b;\nuse c as d;\n\
+                          fn f() -> impl X + use<'a> { use self::e; }\n");
+        let imports = outline.imports.iter().map(|found| format!("{} {}", found.path, found.name));
+        let expected = ["std::fs fs", "std::io io", "std::io::Read R", "std::net::* *", "a::b b", "c d", "self::e e"];
+        assert_eq!(imports.collect::<Vec<_>>(), expected);
+        assert!(outline.imports[4].is_public && !outline.imports[5].is_public);
+        assert_eq!(outline.imports[6].scope, "fn f");
+    }
+
+    #[test]
+    fn paths_are_found_wherever_code_is() {
+        let outline = of(
+            "fn f(a: b::C<D>) -> <e::F as g::H>::I {\n  j::k::<L>(m!(n::o));\n}\n#[p::q]\nstruct S(pub(in r) s::T);",
+        );
+        let paths: Vec<&str> = outline.mentions.iter().map(|found| found.path.as_str()).collect();
+        for path in ["b::C", "D", "e::F", "g::H::I", "j::k", "L", "m!", "n::o", "s::T"] {
+            assert!(paths.contains(&path), "{path} in {paths:?}");
+        }
+        assert!(!paths.iter().any(|path| path.starts_with('p') || *path == "r"), "{paths:?}");
+    }
+
+    #[test]
+    fn blocks_know_their_types() {
+        let outline =
+            of("impl<'a> super::A<'a> { fn f(&mut self) {} }\nimpl T for &mut B { fn f(&self) {} }\nimpl C {}\n");
+        let blocks = outline.impls.iter();
+        let found: Vec<_> = blocks.map(|block| (block.target.as_str(), block.of_trait, block.has_mutating)).collect();
+        assert_eq!(found, [("super::A", false, true), ("B", true, false), ("C", false, false)]);
+    }
+
+    #[test]
+    fn words_of_the_language_are_found_in_macros_and_not_in_strings() {
+        let outline = of("#![forbid(unsafe_code)]\n// unsafe\nfn a() { m!(unsafe { b(\"unsafe\") });\n unsafe {} }\n");
+        assert_eq!(outline.unsafe_lines, [3, 4]);
+        assert!(outline.forbids_unsafe);
+        assert!(!of("// #![forbid(unsafe_code)]\n#![deny(unsafe_code)]\n").forbids_unsafe);
+    }
+
+    #[test]
+    fn what_is_no_rust_is_an_error_with_its_line() {
+        for (text, line) in [("fn a() {}\nfn b( {}\n", "line 2"), ("\n\"open", "line 2"), ("fn a() { 1 + }", "line 1")]
+        {
+            let fault = Outline::of(text).unwrap_err();
+            assert!(fault.starts_with(line), "{fault}");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Rules about words: clean text, headers of files, names of types.
+
+pub mod header;
+pub mod names;
+pub mod text;
