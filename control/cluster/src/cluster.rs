@@ -182,8 +182,8 @@ impl Cluster {
         self.membership.unsettled()
     }
 
-    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to it;
-    /// false for one that never says so.
+    /// Whether a member has not said yet that it follows the last map by which slots moved, and has all that moved to
+    /// it; false for one that never says so.
     #[must_use]
     pub fn is_behind(&self, node: NodeId) -> bool {
         self.membership.members().is_behind(node, self.membership.maps().moved_at())

@@ -276,8 +276,8 @@ impl Members {
         Ok(())
     }
 
-    /// Keeps the number of remembered ended incarnations within its limit: those go that ended first, with what is known
-    /// of their devices.
+    /// Keeps the number of remembered ended incarnations within its limit: those go that ended first, with what is
+    /// known of their devices.
     pub(super) fn forget_longest_ended(&mut self, limit: usize, devices: &mut DeviceTable, effects: &mut Effects) {
         let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
         let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();

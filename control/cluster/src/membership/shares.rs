@@ -15,8 +15,8 @@
 //! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
 //! heartbeat; so does everybody where answers have not come for as long as that.
 //!
-//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner that
-//! ends in order comes back, but what moves to it or from it then is lost.
+//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner
+//! that ends in order comes back, but what moves to it or from it then is lost.
 //!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
