@@ -1,8 +1,9 @@
 //! The state machine as a whole: its state, time, and publishing.
 //!
 //! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or
-//! gains, it makes at most one epoch. The cluster joins its parts: the membership with its map, the catalog of segments,
-//! tenants, and, while there is no map, offers of members to adopt theirs. Starting from what is durable is in `start.rs`.
+//! gains, it makes at most one epoch. The cluster joins its parts: the membership with its map, the catalog of
+//! segments, tenants, and, while there is no map, offers of members to adopt theirs. Starting from what is durable is
+//! in `start.rs`.
 //!
 //! **A late call is nobody's silence.** If the driver comes later than [`Cluster::poll_timeout`] asked by more than a
 //! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; everyone gets the
@@ -181,11 +182,11 @@ impl Cluster {
         self.membership.unsettled()
     }
 
-    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to
+    /// Whether a member has not said yet that it follows the last map by which slots moved, and has all that moved to
     /// it; false for one that never says so.
     #[must_use]
     pub fn is_behind(&self, node: NodeId) -> bool {
-        self.membership.is_behind(node)
+        self.membership.members().is_behind(node, self.membership.maps().moved_at())
     }
 
     /// True while members of a lost state may still offer their map: clients wait for the map that is adopted, or for

@@ -30,7 +30,7 @@ use kvplane_proto::states::Step;
 
 use crate::config::ClusterConfig;
 use crate::message::{Counters, Load, Reply};
-use crate::record::{Record, RecordKey};
+use crate::record::Record;
 use crate::rejection::Rejection;
 use crate::state::{MemberEvent, MemberState};
 
@@ -328,13 +328,7 @@ impl Membership {
         let now_ns = self.now_ns;
         self.members.expect_live(node, incarnation)?.seen.ends_ns = Some(now_ns);
         let unsettled = self.unsettled().filter(|other| *other != node).count();
-        Ok(Reply::Moves { unsettled, behind: self.is_behind(node) })
-    }
-
-    /// Whether a member has not said yet that it follows the last map by which slots moved and has all that moved to
-    /// it; false for one that never says so.
-    pub(crate) fn is_behind(&self, node: NodeId) -> bool {
-        self.members.get(node).and_then(|row| row.settled).is_some_and(|epoch| epoch < self.maps.moved_at())
+        Ok(Reply::Moves { unsettled, behind: self.members.is_behind(node, self.maps.moved_at()) })
     }
 
     /// A member goes in order.
@@ -471,17 +465,8 @@ impl Membership {
         let incarnation = row.member.incarnation;
         self.effects.put(self.members.row(node).record());
         self.effects.end((node, incarnation));
-        self.forget_longest_ended();
+        self.members.forget_longest_ended(self.config.limits.ended_incarnations, &mut self.devices, &mut self.effects);
         true
-    }
-
-    /// Keeps the number of remembered ended incarnations within its limit.
-    fn forget_longest_ended(&mut self) {
-        for node in self.members.longest_ended(self.config.limits.ended_incarnations) {
-            self.members.remove(node);
-            self.devices.forget(node, &mut self.effects);
-            self.effects.remove(RecordKey::Member(node));
-        }
     }
 
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.

@@ -1,4 +1,4 @@
-//! Failure detection: which members are silent, which of these are dead, and when a dead one is expelled: by itself, or together with others that are silent.
+//! Failure detection: which members are silent, which of these are dead, and when a dead one is expelled.
 //!
 //! A member is dead when its silence lasts up to the deadline. Where slots have two owners it is dead earlier, if its
 //! ports refuse connections, or do not answer while others are heard.

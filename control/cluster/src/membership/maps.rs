@@ -73,7 +73,7 @@ impl MapHistory {
     }
 
     /// The map by which slots moved last.
-    pub(super) fn moved_at(&self) -> Epoch {
+    pub(crate) fn moved_at(&self) -> Epoch {
         let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
         restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since)
     }

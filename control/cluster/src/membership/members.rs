@@ -5,11 +5,16 @@ use std::collections::BTreeMap;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
 
+use super::devices::DeviceTable;
+use super::effects::Effects;
 use crate::config::ClusterConfig;
 use crate::message::Load;
-use crate::record::{MemberRecord, Record};
+use crate::record::{MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::state::MemberState;
+
+/// A member that is about to end says so again before so many heartbeat intervals are over; one that does not goes on.
+pub const ENDS_INTERVALS: u64 = 2;
 
 /// What is known of a node.
 pub(crate) struct Row {
@@ -51,17 +56,7 @@ pub(crate) struct Evidence {
     pub(crate) ends_ns: Option<u64>,
 }
 
-/// A member that is about to end says so again before so many heartbeat intervals are over; one that does not goes on.
-pub const ENDS_INTERVALS: u64 = 2;
-
 impl Row {
-    /// Until when it is taken to be about to end, after `now_ns`.
-    pub(super) fn ends_until_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
-        let for_ns = config.heartbeat_interval_ns.saturating_mul(ENDS_INTERVALS);
-        let until_ns = self.seen.ends_ns?.saturating_add(for_ns);
-        (until_ns > now_ns).then_some(until_ns)
-    }
-
     /// A node that was heard at `now_ns`, without capacity and version.
     pub(super) fn new(member: Member, state: MemberState, now_ns: u64) -> Self {
         Self {
@@ -104,6 +99,13 @@ impl Row {
         let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
         // A dead member that waits for longer does so for another, whose deadline is the next.
         Some(due_ns).filter(|at_ns| *at_ns > now_ns)
+    }
+
+    /// Until when it is taken to be about to end, after `now_ns`.
+    pub(super) fn ends_until_ns(&self, config: &ClusterConfig, now_ns: u64) -> Option<u64> {
+        let for_ns = config.heartbeat_interval_ns.saturating_mul(ENDS_INTERVALS);
+        let until_ns = self.seen.ends_ns?.saturating_add(for_ns);
+        (until_ns > now_ns).then_some(until_ns)
     }
 
     /// Whether it is to own slots.
@@ -167,10 +169,6 @@ impl Members {
 
     pub(super) fn insert(&mut self, row: Row) {
         self.rows.insert(row.member.node, row);
-    }
-
-    pub(super) fn remove(&mut self, node: NodeId) {
-        self.rows.remove(&node);
     }
 
     /// By node.
@@ -278,15 +276,26 @@ impl Members {
         Ok(())
     }
 
-    /// Ended incarnations beyond the number that is remembered: those that ended first.
-    pub(super) fn longest_ended(&self, limit: usize) -> Vec<NodeId> {
+    /// Keeps the number of remembered ended incarnations within its limit: those go that ended first, with what is
+    /// known of their devices.
+    pub(super) fn forget_longest_ended(&mut self, limit: usize, devices: &mut DeviceTable, effects: &mut Effects) {
         let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
         let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
         let excess = ended.len().saturating_sub(limit);
         if excess > 0 {
             ended.sort_unstable();
         }
-        ended[..excess].iter().map(|(_, node)| *node).collect()
+        for &(_, node) in &ended[..excess] {
+            self.rows.remove(&node);
+            devices.forget(node, effects);
+            effects.remove(RecordKey::Member(node));
+        }
+    }
+
+    /// Whether a member has not said yet that it follows the last map by which slots moved, which was `moved`, and has
+    /// all that moved to it; false for one that never says so.
+    pub(crate) fn is_behind(&self, node: NodeId, moved: Epoch) -> bool {
+        self.rows.get(&node).and_then(|row| row.settled).is_some_and(|epoch| epoch < moved)
     }
 
     /// Gives everybody this much time back.

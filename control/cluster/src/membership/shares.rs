@@ -15,8 +15,8 @@
 //! reports ([`Input::Settled`]), or that still has moves to finish after the longest wait for them, proves it by a
 //! heartbeat; so does everybody where answers have not come for as long as that.
 //!
-//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner that
-//! ends in order comes back, but what moves to it or from it then is lost.
+//! Nor does it happen while one of them is about to end, as nodes are that stop ([`Input::PrepareLeave`]): an owner
+//! that ends in order comes back, but what moves to it or from it then is lost.
 //!
 //! **A newcomer waits for absent nodes, too.** What a dead node has on its devices counts again as far as nobody
 //! changed it, and when it is back it is compared with those who have its slots then. Only the slots that it gets back
@@ -177,7 +177,7 @@ impl Shares {
         let ShareFacts { config, maps, now_ns, .. } = facts;
         let next = Epoch(maps.map().epoch.0 + 1);
         let takers = || members.iter().filter(|row| row.wants_share());
-        if let Some(until_ns) = ends_until_ns(members, facts) {
+        if let Some(until_ns) = takers().filter_map(|row| row.ends_until_ns(config, now_ns)).max() {
             change.look_at(Some(until_ns));
             return false;
         }
@@ -230,7 +230,7 @@ impl Shares {
         let is_later = |at_ns: &u64| *at_ns > facts.now_ns;
         let settles = Some(self.settle_until_ns).filter(is_later);
         let probe = self.probe.map(|probe| probe.until_ns).filter(is_later);
-        [settles, absent_until_ns(members, facts), ends_until_ns(members, facts), probe].into_iter().flatten().min()
+        [settles, absent_until_ns(members, facts), probe].into_iter().flatten().min()
     }
 
     /// Owners that may not have all yet that moved to them.
@@ -258,12 +258,6 @@ impl Shares {
             self.want();
         }
     }
-}
-
-/// Until when nobody gets or loses slots, as a node that is to own some is about to end.
-fn ends_until_ns(members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
-    let takers = members.iter().filter(|row| row.wants_share());
-    takers.filter_map(|row| row.ends_until_ns(facts.config, facts.now_ns)).max()
 }
 
 /// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no

@@ -30,7 +30,7 @@ impl Membership {
             None => self.effects.put(self.maps.header(&self.config)),
             Some(header) => self.effects.change_map(self.maps.restore_header(header, self.config.replicas)),
         }
-        self.forget_longest_ended();
+        self.members.forget_longest_ended(self.config.limits.ended_incarnations, &mut self.devices, &mut self.effects);
         self.take_over_map();
         self.maps.validate()
     }

@@ -126,9 +126,9 @@ impl Conductor {
     }
 
     /// What an instance publishes has not been within reach for so long. Something of its cache may not be known then;
-    /// after [`super::AWAY_DOUBTED_NS`] it is not chosen any more, unless it is heard of otherwise or promised reports, which
-    /// say more; after [`super::AWAY_FORGOTTEN_NS`] it is taken to hold nothing, which is said by `true`: its events are to be
-    /// asked for from the first on.
+    /// after [`super::AWAY_DOUBTED_NS`] it is not chosen any more, unless it is heard of otherwise or promised reports,
+    /// which say more; after [`super::AWAY_FORGOTTEN_NS`] it is taken to hold nothing, which is said by `true`: its
+    /// events are to be read from the first on.
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
@@ -198,8 +198,8 @@ impl Conductor {
         self.placement_changed || self.instances.has_changed()
     }
 
-    /// An instance that was registered with an earlier Conductor goes on. Its silence counts from `graced_ns` on, as it may
-    /// have to find its way here first. If it reports its cache it is degraded until all of that is known again.
+    /// An instance that was registered with an earlier Conductor goes on. Its silence counts from `graced_ns` on, as it
+    /// may have to find its way here first. If it reports its cache it is degraded until all of that is known again.
     ///
     /// # Errors
     /// When the limits do not allow it any more, or it contradicts another.

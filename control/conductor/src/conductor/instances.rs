@@ -405,8 +405,8 @@ impl InstanceRegistry {
         Ok(())
     }
 
-    /// A prompt was placed and had so many tokens cached. The numbers of its instance, if that never has what it says and
-    /// is not believed any more.
+    /// A prompt was placed and had so many tokens cached. The numbers of its instance, if that never has what it says
+    /// and is not believed any more.
     pub(super) fn note_reuse(
         &mut self,
         assigned: &AssignedInstances,

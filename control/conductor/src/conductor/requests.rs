@@ -377,8 +377,8 @@ impl RequestLedger {
         Ok(kept.pool)
     }
 
-    /// A request goes elsewhere than `failed`, and than where it must not go already. It keeps its place among those who
-    /// wait.
+    /// A request goes elsewhere than `failed`, and than where it must not go already. It keeps its place among those
+    /// who wait.
     pub(super) fn reschedule(
         &mut self,
         reservation: u64,

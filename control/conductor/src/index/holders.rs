@@ -1,4 +1,4 @@
-//! Holders: instances, ranks of them, store nodes. Each has a slot, which others get again once no run knows it any more.
+//! Holders: instances, ranks of them, store nodes. Each has a slot, which others get once no run knows it any more.
 
 use super::codec::{Reader, SnapshotError, put};
 use super::run::bit;
