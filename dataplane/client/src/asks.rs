@@ -90,7 +90,7 @@ impl Client {
         self.asking = asked;
         let id = self.submit(&requests, deadline_ns, now_ns)?;
         // What the batch had is of use for the next one.
-        core::mem::swap(&mut self.batches.at(id.index).asked, &mut self.asking);
+        core::mem::swap(&mut self.batches.at(id.index).existence, &mut self.asking);
         Ok(id)
     }
 
@@ -146,7 +146,7 @@ impl Client {
         let mut header = Header::request(Kind::Request(Operation::Exists), request);
         header.deadline_us = self.deadline_us(slice);
         let batch = self.slices.at(slice).batch;
-        let list = &self.batches.at(batch.index).asked.list[from as usize..(from + count) as usize];
+        let list = &self.batches.at(batch.index).existence.list[from as usize..(from + count) as usize];
         let start = self.outbox.mark();
         self.outbox.writer().extend_from_slice(list.as_flattened());
         let body = self.outbox.since(start);
@@ -163,7 +163,7 @@ impl Client {
         }
         let (there, heads) = Bitmap::decode_two(body, count)?;
         let batch = self.slices.at(slice).batch;
-        self.batches.at(batch.index).asked.answer(from as usize, &there, heads.as_ref());
+        self.batches.at(batch.index).existence.answer(from as usize, &there, heads.as_ref());
         self.settle(slice, Status::Ok);
         Some(())
     }
@@ -172,13 +172,13 @@ impl Client {
     /// those that nobody answered for.
     #[must_use]
     pub fn found(&self, batch: BatchId) -> &[bool] {
-        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.asked.found)
+        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.existence.found)
     }
 
     /// Those of [`Self::found`] that name stripes, by their positions: whether these are there too is another question.
     #[must_use]
     pub fn found_heads(&self, batch: BatchId) -> &[usize] {
-        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.asked.heads)
+        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.existence.heads)
     }
 
     /// The objects of a complete [`Self::submit_asks`] that nobody answered for, by their positions, and why.
@@ -187,10 +187,10 @@ impl Client {
         let mut unanswered = Vec::new();
         let Some(entry) = self.batches.get(batch.index, batch.generation) else { return unanswered };
         let mut from = 0;
-        for (result, count) in entry.results.iter().zip(&entry.asked.parts) {
+        for (result, count) in entry.results.iter().zip(&entry.existence.parts) {
             let until = from + *count as usize;
             if result.status != Status::Ok {
-                unanswered.extend((from..until).map(|at| (entry.asked.place(at), result.status)));
+                unanswered.extend((from..until).map(|at| (entry.existence.place(at), result.status)));
             }
             from = until;
         }

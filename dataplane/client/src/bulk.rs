@@ -30,7 +30,7 @@ impl Tally {
     fn has(&self, slice: &Slice, lane: u32, config: &Config, places: &[Place]) -> bool {
         let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return false };
         let ours = places.get(local.buffer as usize).copied().unwrap_or_default();
-        slice.lane == lane
+        slice.link.lane == lane
             && slice.state == SliceState::Copying
             && slice.tasks == 1
             && slice.times == self.times
@@ -104,7 +104,7 @@ impl Copies<'_> {
             slice.post(bytes, now_ns);
             sent_bytes += bytes;
             taken += 1;
-            next = slice.after;
+            next = slice.link.after;
         }
         (self.next, self.sent_bytes) = (next, sent_bytes);
         self.left -= taken as u32;
@@ -132,7 +132,7 @@ impl Iterator for Copies<'_> {
         slice.post(bytes, self.now_ns);
         self.sent_bytes += bytes;
         self.left -= 1;
-        self.next = slice.after;
+        self.next = slice.link.after;
         Some(copy)
     }
 }
@@ -140,10 +140,10 @@ impl Iterator for Copies<'_> {
 impl Drop for Copies<'_> {
     fn drop(&mut self) {
         let taken = self.most - self.left;
-        self.lane.queued -= taken;
+        self.lane.list.queued -= taken;
         // None is without bytes.
-        self.lane.flying += taken;
-        (self.lane.next, self.lane.sent_bytes) = (self.next, self.sent_bytes);
+        self.lane.load.flying += taken;
+        (self.lane.list.next, self.lane.load.sent_bytes) = (self.next, self.sent_bytes);
     }
 }
 
@@ -154,13 +154,13 @@ impl Slice {
         self.step(SliceEvent::Place);
         self.sent_ns = now_ns;
         self.via = Via::Rdma;
-        (self.sent_bytes, self.bytes) = (bytes, bytes);
+        (self.link.sent_bytes, self.answer.bytes) = (bytes, bytes);
     }
 
     /// Whether the device was given all of it, and it was not asked for by a frame.
     fn was_sent_whole(&self) -> bool {
-        let whole = self.sent_bytes == self.weight_bytes() && self.bytes == self.sent_bytes;
-        whole && self.version == 0 && self.held == HeldHandle::Nothing
+        let whole = self.link.sent_bytes == self.weight_bytes() && self.answer.bytes == self.link.sent_bytes;
+        whole && self.answer.version == 0 && self.answer.held == HeldHandle::Nothing
     }
 }
 
@@ -182,10 +182,10 @@ impl Batch {
 /// Takes a slice that is not the first of its lane's list out of it.
 #[cold]
 fn unlink(slices: &mut Table<Slice>, lane: &mut Lane, before: u32, after: u32) {
-    slices.at(before).after = after;
+    slices.at(before).link.after = after;
     match after {
-        NOWHERE => lane.last = before,
-        after => slices.at(after).before = before,
+        NOWHERE => lane.list.last = before,
+        after => slices.at(after).link.before = before,
     }
 }
 
@@ -207,8 +207,8 @@ impl Client {
         Copies {
             most: lane.may_fly(config),
             left: lane.may_fly(config),
-            next: lane.next,
-            sent_bytes: lane.sent_bytes,
+            next: lane.list.next,
+            sent_bytes: lane.load.sent_bytes,
             // One that is larger goes alone.
             window_bytes: config.lane_window_bytes.max(1),
             closes_ways: lane.closes_ways(),
@@ -252,8 +252,8 @@ impl Client {
     fn tally_for(&self, lane: u32, id: SliceId) -> Option<Tally> {
         let slice = self.slices.get(id.index, id.generation)?;
         let slow = self.now_ns.saturating_sub(slice.times.begun_ns) >= self.config.slow_ns;
-        let mine = slice.lane == lane && slice.state == SliceState::Copying;
-        if !mine || slow || slice.tasks != 1 || slice.held != HeldHandle::Nothing {
+        let mine = slice.link.lane == lane && slice.state == SliceState::Copying;
+        if !mine || slow || slice.tasks != 1 || slice.answer.held != HeldHandle::Nothing {
             return None;
         }
         Some(Tally {
@@ -283,18 +283,18 @@ impl Client {
         let mut batch = slices.peek(first.index).batch;
         let mut entry = batches.at(batch.index);
         // Those at the front of the lane's list leave it without a look at their neighbours.
-        let mut front = lane_entry.first;
+        let mut front = lane_entry.list.first;
         let mut next = Some(first);
         while let Some(id) = next {
             let Some(slice) = slices.get(id.index, id.generation) else {
                 next = ids.next();
                 continue;
             };
-            if slice.run != run {
+            if slice.link.run != run {
                 if !tally.has(slice, lane, config, places) {
                     break;
                 }
-                run = if slice.run == 0 { u64::MAX } else { slice.run };
+                run = if slice.link.run == 0 { u64::MAX } else { slice.link.run };
                 // A run is of one batch.
                 if slice.batch != batch {
                     batch = slice.batch;
@@ -307,7 +307,8 @@ impl Client {
             debug_assert!(tally.has(slice, lane, config, places) && slice.was_sent_whole(), "all of a run");
             debug_assert!(slice.batch == batch, "a run is of one batch");
             let slice = slices.end(id.index);
-            let (before, after, task, slice_bytes) = (slice.before, slice.after, slice.task, slice.bytes);
+            let (before, after, task, slice_bytes) =
+                (slice.link.before, slice.link.after, slice.task, slice.answer.bytes);
             count += 1;
             bytes += slice_bytes;
             if slice_bytes < LEAST_LOAD_BYTES {
@@ -329,10 +330,10 @@ impl Client {
             }
             next = ids.next();
         }
-        lane_entry.first = front;
+        lane_entry.list.first = front;
         match front {
-            NOWHERE => lane_entry.last = NOWHERE,
-            front => slices.at(front).before = NOWHERE,
+            NOWHERE => lane_entry.list.last = NOWHERE,
+            front => slices.at(front).link.before = NOWHERE,
         }
         (tally.slices, tally.bytes, tally.load_bytes) = (count, bytes, bytes + more_load_bytes);
         next
@@ -346,10 +347,10 @@ impl Client {
         }
         let now_ns = self.now_ns;
         let entry = &mut self.lanes[lane as usize];
-        entry.load_bytes -= load_bytes;
+        entry.load.bound_bytes -= load_bytes;
         // Each was sent as a whole.
-        entry.sent_bytes -= bytes;
-        entry.flying -= slices as u32;
+        entry.load.sent_bytes -= bytes;
+        entry.load.flying -= slices as u32;
         let (rail, peer) = (entry.rail, entry.peer.0 as usize);
         let nodes = self.nodes_of(rail, peer, places);
         let rail = &mut self.rails[rail as usize];

@@ -103,7 +103,7 @@ impl Client {
         let now_ns = self.now_ns;
         let queue = self.queue_for(id.index, peer.0, number);
         let slice = self.slices.at(id.index);
-        (slice.peer, slice.group, slice.queue, slice.times.queued_ns) = (peer.0, number, queue, now_ns);
+        (slice.way.peer, slice.way.group, slice.way.queue, slice.times.queued_ns) = (peer.0, number, queue, now_ns);
         let bytes = slice.load_bytes();
         let batch = slice.batch.index;
         let ticket = Ticket { bytes, small: self.config.is_small(bytes), ..self.batches.at(batch).ticket };
@@ -128,7 +128,7 @@ impl Client {
         }
         let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
         let place = group.waiting[usize::from(queue)].queue.push(id.index, &ticket, now_ns);
-        self.slices.at(id.index).place = place;
+        self.slices.at(id.index).way.place = place;
         self.mark_group(peer.0, number);
     }
 
@@ -146,8 +146,8 @@ impl Client {
 
     pub(super) fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
         let slice = self.slices.at(index);
-        let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.queue);
-        let avoid = if slice.attempts > 0 { slice.rail } else { NOWHERE };
+        let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.way.queue);
+        let avoid = if slice.tries.attempts > 0 { slice.rail } else { NOWHERE };
         let open = u64::from(self.batches.at(batch).open_slices[task as usize]);
         Ask {
             bytes,
@@ -164,7 +164,7 @@ impl Client {
 
     pub(super) fn bind(&mut self, id: SliceId, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
-        if entry.first == NOWHERE {
+        if entry.list.first == NOWHERE {
             entry.progress_ns = self.now_ns;
         }
         let unwatched = entry.alarm_ns.is_none();
@@ -194,14 +194,14 @@ impl Client {
             let work_ns = usual_ns + (bulk + small) as f64 / rate.bytes_per_ns();
             let silence_ns = rail.silence_ns().saturating_mul(SILENCES).min(Limits::RAIL_SILENCE_NS);
             // Nothing is heard of a payload before all of it is there, and a stated speed need not be the real one.
-            let whole_ns = match entry.first {
+            let whole_ns = match entry.list.first {
                 NOWHERE => 0,
                 first => client.slices.peek(first).load_bytes().saturating_mul(1_000_000_000) / LEAST_BYTES_PER_SECOND,
             };
             least_ns.max((work_ns * STALL_FACTOR) as u64).max(silence_ns).max(whole_ns)
         };
         let entry = &self.lanes[lane as usize];
-        if entry.first == NOWHERE && entry.detached.is_empty() {
+        if entry.list.first == NOWHERE && entry.connection.detached.is_empty() {
             return;
         }
         let stalled_ns = entry.progress_ns.saturating_add(limit_ns(self, lane));
@@ -214,7 +214,7 @@ impl Client {
             let other = self.rails[rail].lanes[position];
             let entry = &self.lanes[other as usize];
             let silent_ns = self.now_ns.saturating_sub(entry.progress_ns);
-            let waits = entry.first != NOWHERE || !entry.detached.is_empty();
+            let waits = entry.list.first != NOWHERE || !entry.connection.detached.is_empty();
             if entry.state == Endpoint::Ready && waits && silent_ns >= limit_ns(self, other) / 2 {
                 self.reset_lane(other, Cause::Peer);
                 let transport = self.usual_transport(self.rails[rail].path);
@@ -336,12 +336,12 @@ impl Client {
         let open = |lane: u32| {
             let lane = &self.lanes[lane as usize];
             lane.state == Endpoint::Ready
-                && (lane.load_bytes == 0 || lane.load_bytes < self.config.lane_window_bytes)
+                && (lane.load.bound_bytes == 0 || lane.load.bound_bytes < self.config.lane_window_bytes)
                 && lane.may_take_more(&self.config)
         };
         let least = |lanes: &[u32]| {
             let open = lanes.iter().copied().filter(|&lane| open(lane));
-            open.min_by_key(|&lane| self.lanes[lane as usize].load_bytes)
+            open.min_by_key(|&lane| self.lanes[lane as usize].load.bound_bytes)
         };
         if express && entry.lanes[1..].iter().any(|&lane| self.lanes[lane as usize].state == Endpoint::Ready) {
             return least(&entry.lanes[1..]);

@@ -95,10 +95,11 @@ impl Client {
             return true;
         }
         let (count, answered) = (fences.count(), fences.answered);
-        let (in_order, idle) = (entry.path.writes_in_order(), entry.queued == 0 && entry.commits.is_empty());
+        let (in_order, idle) =
+            (entry.path.writes_in_order(), entry.list.queued == 0 && entry.connection.owed.commits.is_empty());
         let may_follow = in_order && fences.open.len() <= Limits::FENCED;
-        while !idle && self.lanes[lane as usize].fenced < count {
-            let told = self.lanes[lane as usize].fenced.max(answered);
+        while !idle && self.lanes[lane as usize].connection.fenced < count {
+            let told = self.lanes[lane as usize].connection.fenced.max(answered);
             let until = count.min(told + Limits::ITEMS_PER_FRAME as u64);
             self.send_fence(lane, (told - answered) as usize..(until - answered) as usize, until);
         }
@@ -108,7 +109,7 @@ impl Client {
     /// The request's id is the count of fences up to the last that it names: that says what the answer is for.
     fn send_fence(&mut self, lane: u32, which: core::ops::Range<usize>, until: u64) {
         let entry = &mut self.lanes[lane as usize];
-        entry.fenced = until;
+        entry.connection.fenced = until;
         let id = entry.id(lane);
         let (start, items) = (self.outbox.mark(), which.len());
         let open = &self.peers[entry.peer.0 as usize].fences.open;
@@ -123,7 +124,7 @@ impl Client {
     pub(super) fn fence_answered(&mut self, lane: LaneId, header: &Header) -> Option<()> {
         let entry = &self.lanes[lane.index as usize];
         let until = header.request.to_bits();
-        if header.status != Status::Ok || entry.state != Endpoint::Ready || until > entry.fenced {
+        if header.status != Status::Ok || entry.state != Endpoint::Ready || until > entry.connection.fenced {
             return None;
         }
         let peer = entry.peer.0 as usize;

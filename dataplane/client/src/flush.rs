@@ -37,7 +37,7 @@ impl Client {
     /// not.
     pub fn cma_allowed(&mut self, lane: LaneId, allowed: bool) {
         if let Some(entry) = self.current(lane) {
-            entry.cma = allowed;
+            entry.connection.cma = allowed;
         }
     }
 
@@ -97,12 +97,12 @@ impl Client {
         loop {
             let entry = &mut self.lanes[lane as usize];
             let take = |len: usize| len.saturating_sub(Limits::ITEMS_PER_FRAME);
-            let (operation, ids): (_, Vec<u64>) = if !entry.releases.is_empty() {
-                let from = take(entry.releases.len());
-                (Operation::Release, entry.releases.drain(from..).map(|id| id.to_bits()).collect())
-            } else if !entry.aborts.is_empty() {
-                let from = take(entry.aborts.len());
-                (Operation::Abort, entry.aborts.drain(from..).map(|id| id.to_bits()).collect())
+            let (operation, ids): (_, Vec<u64>) = if !entry.connection.owed.releases.is_empty() {
+                let from = take(entry.connection.owed.releases.len());
+                (Operation::Release, entry.connection.owed.releases.drain(from..).map(|id| id.to_bits()).collect())
+            } else if !entry.connection.owed.aborts.is_empty() {
+                let from = take(entry.connection.owed.aborts.len());
+                (Operation::Abort, entry.connection.owed.aborts.drain(from..).map(|id| id.to_bits()).collect())
             } else {
                 break;
             };
@@ -110,10 +110,10 @@ impl Client {
             let body = self.outbox.append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
             self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, &[]);
         }
-        while !self.lanes[lane as usize].commits.is_empty() {
+        while !self.lanes[lane as usize].connection.owed.commits.is_empty() {
             let entry = &mut self.lanes[lane as usize];
-            let from = entry.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
-            let commits: Vec<(u32, CommitItem)> = entry.commits.drain(from..).collect();
+            let from = entry.connection.owed.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
+            let commits: Vec<(u32, CommitItem)> = entry.connection.owed.commits.drain(from..).collect();
             let body = self.outbox.append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
             let request = self.open_wire(id, Operation::Commit);
             for &(slice, _) in &commits {
@@ -197,12 +197,12 @@ impl Client {
     /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for
     /// their places and one to commit; a small one alone needs none but its own.
     fn goes_along(&mut self, put: SliceId, local: Local) -> bool {
-        local.bytes <= Limits::PAYLOAD_ALONG_BYTES && self.slices.at(put.index).after == NOWHERE
+        local.bytes <= Limits::PAYLOAD_ALONG_BYTES && self.slices.at(put.index).link.after == NOWHERE
     }
 
     /// The oldest slice of a lane that was not sent.
     pub(super) fn next_queued(&self, lane: u32) -> Option<SliceId> {
-        let next = self.lanes[lane as usize].next;
+        let next = self.lanes[lane as usize].list.next;
         (next != NOWHERE).then(|| slice_id(next, self.slices.generation(next)))
     }
 
@@ -363,7 +363,7 @@ impl Client {
         self.leave_queue(lane, id.index);
         let slice = self.slices.at(id.index);
         slice.step(SliceEvent::Place);
-        slice.bytes = local.bytes;
+        slice.answer.bytes = local.bytes;
         slice.via = via;
         let path = self.lanes[lane as usize].path;
         let lane = self.lanes[lane as usize].id(lane);
@@ -379,7 +379,7 @@ impl Client {
         let now_ns = self.now_ns;
         let slice = self.slices.at(slice);
         slice.sent_ns = now_ns;
-        slice.sent_bytes = slice.weight_bytes();
+        slice.link.sent_bytes = slice.weight_bytes();
         self.lanes[lane as usize].sends(slice);
     }
 
@@ -398,7 +398,7 @@ impl Client {
         wire.lane = lane;
         wire.operation = operation;
         wire.slices.clear();
-        self.lanes[lane.index as usize].outstanding += 1;
+        self.lanes[lane.index as usize].load.outstanding += 1;
         request_id(self.wires.insert(wire))
     }
 

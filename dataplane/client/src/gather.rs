@@ -33,7 +33,7 @@ impl Client {
     pub(super) fn may_gather(&self, index: u32) -> bool {
         let slice = self.slices.peek(index);
         let (Request::Read(_, local) | Request::Write(_, local)) = slice.request else { return false };
-        !slice.alone && local.bytes <= self.config.gather_range_bytes.min(Limits::GATHER_BYTES)
+        !slice.tries.alone && local.bytes <= self.config.gather_range_bytes.min(Limits::GATHER_BYTES)
     }
 
     /// Sends the reads, or writes, at the head of the queue in one frame: as many as may be. The first one may.
@@ -129,11 +129,11 @@ impl Client {
         }
         for &index in &wire.slices {
             let slice = slices.at(index);
-            slice.bytes = slice.weight_bytes();
+            slice.answer.bytes = slice.weight_bytes();
             slice.step(SliceEvent::Payload);
         }
         let first = wire.slices[0];
-        slices.at(first).expected_checksum = header.checksum();
+        slices.at(first).answer.expected_checksum = header.checksum();
         Some(PayloadTo::Scatter { slice: slice_id(first, slices.generation(first)) })
     }
 
@@ -157,7 +157,7 @@ impl Client {
                 if position == bad {
                     self.settle(index, header.status);
                 } else {
-                    self.slices.at(index).alone = true;
+                    self.slices.at(index).tries.alone = true;
                     self.send_again(index, None);
                 }
             }
@@ -166,7 +166,7 @@ impl Client {
         for &index in slices {
             let slice = self.slices.at(index);
             if header.status == Status::Ok {
-                slice.bytes = slice.weight_bytes();
+                slice.answer.bytes = slice.weight_bytes();
             }
             self.settle(index, header.status);
         }

@@ -74,93 +74,151 @@ pub(super) enum Cause {
     Withdrawn,
 }
 
+/// A place for a connection to a shard: what the shard is asked over it, and the connection that it has now, if any.
 pub(super) struct Lane {
     pub(super) peer: PeerId,
     /// Its rail, in the client's table.
     pub(super) rail: u32,
     pub(super) path: Path,
-    pub(super) generation: u32,
     pub(super) number: u16,
+    pub(super) generation: u32,
     pub(super) state: Endpoint,
-    /// The first slice of its list that the next flush sends, and how many there are from it on: what was sent stands
-    /// before what was not, as both go in order.
+    pub(super) list: LaneList,
+    pub(super) load: LaneLoad,
+    pub(super) connection: Connection,
+    pub(super) dirty: bool,
+    /// Its entry among the client's alarms.
+    pub(super) alarm_ns: Option<u64>,
+    /// When it was last seen to move something.
+    pub(super) progress_ns: u64,
+    backoff: Backoff,
+}
+
+/// The list of a lane's slices, oldest first: what was sent stands before what was not, as both go in order.
+pub(super) struct LaneList {
+    /// Its ends.
+    pub(super) first: u32,
+    pub(super) last: u32,
+    /// The first slice that the next flush sends, and how many there are from it on.
     pub(super) next: u32,
     pub(super) queued: u32,
+}
+
+/// How much a lane has to do.
+#[derive(Default)]
+pub(super) struct LaneLoad {
     /// Requests without an answer.
     pub(super) outstanding: u32,
     /// Slices with a payload that left the queue and are not done.
     pub(super) flying: u32,
     /// Payload bytes bound and outstanding.
-    pub(super) load_bytes: u64,
+    pub(super) bound_bytes: u64,
     /// Payload bytes outstanding: what the window limits.
     pub(super) sent_bytes: u64,
-    /// Ends of the list of its slices, oldest first.
-    pub(super) first: u32,
-    pub(super) last: u32,
-    pub(super) releases: Vec<PinId>,
-    pub(super) aborts: Vec<ReservationId>,
-    pub(super) commits: Vec<(u32, CommitItem)>,
-    /// Requests that gets have left: see [`super::second`].
-    pub(super) detached: Vec<RequestId>,
-    /// Up to which of the peer's fences it was told, by their count.
-    pub(super) fenced: u64,
-    /// Why the peer refused us: its slices fail with this instead of being retried.
-    pub(super) refusal: Option<Status>,
-    /// What the shard challenged this connection with, if it wants tickets.
-    pub(super) challenged: Option<Box<LaneChallenge>>,
-    pub(super) dirty: bool,
-    /// Why it is being reset, if it is.
-    pub(super) cause: Option<Cause>,
-    /// Its entry among the client's alarms.
-    pub(super) alarm_ns: Option<u64>,
-    /// When it was last seen to move something.
-    pub(super) progress_ns: u64,
-    /// Whether this connection was welcomed.
+}
+
+/// What is true of one connection of a lane, and is forgotten when it ends.
+#[derive(Default)]
+pub(super) struct Connection {
+    /// Whether it was welcomed.
     pub(super) greeted: bool,
     /// The host says that the kernel copies between us and this peer.
     pub(super) cma: bool,
-    /// Segments that cannot be moved in this way, as found out on this connection.
+    /// Up to which of the peer's fences it was told, by their count.
+    pub(super) fenced: u64,
+    /// What the shard challenged it with, if it wants tickets.
+    pub(super) challenged: Option<Box<LaneChallenge>>,
+    /// Why the peer refused us: its slices fail with this instead of being retried.
+    pub(super) refusal: Option<Status>,
+    /// Why it is being reset, if it is.
+    pub(super) cause: Option<Cause>,
+    pub(super) owed: Owed,
+    /// Requests that gets have left: see [`super::second`].
+    pub(super) detached: Vec<RequestId>,
+    /// Segments that cannot be moved in this way, as found out on it.
     closed: BTreeSet<(SegmentId, Via)>,
+}
+
+/// What the peer is to be told of what we hold in its memory.
+#[derive(Default)]
+pub(super) struct Owed {
+    pub(super) releases: Vec<PinId>,
+    pub(super) aborts: Vec<ReservationId>,
+    pub(super) commits: Vec<(u32, CommitItem)>,
+}
+
+impl Connection {
+    /// Forgets all of it; what is kept is the memory of its lists.
+    fn end(&mut self) {
+        self.owed.clear();
+        self.detached.clear();
+        self.closed.clear();
+        let (owed, detached) = (core::mem::take(&mut self.owed), core::mem::take(&mut self.detached));
+        let closed = core::mem::take(&mut self.closed);
+        *self = Self { owed, detached, closed, ..Self::default() };
+    }
+}
+
+impl Owed {
+    fn clear(&mut self) {
+        self.releases.clear();
+        self.aborts.clear();
+        self.commits.clear();
+    }
+}
+
+/// How long a lane waits before it is connected again.
+#[derive(Default)]
+struct Backoff {
     failures: u32,
     /// When the first of the failures since the last welcome was.
     failing_since_ns: u64,
     not_before_ns: u64,
 }
 
+impl Backoff {
+    /// When the next connection may be tried, if that is later than `now_ns`.
+    const fn waits_until(&self, now_ns: u64) -> Option<u64> {
+        if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
+    }
+
+    /// How long the next connection may take until it is welcomed, where other rails work meanwhile. One that was too
+    /// slow is given more time: a machine that is busy may need it.
+    const fn rail_hello_ns(&self) -> u64 {
+        let doublings = if self.failures < HELLO_DOUBLINGS { self.failures } else { HELLO_DOUBLINGS };
+        Limits::RAIL_HELLO_NS << doublings
+    }
+
+    /// A connection failed. The wait doubles up to a small part of the outage: what was gone for a second is missed for
+    /// a few hundredths more, and what was gone for long is not asked all the time.
+    fn failed(&mut self, now_ns: u64) {
+        if self.failures == 0 {
+            self.failing_since_ns = now_ns;
+        }
+        let outage_ns = now_ns.saturating_sub(self.failing_since_ns);
+        let most_ns = (outage_ns / OUTAGE_PARTS).clamp(BACKOFF_LONG_NS, BACKOFF_LAST_NS);
+        let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(most_ns);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before_ns = now_ns.saturating_add(wait_ns);
+    }
+}
+
 impl Lane {
-    pub(super) const fn new(peer: PeerId, rail: u32, path: Path, number: u16) -> Self {
+    pub(super) fn new(peer: PeerId, rail: u32, path: Path, number: u16) -> Self {
         Self {
             peer,
             rail,
             path,
-            generation: 1,
             number,
+            generation: 1,
             state: Endpoint::Idle,
-            next: NOWHERE,
-            queued: 0,
-            outstanding: 0,
-            flying: 0,
-            load_bytes: 0,
-            sent_bytes: 0,
-            first: NOWHERE,
-            last: NOWHERE,
-            releases: Vec::new(),
-            aborts: Vec::new(),
-            commits: Vec::new(),
-            detached: Vec::new(),
-            fenced: 0,
-            refusal: None,
-            challenged: None,
+            list: LaneList { first: NOWHERE, last: NOWHERE, next: NOWHERE, queued: 0 },
+            load: LaneLoad::default(),
+            connection: Connection::default(),
             dirty: false,
-            cause: None,
             alarm_ns: None,
             progress_ns: 0,
-            greeted: false,
-            cma: false,
-            closed: BTreeSet::new(),
-            failures: 0,
-            failing_since_ns: 0,
-            not_before_ns: 0,
+            backoff: Backoff::default(),
         }
     }
 
@@ -180,37 +238,38 @@ impl Lane {
     pub(super) fn has_room(&self, config: &Config) -> bool {
         let open = match self.path {
             // Some of its slices have a request, some are the device's alone.
-            Path::Rdma => self.outstanding.max(self.flying),
-            path if path.is_greeted() => self.outstanding,
-            _ => self.flying,
+            Path::Rdma => self.load.outstanding.max(self.load.flying),
+            path if path.is_greeted() => self.load.outstanding,
+            _ => self.load.flying,
         };
-        (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+        (open as usize) < self.depth(config)
+            && (self.load.sent_bytes == 0 || self.load.sent_bytes < config.lane_window_bytes)
     }
 
     /// How many more copies that the device makes by itself may be under way, by their number.
     pub(super) fn may_fly(&self, config: &Config) -> u32 {
         let depth = self.depth(config) as u32;
-        if self.outstanding < depth { depth.saturating_sub(self.flying) } else { 0 }
+        if self.load.outstanding < depth { depth.saturating_sub(self.load.flying) } else { 0 }
     }
 
     /// Whether some segment is known not to be moved in some way.
     pub(super) fn closes_ways(&self) -> bool {
-        !self.closed.is_empty()
+        !self.connection.closed.is_empty()
     }
 
     /// The next slice of its list is sent: it takes its part of the window, which it says.
     #[inline]
     pub(super) fn sends(&mut self, slice: &Slice) {
-        self.next = slice.after;
-        self.queued -= 1;
-        self.sent_bytes += slice.sent_bytes;
-        self.flying += u32::from(slice.sent_bytes > 0);
+        self.list.next = slice.link.after;
+        self.list.queued -= 1;
+        self.load.sent_bytes += slice.link.sent_bytes;
+        self.load.flying += u32::from(slice.link.sent_bytes > 0);
     }
 
     /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
     /// its group instead.
     pub(super) fn may_take_more(&self, config: &Config) -> bool {
-        let open = if self.path.is_greeted() { self.outstanding } else { self.flying + self.queued };
+        let open = if self.path.is_greeted() { self.load.outstanding } else { self.load.flying + self.list.queued };
         (open as usize) < self.depth(config)
     }
 
@@ -223,23 +282,23 @@ impl Lane {
         if config.shared && mappable && open(Via::Map) {
             return Some(Via::Map);
         }
-        let cma = self.cma || self.state != Endpoint::Ready;
+        let cma = self.connection.cma || self.state != Endpoint::Ready;
         (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
     }
 
     /// Whether a segment is known not to be moved in this way.
     #[inline]
     pub(super) fn is_closed(&self, segment: SegmentId, via: Via) -> bool {
-        !self.closed.is_empty() && self.closed.contains(&(segment, via))
+        !self.connection.closed.is_empty() && self.connection.closed.contains(&(segment, via))
     }
 
     /// Remembers that a segment cannot be moved in this way.
     pub(super) fn close_way(&mut self, segment: SegmentId, via: Via) {
-        if self.closed.len() >= Limits::SEGMENTS {
+        if self.connection.closed.len() >= Limits::SEGMENTS {
             // Ids of segments that are long gone: what is still true is found out again.
-            self.closed.clear();
+            self.connection.closed.clear();
         }
-        self.closed.insert((segment, via));
+        self.connection.closed.insert((segment, via));
     }
 
     pub(super) const fn id(&self, index: u32) -> LaneId {
@@ -260,12 +319,12 @@ impl Lane {
 
     /// When the next connection may be tried, if that is later than `now_ns`.
     pub(super) const fn waits_until(&self, now_ns: u64) -> Option<u64> {
-        if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
+        self.backoff.waits_until(now_ns)
     }
 
     pub(super) const fn welcomed(&mut self) {
-        self.greeted = true;
-        self.failures = 0;
+        self.connection.greeted = true;
+        self.backoff.failures = 0;
     }
 
     /// Whether it is on its way to be used.
@@ -273,49 +332,30 @@ impl Lane {
         matches!(self.state, Endpoint::Connecting | Endpoint::Greeting)
     }
 
-    /// How long the next connection may take until it is welcomed, where other rails work meanwhile. One that was too
-    /// slow is given more time: a machine that is busy may need it.
+    /// How long the next connection may take until it is welcomed, where other rails work meanwhile.
     pub(super) const fn rail_hello_ns(&self) -> u64 {
-        let doublings = if self.failures < HELLO_DOUBLINGS { self.failures } else { HELLO_DOUBLINGS };
-        Limits::RAIL_HELLO_NS << doublings
+        self.backoff.rail_hello_ns()
     }
 
     /// When the next connection may be tried.
     pub(super) const fn not_before_ns(&self) -> u64 {
-        self.not_before_ns
+        self.backoff.not_before_ns
     }
 
     /// The connection ended: forget what was on it, except its slices, and wait before the next. No wait where nobody
     /// is at fault.
-    ///
-    /// The wait doubles up to a small part of the outage: what was gone for a second is missed for a few hundredths
-    /// more, and what was gone for long is not asked all the time.
     pub(super) fn lost(&mut self, now_ns: u64) {
-        if self.cause.take() != Some(Cause::Withdrawn) {
-            if self.failures == 0 {
-                self.failing_since_ns = now_ns;
-            }
-            let outage_ns = now_ns.saturating_sub(self.failing_since_ns);
-            let most_ns = (outage_ns / OUTAGE_PARTS).clamp(BACKOFF_LONG_NS, BACKOFF_LAST_NS);
-            let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(most_ns);
-            self.failures = self.failures.saturating_add(1);
-            self.not_before_ns = now_ns.saturating_add(wait_ns);
+        if self.connection.cause.take() != Some(Cause::Withdrawn) {
+            self.backoff.failed(now_ns);
         }
         self.generation = self.generation.wrapping_add(1);
-        self.outstanding = 0;
-        self.greeted = false;
-        self.challenged = None;
-        self.releases.clear();
-        self.aborts.clear();
-        self.commits.clear();
-        self.fenced = 0;
-        self.cma = false;
-        self.closed.clear();
+        self.load.outstanding = 0;
+        self.connection.end();
     }
 
     /// Serves another peer from now on. Only for a lane that is idle and empty.
     pub(super) fn renew(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) {
-        assert!(self.state == Endpoint::Idle && self.first == NOWHERE, "a lane in use was given to another peer");
+        assert!(self.state == Endpoint::Idle && self.list.first == NOWHERE, "a lane in use was given to another peer");
         let generation = self.generation.wrapping_add(1);
         let dirty = self.dirty;
         *self = Self::new(peer, rail, path, number);

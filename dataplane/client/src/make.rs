@@ -215,7 +215,7 @@ impl Client {
         shares: &mut [Share; LANES],
     ) -> Option<(u32, usize, Common)> {
         let slice = self.slices.peek(routed);
-        let group = &self.peers[like.peer.0 as usize].groups[usize::from(slice.group)];
+        let group = &self.peers[like.peer.0 as usize].groups[usize::from(slice.way.group)];
         let (&[rail], true, true) = (&group.rails[..], group.is_empty(), group.path.is_greeted()) else {
             return None;
         };
@@ -234,7 +234,7 @@ impl Client {
         for &lane in &entry.lanes {
             let entry = &self.lanes[lane as usize];
             if entry.state == Endpoint::Ready && entry.may_take_more(&self.config) {
-                let (load_bytes, last) = (entry.load_bytes, entry.last);
+                let (load_bytes, last) = (entry.load.bound_bytes, entry.list.last);
                 self.runs += 1;
                 shares[open] = Share { lane, load_bytes, run: self.runs, bound: 0, first: NOWHERE, last };
                 open += 1;
@@ -253,14 +253,14 @@ impl Client {
             if share.bound == 0 {
                 continue;
             }
-            if entry.last == NOWHERE {
-                (entry.first, entry.progress_ns) = (share.first, self.now_ns);
+            if entry.list.last == NOWHERE {
+                (entry.list.first, entry.progress_ns) = (share.first, self.now_ns);
             }
-            if entry.next == NOWHERE {
-                entry.next = share.first;
+            if entry.list.next == NOWHERE {
+                entry.list.next = share.first;
             }
-            entry.queued += share.bound;
-            (entry.last, entry.load_bytes) = (share.last, share.load_bytes);
+            entry.list.queued += share.bound;
+            (entry.list.last, entry.load.bound_bytes) = (share.last, share.load_bytes);
             self.mark_dirty(share.lane);
         }
     }
@@ -318,12 +318,12 @@ impl Client {
             };
             task = slice.task;
             let before = core::mem::replace(&mut share.last, index);
-            slice.lane = share.lane;
-            slice.run = if ONE || slice.tasks == 1 { share.run } else { 0 };
-            (slice.before, slice.after) = (before, NOWHERE);
+            slice.link.lane = share.lane;
+            slice.link.run = if ONE || slice.tasks == 1 { share.run } else { 0 };
+            (slice.link.before, slice.link.after) = (before, NOWHERE);
             ids.push(slice_id(index, generation));
             if before != NOWHERE {
-                vacant.at(before).after = index;
+                vacant.at(before).link.after = index;
             }
             if share.bound == 0 {
                 share.first = index;

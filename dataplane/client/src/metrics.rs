@@ -277,7 +277,7 @@ impl Client {
     /// now.
     pub(super) fn rebound(&mut self, index: u32, (last, via): (u32, Via)) {
         let slice = self.slices.peek(index);
-        let lane = &self.lanes[slice.lane as usize];
+        let lane = &self.lanes[slice.link.lane as usize];
         let next = match slice.request {
             Request::Read(target, _) | Request::Write(target, _) if lane.path == Path::Shared => {
                 lane.way(&self.config, target.segment, target.shareable).unwrap_or(self.usual_via())
@@ -319,17 +319,17 @@ impl Client {
         }
         let now_ns = self.now_ns;
         if matches!(status, Status::Ok | Status::NotFound) && slice.is_get_of_first() {
-            self.got_after(slice.peer, now_ns.saturating_sub(slice.times.begun_ns));
+            self.got_after(slice.way.peer, now_ns.saturating_sub(slice.times.begun_ns));
         }
         let bytes = slice.load_bytes();
-        let nodes = self.nodes_of(slice.rail, slice.peer as usize, self.places_of(&slice.request));
+        let nodes = self.nodes_of(slice.rail, slice.way.peer as usize, self.places_of(&slice.request));
         let config = &self.config;
         let entry = &mut self.rails[slice.rail as usize];
         let transport = Transport::of(entry.path, slice.via);
         let counts = entry.books.of(transport);
         if status == Status::Ok {
             let moved = if matches!(slice.request, Request::Get(..) | Request::GetHead(..)) {
-                slice.bytes
+                slice.answer.bytes
             } else {
                 slice.weight_bytes()
             };
@@ -342,7 +342,7 @@ impl Client {
             }
             counts.queue.add(slice.times.posted_ns.saturating_sub(slice.times.queued_ns));
             counts.service.add(now_ns.saturating_sub(slice.times.posted_ns));
-            self.peers[slice.peer as usize].retries.earn();
+            self.peers[slice.way.peer as usize].retries.earn();
         }
         if now_ns.saturating_sub(slice.times.begun_ns) < config.slow_ns {
             return;
@@ -352,7 +352,7 @@ impl Client {
             self.books.slow.pop_front();
         }
         self.books.slow.push_back(SlowOperation {
-            peer: PeerId(slice.peer),
+            peer: PeerId(slice.way.peer),
             transport,
             bytes: slice.weight_bytes(),
             begun_ns: slice.times.begun_ns,
@@ -360,7 +360,7 @@ impl Client {
             posted_ns: slice.times.posted_ns,
             sent_ns: if slice.sent_ns < slice.times.posted_ns { now_ns } else { slice.sent_ns },
             done_ns: now_ns,
-            attempts: slice.attempts,
+            attempts: slice.tries.attempts,
             status,
         });
     }

@@ -267,7 +267,7 @@ impl Client {
         let lanes = self.lanes_of(peer.0 as usize);
         let quiet = lanes.iter().all(|&lane| {
             let lane = &self.lanes[lane as usize];
-            lane.state == Endpoint::Idle && lane.first == NOWHERE
+            lane.state == Endpoint::Idle && lane.list.first == NOWHERE
         });
         let entry = &mut self.peers[peer.0 as usize];
         let waits = entry.groups.iter().any(|group| !group.is_empty());

@@ -45,7 +45,7 @@ impl Client {
         self.credential = Some(credential);
         for lane in 0..self.lanes.len() as u32 {
             let entry = &self.lanes[lane as usize];
-            if let (Endpoint::Ready, Some(challenged)) = (entry.state, &entry.challenged) {
+            if let (Endpoint::Ready, Some(challenged)) = (entry.state, &entry.connection.challenged) {
                 let (id, challenge) = (entry.id(lane), challenged.challenge);
                 if let Some((header, body)) = self.proof(lane, challenge) {
                     let body = self.outbox.append(|out| out.extend_from_slice(&body));
@@ -81,7 +81,7 @@ impl Client {
         let credential = Arc::clone(self.credential.as_ref()?);
         let own = credential.number(self.config.client, self.proofs);
         let body = credential.prove(own, &HandshakeTranscript { challenge: &challenge, hello: &hello }).encode();
-        self.lanes[lane as usize].challenged = Some(Box::new(LaneChallenge { challenge, own, credential }));
+        self.lanes[lane as usize].connection.challenged = Some(Box::new(LaneChallenge { challenge, own, credential }));
         Some((Header::request(Kind::Request(Operation::Prove), RequestId::default()).with_body(&body, 1), body))
     }
 
@@ -103,7 +103,7 @@ impl Client {
     ) -> Result<&'a [u8], (Status, String)> {
         let stranger =
             |what: &str| (Status::Unauthorized, format!("who listens there is no shard of our cluster: {what}"));
-        match (operation, &self.credential, &self.lanes[lane as usize].challenged) {
+        match (operation, &self.credential, &self.lanes[lane as usize].connection.challenged) {
             (Operation::Hello, None, None) => Ok(body),
             (Operation::Prove, _, Some(challenged)) => {
                 let LaneChallenge { challenge, own, credential } = &**challenged;
@@ -156,7 +156,7 @@ impl Client {
     /// The peer of a lane that is being connected refuses us: what waits for it fails with this, or waits in its turn.
     pub fn refused(&mut self, lane: LaneId, status: Status) {
         if let Some(entry) = self.current(lane) {
-            entry.refusal = Some(status);
+            entry.connection.refusal = Some(status);
         }
     }
 }

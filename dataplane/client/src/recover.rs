@@ -52,13 +52,14 @@ impl Client {
         let slice = self.slices.peek(index);
         let (mut spent, mut heals) = (false, false);
         if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {
-            let counted = slice.attempts.saturating_add(1);
+            let counted = slice.tries.attempts.saturating_add(1);
             // An owner that died is replaced by the next map, and one that restarts is there again soon: losing it
             // never uses up the budget, it only has the slice prefer another path.
             heals = status == Status::Unreachable && self.has_successors(&slice.request);
             let slice = self.slices.at(index);
-            slice.attempts = if heals { slice.attempts.max(counted.min(Limits::ATTEMPTS / 2)) } else { counted };
-            spent = slice.attempts >= Limits::ATTEMPTS;
+            slice.tries.attempts =
+                if heals { slice.tries.attempts.max(counted.min(Limits::ATTEMPTS / 2)) } else { counted };
+            spent = slice.tries.attempts >= Limits::ATTEMPTS;
         }
         let slice = self.slices.at(index);
         if spent {
@@ -66,11 +67,11 @@ impl Client {
             let ended = self.ended(index);
             self.complete(index, ended.unwrap_or(status));
         } else {
-            let peer = slice.peer as usize;
+            let peer = slice.way.peer as usize;
             // Beyond the peer's budget of retries it waits, as it does for a busy peer. So does what lost its owner
             // more than once: a peer that ends each connection when the request comes is not sent it without a pause.
             let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded)
-                || heals && slice.attempts >= Limits::ATTEMPTS / 2;
+                || heals && slice.tries.attempts >= Limits::ATTEMPTS / 2;
             let within = self.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(self.now_ns));
             let most_ns = if status == Status::Busy || heals { PARK_BUSY_NS } else { PARK_LAST_NS };
             self.send_again(index, (waits || !within).then_some(most_ns));
@@ -98,14 +99,14 @@ impl Client {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         slice.step(SliceEvent::Requeue);
-        slice.held = HeldHandle::Nothing;
-        (slice.bytes, slice.version, slice.expected_checksum) = (0, 0, None);
+        slice.answer.held = HeldHandle::Nothing;
+        (slice.answer.bytes, slice.answer.version, slice.answer.expected_checksum) = (0, 0, None);
         // What asks a peer that was left does not wait: the id may be another's by then.
         let request = slice.request;
         if let Some(most_ns) = later.filter(|_| !self.asks_departed(&request)) {
             let slice = self.slices.at(index);
-            let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(most_ns);
-            slice.parkings = slice.parkings.saturating_add(1);
+            let wait_ns = (PARK_FIRST_NS << slice.tries.parkings.min(16)).min(most_ns);
+            slice.tries.parkings = slice.tries.parkings.saturating_add(1);
             self.timers.park(id, self.now_ns.saturating_add(wait_ns));
         } else {
             self.route(id);
@@ -198,7 +199,7 @@ impl Client {
             return;
         }
         let entry = &mut self.lanes[lane as usize];
-        entry.cause = Some(cause);
+        entry.connection.cause = Some(cause);
         let id = entry.id(lane);
         self.counters.resets += 1;
         self.note_fence(lane);
@@ -220,11 +221,11 @@ impl Client {
         self.counters.lanes_lost += 1;
         self.set_alarm(lane.index, None);
         let slices = self.slices_on(lane.index);
-        let detached = core::mem::take(&mut self.lanes[lane.index as usize].detached);
+        let detached = core::mem::take(&mut self.lanes[lane.index as usize].connection.detached);
         detached.into_iter().for_each(|wire| self.free_wire(wire));
         let entry = &mut self.lanes[lane.index as usize];
-        let (peer, refusal, cause) = (entry.peer, entry.refusal.take(), entry.cause);
-        let greeted = entry.greeted;
+        let (peer, refusal, cause) = (entry.peer, entry.connection.refusal.take(), entry.connection.cause);
+        let greeted = entry.connection.greeted;
         entry.lost(now_ns);
         self.rail_lost(lane.index, cause);
         let waiting = self.stranded(lane.index);
@@ -256,7 +257,7 @@ impl Client {
     pub fn path_unavailable(&mut self, lane: LaneId, why: &str, now_ns: u64) {
         self.now_ns = now_ns;
         if self.current(lane).is_some_and(|entry| entry.state != Endpoint::Idle) && self.close_path(lane.index, why) {
-            self.lanes[lane.index as usize].cause = Some(Cause::Withdrawn);
+            self.lanes[lane.index as usize].connection.cause = Some(Cause::Withdrawn);
         }
         self.lane_gone(lane, now_ns);
     }

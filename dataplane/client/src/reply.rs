@@ -86,7 +86,7 @@ impl Client {
     /// The request has its answer: its slices are the caller's to move on.
     pub(super) fn close_wire(&mut self, request: RequestId) -> Wire {
         let wire = self.wires.remove(request.index, Wire::VACANT);
-        self.lanes[wire.lane.index as usize].outstanding -= 1;
+        self.lanes[wire.lane.index as usize].load.outstanding -= 1;
         self.mark_dirty(wire.lane.index);
         wire
     }
@@ -115,7 +115,7 @@ impl Client {
                 return self.not_the_peer(lane.index, status, &why);
             }
             // A newer ticket was shown; where it is not taken, the connection's end says so.
-            (Endpoint::Ready, Operation::Prove, _) if entry.challenged.is_some() => return Ok(()),
+            (Endpoint::Ready, Operation::Prove, _) if entry.connection.challenged.is_some() => return Ok(()),
             _ => return Err(ProtocolViolation),
         }
         let welcome = match self.checked_welcome(lane.index, operation, body) {
@@ -141,7 +141,7 @@ impl Client {
             self.reset_lane(lane, Cause::Withdrawn);
             return Ok(());
         }
-        self.lanes[lane as usize].refusal = Some(status);
+        self.lanes[lane as usize].connection.refusal = Some(status);
         Err(ProtocolViolation)
     }
 
@@ -155,7 +155,7 @@ impl Client {
         let Some(local) = slice.request.local() else { return Err(ProtocolViolation) };
         if header.status != Status::Ok {
             if header.status == Status::BufferTooSmall {
-                slice.bytes = header.argument;
+                slice.answer.bytes = header.argument;
             }
             self.settle(index, header.status);
             return Ok(PayloadTo::Discard);
@@ -166,7 +166,7 @@ impl Client {
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
             return Err(ProtocolViolation);
         }
-        let lane = slice.lane;
+        let lane = slice.link.lane;
         let unchecked = of_segment && !self.sums_segments(lane);
         if header.checksum().is_none() && !unchecked {
             return Err(ProtocolViolation);
@@ -175,9 +175,9 @@ impl Client {
             self.note_replicated(index, header.flags.has(FrameFlags::REPLICATED));
         }
         let slice = self.slices.at(index);
-        slice.bytes = bytes;
-        slice.version = header.argument;
-        slice.expected_checksum = header.checksum();
+        slice.answer.bytes = bytes;
+        slice.answer.version = header.argument;
+        slice.answer.expected_checksum = header.checksum();
         slice.step(SliceEvent::Payload);
         Ok(PayloadTo::Local { local: Local { bytes, ..local }, slice: id })
     }
@@ -189,7 +189,7 @@ impl Client {
         if entry.state != SliceState::Receiving {
             return;
         }
-        let good = entry.expected_checksum.is_none() || entry.expected_checksum == checksum;
+        let good = entry.answer.expected_checksum.is_none() || entry.answer.expected_checksum == checksum;
         let wire = entry.wire;
         if self.wires.get(wire.index, wire.generation).is_some() {
             self.many_done(wire, good);
@@ -211,9 +211,9 @@ impl Client {
     fn on_single(&mut self, index: u32, header: &Header) {
         let slice = self.slices.at(index);
         if header.status == Status::Ok {
-            slice.bytes = slice.weight_bytes();
-            slice.version = header.argument;
-            slice.is_replicated = header.flags.has(FrameFlags::REPLICATED);
+            slice.answer.bytes = slice.weight_bytes();
+            slice.answer.version = header.argument;
+            slice.answer.is_replicated = header.flags.has(FrameFlags::REPLICATED);
         }
         self.settle(index, header.status);
     }
@@ -277,7 +277,7 @@ impl Client {
                 for (&slice, item) in
                     slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
-                    self.slices.at(slice).bytes = item.bytes;
+                    self.slices.at(slice).answer.bytes = item.bytes;
                     self.settle(slice, item.status);
                 }
             }
@@ -297,7 +297,9 @@ impl Client {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(ProtocolViolation)?;
                 for (&slice, item) in slices.iter().zip(items) {
                     match slice {
-                        NOWHERE if item.status == Status::Ok => self.lanes[lane as usize].releases.push(item.pin),
+                        NOWHERE if item.status == Status::Ok => {
+                            self.lanes[lane as usize].connection.owed.releases.push(item.pin)
+                        }
                         NOWHERE => {}
                         slice => self.on_lookup(slice, &item)?,
                     }
@@ -320,7 +322,7 @@ impl Client {
             Operation::Begin => {
                 let items = decode_items::<ReserveReply>(body, header.items).ok_or(ProtocolViolation)?;
                 for (&slice, item) in slices.iter().zip(items) {
-                    self.slices.at(slice).version = item.reservation.to_bits();
+                    self.slices.at(slice).answer.version = item.reservation.to_bits();
                     self.settle(slice, item.status);
                 }
             }
@@ -329,7 +331,7 @@ impl Client {
                     slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     let entry = self.slices.at(slice);
-                    (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
+                    (entry.answer.version, entry.answer.is_replicated) = (item.version.0, item.flags.is_replicated());
                     self.settle(slice, item.status);
                 }
             }
@@ -342,9 +344,9 @@ impl Client {
                     slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     let entry = self.slices.at(slice);
-                    entry.held = HeldHandle::Nothing;
-                    entry.bytes = entry.weight_bytes();
-                    (entry.version, entry.is_replicated) = (item.version.0, item.flags.is_replicated());
+                    entry.answer.held = HeldHandle::Nothing;
+                    entry.answer.bytes = entry.weight_bytes();
+                    (entry.answer.version, entry.answer.is_replicated) = (item.version.0, item.flags.is_replicated());
                     self.settle(slice, item.status);
                 }
             }
@@ -356,7 +358,7 @@ impl Client {
     fn on_lookup(&mut self, index: u32, item: &LookupReply) -> Result<(), ProtocolViolation> {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
-        let (lane, request) = (slice.lane, slice.request);
+        let (lane, request) = (slice.link.lane, slice.request);
         if item.status != Status::Ok {
             self.settle(index, item.status);
             return Ok(());
@@ -366,7 +368,7 @@ impl Client {
         }
         self.note_replicated(index, item.flags.is_replicated());
         let slice = self.slices.at(index);
-        slice.version = item.version.0;
+        slice.answer.version = item.version.0;
         let (offset, local, checksum) = match request {
             Request::Get(_, local) | Request::GetHead(_, local) if item.bytes <= local.bytes => {
                 (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))
@@ -378,15 +380,15 @@ impl Client {
             }
             _ => {
                 let range = matches!(request, Request::GetRange(..) | Request::PeekRange(..));
-                slice.bytes = if range { 0 } else { item.bytes };
-                self.lanes[lane as usize].releases.push(item.pin);
+                slice.answer.bytes = if range { 0 } else { item.bytes };
+                self.lanes[lane as usize].connection.owed.releases.push(item.pin);
                 self.mark_dirty(lane);
                 self.settle(index, if range { Status::OutOfRange } else { Status::BufferTooSmall });
                 return Ok(());
             }
         };
-        slice.bytes = local.bytes;
-        slice.held = HeldHandle::Pin(item.pin);
+        slice.answer.bytes = local.bytes;
+        slice.answer.held = HeldHandle::Pin(item.pin);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[lane as usize].id(lane);
         self.outbox.push(Output::CopyOut { lane, slice: id, offset, local, checksum });
@@ -401,9 +403,9 @@ impl Client {
             return;
         }
         let local = slice.request.source().expect("a reservation is asked for puts and fills only");
-        slice.held = HeldHandle::Reservation(item.reservation);
+        slice.answer.held = HeldHandle::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
-        let lane = self.lanes[slice.lane as usize].id(slice.lane);
+        let lane = self.lanes[slice.link.lane as usize].id(slice.link.lane);
         self.outbox.push(Output::CopyIn { lane, slice: id, offset: item.offset, local });
     }
 
@@ -413,10 +415,10 @@ impl Client {
         self.now_ns = now_ns;
         let live = self.current(lane).is_some();
         let Some(entry) = self.slices.get_mut(slice.index, slice.generation) else { return };
-        if !live || entry.lane != lane.index || entry.state != SliceState::Copying {
+        if !live || entry.link.lane != lane.index || entry.state != SliceState::Copying {
             return;
         }
-        let (held, expected) = (entry.held, entry.expected_checksum);
+        let (held, expected) = (entry.answer.held, entry.answer.expected_checksum);
         debug_assert!(expected.is_none(), "shared copies are checked by the host");
         self.mark_dirty(lane.index);
         match (held, result) {
@@ -424,14 +426,14 @@ impl Client {
                 let entry = self.slices.at(slice.index);
                 entry.step(SliceEvent::Copied);
                 let commit = CommitItem { reservation, checksum };
-                self.lanes[lane.index as usize].commits.push((slice.index, commit));
+                self.lanes[lane.index as usize].connection.owed.commits.push((slice.index, commit));
             }
             (HeldHandle::Reservation(reservation), Err(status)) => {
-                self.lanes[lane.index as usize].aborts.push(reservation);
+                self.lanes[lane.index as usize].connection.owed.aborts.push(reservation);
                 self.settle(slice.index, status);
             }
             (HeldHandle::Pin(pin), result) => {
-                self.lanes[lane.index as usize].releases.push(pin);
+                self.lanes[lane.index as usize].connection.owed.releases.push(pin);
                 self.copy_outcome(slice.index, result.map(|_| ()));
             }
             (HeldHandle::Nothing, Err(Status::Unsupported)) => self.way_closed(lane.index, slice.index),

@@ -19,9 +19,9 @@ impl Client {
     /// Routes a slice. Returns where it went, if that is where others to its segment would go now.
     pub(super) fn find_route(&mut self, id: SliceId) -> Option<(SegmentTarget, u8)> {
         let slice = self.slices.get(id.index, id.generation)?;
-        debug_assert!(slice.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
+        debug_assert!(slice.link.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
         let request = slice.request;
-        let failed_twice = (slice.attempts >= 2).then_some(slice.group);
+        let failed_twice = (slice.tries.attempts >= 2).then_some(slice.way.group);
         let peer = match request {
             Request::Exists(digest)
             | Request::Prefetch(digest)
@@ -114,24 +114,24 @@ impl Client {
     /// Puts a slice at the end of its lane's list and its load on the lane.
     pub(super) fn enter_lane(&mut self, index: u32, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
-        let before = core::mem::replace(&mut entry.last, index);
+        let before = core::mem::replace(&mut entry.list.last, index);
         if before == NOWHERE {
-            entry.first = index;
+            entry.list.first = index;
         } else {
-            self.slices.at(before).after = index;
+            self.slices.at(before).link.after = index;
         }
-        if entry.next == NOWHERE {
-            entry.next = index;
+        if entry.list.next == NOWHERE {
+            entry.list.next = index;
         }
-        entry.queued += 1;
+        entry.list.queued += 1;
         let rail = entry.rail;
         let slice = self.slices.at(index);
-        (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
+        (slice.link.lane, slice.link.before, slice.link.after) = (lane, before, NOWHERE);
         slice.times.posted_ns = self.now_ns;
-        slice.run = 0;
+        slice.link.run = 0;
         let (last, via) = (core::mem::replace(&mut slice.rail, rail), slice.via);
         let bytes = slice.load_bytes();
-        entry.load_bytes += bytes;
+        entry.load.bound_bytes += bytes;
         self.rails[rail as usize].rail.book(bytes, self.config.is_small(bytes), self.now_ns);
         if last != NOWHERE {
             self.rebound(index, (last, via));
@@ -141,16 +141,17 @@ impl Client {
     /// Takes a slice out of its group's queue, or it and its load off its lane.
     pub(super) fn leave_lane(&mut self, index: u32) {
         let slice = self.slices.at(index);
-        let place = core::mem::replace(&mut slice.place, NOWHERE);
+        let place = core::mem::replace(&mut slice.way.place, NOWHERE);
         if place != NOWHERE {
-            let (peer, group, queue) = (slice.peer as usize, usize::from(slice.group), usize::from(slice.queue));
+            let (peer, group, queue) =
+                (slice.way.peer as usize, usize::from(slice.way.group), usize::from(slice.way.queue));
             self.peers[peer].groups[group].waiting[queue].queue.remove(place);
             return;
         }
-        if slice.lane == NOWHERE {
+        if slice.link.lane == NOWHERE {
             return;
         }
-        let lane = slice.lane;
+        let lane = slice.link.lane;
         self.unlink(index, lane);
         // Its part of the window is free: what waits may go.
         self.mark_group_of(lane);
@@ -161,26 +162,26 @@ impl Client {
     #[inline]
     pub(super) fn unlink(&mut self, index: u32, lane: u32) {
         let slice = self.slices.at(index);
-        slice.lane = NOWHERE;
-        let (before, after) = (slice.before, slice.after);
-        let (load_bytes, sent_bytes) = (slice.load_bytes(), slice.sent_bytes);
+        slice.link.lane = NOWHERE;
+        let (before, after) = (slice.link.before, slice.link.after);
+        let (load_bytes, sent_bytes) = (slice.load_bytes(), slice.link.sent_bytes);
         let queued = slice.state == SliceState::Queued;
-        slice.sent_bytes = 0;
+        slice.link.sent_bytes = 0;
         let entry = &mut self.lanes[lane as usize];
-        entry.queued -= u32::from(queued);
-        if entry.next == index {
-            entry.next = after;
+        entry.list.queued -= u32::from(queued);
+        if entry.list.next == index {
+            entry.list.next = after;
         }
-        entry.load_bytes -= load_bytes;
-        entry.sent_bytes -= sent_bytes;
-        entry.flying -= u32::from(sent_bytes > 0);
+        entry.load.bound_bytes -= load_bytes;
+        entry.load.sent_bytes -= sent_bytes;
+        entry.load.flying -= u32::from(sent_bytes > 0);
         match before {
-            NOWHERE => entry.first = after,
-            before => self.slices.at(before).after = after,
+            NOWHERE => entry.list.first = after,
+            before => self.slices.at(before).link.after = after,
         }
         match after {
-            NOWHERE => entry.last = before,
-            after => self.slices.at(after).before = before,
+            NOWHERE => entry.list.last = before,
+            after => self.slices.at(after).link.before = before,
         }
         let rail = &mut self.rails[entry.rail as usize];
         rail.rail.unbook(load_bytes, self.config.is_small(load_bytes));
@@ -190,10 +191,10 @@ impl Client {
     /// The slices of a lane, oldest first.
     pub(super) fn slices_on(&mut self, lane: u32) -> Vec<u32> {
         let mut found = Vec::new();
-        let mut next = self.lanes[lane as usize].first;
+        let mut next = self.lanes[lane as usize].list.first;
         while next != NOWHERE {
             found.push(next);
-            next = self.slices.at(next).after;
+            next = self.slices.at(next).link.after;
         }
         found
     }

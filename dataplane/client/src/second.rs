@@ -49,9 +49,9 @@ impl Earliness {
     }
 }
 
-/// Whether a slice asks the second owner.
+/// What a slice has had of the replica owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Second {
+pub(super) enum ReplicaUse {
     /// It was not asked.
     No,
     /// It is, though the first could be: it has the object too.
@@ -73,12 +73,12 @@ const fn readable(request: &Request) -> Option<Digest> {
 impl Slice {
     /// True where the replica owner is asked, or has answered.
     pub(super) const fn is_of_replica(&self) -> bool {
-        matches!(self.second, Second::Chosen | Second::Asked)
+        matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Asked)
     }
 
     /// True for a get that went to the first owner alone.
     pub(super) const fn is_get_of_first(&self) -> bool {
-        matches!(self.second, Second::No) && readable(&self.request).is_some()
+        matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
     }
 }
 
@@ -97,7 +97,9 @@ impl Client {
         match slice.request {
             Request::PutCopy(..) | Request::DropCopy(_) => (of_batch(), FrameFlags::REPLICATE),
             Request::Remove(_) if self.sources.is_some() => (of_batch(), FrameFlags::NONE),
-            _ if matches!(slice.second, Second::Chosen | Second::Asked) => (self.epoch(), FrameFlags::READ_REPLICA),
+            _ if matches!(slice.tries.replica, ReplicaUse::Chosen | ReplicaUse::Asked) => {
+                (self.epoch(), FrameFlags::READ_REPLICA)
+            }
             _ => (self.epoch(), FrameFlags::NONE),
         }
     }
@@ -113,31 +115,32 @@ impl Client {
     /// Who is asked for a slice's object.
     pub(super) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.slices.peek(id.index);
-        let (request, second) = (slice.request, slice.second);
+        let (request, second) = (slice.request, slice.tries.replica);
         if matches!(request, Request::PutCopy(..) | Request::DropCopy(_)) {
             return self.second_peer(digest);
         }
         let several = self.map.as_ref().is_some_and(|(_, owners)| owners.owners(digest.slot()).len() > 1);
         if !several || readable(&request).is_none() || self.sources.is_some() {
-            if matches!(second, Second::Chosen | Second::Asked) {
-                self.slices.at(id.index).second = Second::Missed;
+            if matches!(second, ReplicaUse::Chosen | ReplicaUse::Asked) {
+                self.slices.at(id.index).tries.replica = ReplicaUse::Missed;
             }
             return self.owner_peer(digest);
         }
         let first = self.owner_peer(digest)?;
         match second {
-            Second::Missed => return Some(first),
-            Second::No | Second::Chosen if !self.is_down(first) => {
+            ReplicaUse::Missed => return Some(first),
+            ReplicaUse::No | ReplicaUse::Chosen if !self.is_down(first) => {
                 self.watch(id, digest);
                 let chosen = self.better_second(id, digest, first);
-                self.slices.at(id.index).second = if chosen.is_some() { Second::Chosen } else { Second::No };
+                self.slices.at(id.index).tries.replica =
+                    if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
                 self.counters.second_chosen += u64::from(chosen.is_some());
                 return chosen.or(Some(first));
             }
-            Second::No | Second::Chosen | Second::Asked => {}
+            ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Asked => {}
         }
         let other = self.second_peer(digest);
-        self.slices.at(id.index).second = if other.is_some() { Second::Asked } else { Second::Missed };
+        self.slices.at(id.index).tries.replica = if other.is_some() { ReplicaUse::Asked } else { ReplicaUse::Missed };
         self.counters.second_asked += u64::from(other.is_some());
         other.or(Some(first))
     }
@@ -175,8 +178,8 @@ impl Client {
     /// A shard has given an object, and said whether it is replicated. The owner's word counts, nobody else's.
     pub(super) fn note_replicated(&mut self, index: u32, is_replicated: bool) {
         let slice = self.slices.at(index);
-        let of_first = matches!(slice.second, Second::No | Second::Missed) && self.sources.is_none();
-        slice.is_replicated = of_first && is_replicated;
+        let of_first = matches!(slice.tries.replica, ReplicaUse::No | ReplicaUse::Missed) && self.sources.is_none();
+        slice.answer.is_replicated = of_first && is_replicated;
         if let (true, true, Some(digest)) = (of_first, self.config.spread, readable(&slice.request)) {
             let sent_ns = slice.sent_ns;
             self.leases.told(digest, is_replicated, sent_ns, self.now_ns);
@@ -208,13 +211,13 @@ impl Client {
     }
 
     fn watch_until(&mut self, id: SliceId, at_ns: u64) {
-        self.slices.at(id.index).hedge_ns = at_ns;
+        self.slices.at(id.index).tries.hedge_ns = at_ns;
         self.timers.watch(id, at_ns);
     }
 
     /// Nobody looks after a get any more. What is answered must not wake its host later for nothing.
     pub(super) fn unwatch(&mut self, id: SliceId) {
-        let at_ns = core::mem::take(&mut self.slices.at(id.index).hedge_ns);
+        let at_ns = core::mem::take(&mut self.slices.at(id.index).tries.hedge_ns);
         if at_ns > 0 {
             self.timers.unwatch(id, at_ns);
         }
@@ -246,10 +249,10 @@ impl Client {
     fn heard_ns(&self, index: u32) -> u64 {
         let slice = self.slices.peek(index);
         if slice.state == SliceState::Asked {
-            return self.lanes[slice.lane as usize].progress_ns;
+            return self.lanes[slice.link.lane as usize].progress_ns;
         }
         // It waits for its turn with the peer: others are served before.
-        let Some(peer) = self.peers.get(slice.peer as usize) else { return 0 };
+        let Some(peer) = self.peers.get(slice.way.peer as usize) else { return 0 };
         let lanes =
             peer.groups.iter().flat_map(|group| &group.rails).flat_map(|&rail| &self.rails[rail as usize].lanes);
         let lanes = lanes.map(|&lane| &self.lanes[lane as usize]).filter(|lane| lane.state == Endpoint::Ready);
@@ -261,7 +264,7 @@ impl Client {
     pub fn silent_nodes(&self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
         let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
         for lane in self.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {
-            let owes = lane.outstanding > 0 || !lane.detached.is_empty();
+            let owes = lane.load.outstanding > 0 || !lane.connection.detached.is_empty();
             let silent = lane.progress_ns.saturating_add(for_ns) <= self.now_ns;
             let Some(peer) = self.peers.get(lane.peer.0 as usize).filter(|_| owes || !silent) else { continue };
             let of = (peer.address.node, peer.address.incarnation);
@@ -276,14 +279,14 @@ impl Client {
     pub(super) fn hedge(&mut self) {
         while let Some(id) = self.timers.due_watched(self.now_ns) {
             let Some(slice) = self.slices.get_mut(id.index, id.generation) else { continue };
-            slice.hedge_ns = 0;
-            let next = match slice.second {
-                Second::No => Second::Asked,
+            slice.tries.hedge_ns = 0;
+            let next = match slice.tries.replica {
+                ReplicaUse::No => ReplicaUse::Asked,
                 // The other one of the two that have it.
-                Second::Chosen => Second::Missed,
-                Second::Asked | Second::Missed => continue,
+                ReplicaUse::Chosen => ReplicaUse::Missed,
+                ReplicaUse::Asked | ReplicaUse::Missed => continue,
             };
-            let (state, peer) = (slice.state, PeerId(slice.peer));
+            let (state, peer) = (slice.state, PeerId(slice.way.peer));
             let waits = matches!(state, SliceState::Queued | SliceState::Asked);
             let after_ns = if waits && (peer.0 as usize) < self.peers.len() { self.hedge_after_ns(peer) } else { 0 };
             // Who answers others is not silent, and who answers late after all is not left any more.
@@ -298,7 +301,7 @@ impl Client {
             }
             match state {
                 SliceState::Queued => {
-                    self.slices.at(id.index).second = next;
+                    self.slices.at(id.index).tries.replica = next;
                     self.timers.take_parked(|parked| parked == id);
                     self.leave_lane(id.index);
                     self.route(id);
@@ -316,18 +319,18 @@ impl Client {
     /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the other owner.
     /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
     /// write the caller's memory by itself: then false.
-    fn detach(&mut self, index: u32, next: Second) -> bool {
+    fn detach(&mut self, index: u32, next: ReplicaUse) -> bool {
         let slice = self.slices.peek(index);
-        let (lane, wire) = (slice.lane, slice.wire);
+        let (lane, wire) = (slice.link.lane, slice.wire);
         let entry = &mut self.lanes[lane as usize];
         if !matches!(entry.path, Path::Stream | Path::Shared) || self.wires.get(wire.index, wire.generation).is_none() {
             return false;
         }
         let progress_ns = entry.progress_ns;
-        entry.detached.push(wire);
+        entry.connection.detached.push(wire);
         self.wires.at(wire.index).slices.iter_mut().filter(|slice| **slice == index).for_each(|slice| *slice = NOWHERE);
         let slice = self.slices.at(index);
-        (slice.second, slice.wire) = (next, RequestId::default());
+        (slice.tries.replica, slice.wire) = (next, RequestId::default());
         self.send_again(index, None);
         self.lanes[lane as usize].progress_ns = progress_ns;
         true
@@ -335,7 +338,7 @@ impl Client {
 
     /// A request is answered, or never will be: nobody looks for gets that have left it any more.
     pub(super) fn forget_detached(&mut self, lane: u32, wire: RequestId) {
-        self.lanes[lane as usize].detached.retain(|left| *left != wire);
+        self.lanes[lane as usize].connection.detached.retain(|left| *left != wire);
     }
 
     /// Whether an outcome is the second owner's, and decides nothing: then the first is asked again.
@@ -345,13 +348,13 @@ impl Client {
             Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty
         );
         let slice = self.slices.peek(index);
-        if !matches!(slice.second, Second::Chosen | Second::Asked) || decides {
+        if !matches!(slice.tries.replica, ReplicaUse::Chosen | ReplicaUse::Asked) || decides {
             return false;
         }
         if let Some(digest) = readable(&slice.request) {
             self.leases.missed(digest, self.now_ns);
         }
-        self.slices.at(index).second = Second::Missed;
+        self.slices.at(index).tries.replica = ReplicaUse::Missed;
         self.send_again(index, None);
         true
     }
@@ -362,9 +365,9 @@ impl Client {
         if status != Status::Unreachable || readable(&slice.request).is_none() {
             return;
         }
-        slice.second = match slice.second {
-            Second::No => Second::Asked,
-            Second::Chosen | Second::Asked | Second::Missed => Second::Missed,
+        slice.tries.replica = match slice.tries.replica {
+            ReplicaUse::No => ReplicaUse::Asked,
+            ReplicaUse::Chosen | ReplicaUse::Asked | ReplicaUse::Missed => ReplicaUse::Missed,
         };
     }
 

@@ -7,7 +7,7 @@ use super::drafts::PeerIncarnation;
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
-use super::second::Second;
+use super::second::ReplicaUse;
 use super::table::{Batch, HeldHandle, NOWHERE, Slice, SliceState, Times, slice_id};
 use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
 use super::{Client, Output, is_complete};
@@ -56,7 +56,7 @@ impl Client {
         checked?;
         let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
         batch.ranges.clear();
-        batch.asked.clear();
+        batch.existence.clear();
         batch.puts.copy_from(puts);
         batch.ticket = Ticket {
             priority: options.priority.unwrap_or(options.intent.priority()),
@@ -115,37 +115,7 @@ impl Client {
 
     /// A slice that nothing has happened to yet.
     pub(super) fn new_slice(&self, batch: BatchId, task: u32, request: Request) -> Slice {
-        Slice {
-            batch,
-            task,
-            tasks: 1,
-            request,
-            state: SliceState::Queued,
-            peer: 0,
-            group: 0,
-            queue: 0,
-            place: NOWHERE,
-            run: 0,
-            rail: NOWHERE,
-            times: Times { begun_ns: self.now_ns, queued_ns: self.now_ns, posted_ns: self.now_ns },
-            sent_ns: 0,
-            lane: NOWHERE,
-            before: NOWHERE,
-            after: NOWHERE,
-            wire: RequestId::default(),
-            sent_bytes: 0,
-            attempts: 0,
-            parkings: 0,
-            via: self.usual_via(),
-            alone: false,
-            second: Second::No,
-            hedge_ns: 0,
-            bytes: 0,
-            version: 0,
-            is_replicated: false,
-            expected_checksum: None,
-            held: HeldHandle::Nothing,
-        }
+        Slice::new(batch, task, request, self.usual_via(), self.now_ns)
     }
 
     fn add_slice(&mut self, batch: BatchId, task: u32, tasks: u32, request: Request) {
@@ -181,7 +151,7 @@ impl Client {
 
     /// Gives a slice its outcome.
     pub(super) fn complete(&mut self, index: u32, status: Status) {
-        if self.slices.peek(index).hedge_ns > 0 {
+        if self.slices.peek(index).tries.hedge_ns > 0 {
             self.unwatch(slice_id(index, self.slices.generation(index)));
         }
         let ended = self.slices.end(index);
@@ -195,7 +165,7 @@ impl Client {
         }
         for task in slice.task..slice.task + slice.tasks {
             let shared = slice.request.local().filter(|_| slice.tasks > 1);
-            let bytes = shared.map_or(slice.bytes, |local| batch.overlap(task, local).1);
+            let bytes = shared.map_or(slice.answer.bytes, |local| batch.overlap(task, local).1);
             let result = &mut batch.results[task as usize];
             if result.status == Status::Ok {
                 result.status = status;
@@ -205,12 +175,12 @@ impl Client {
             }
             if status == Status::Ok {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
-                result.version = Version(slice.version);
+                result.version = Version(slice.answer.version);
                 let has_replicas = put || slice.request.is_get();
-                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.is_replicated);
+                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.answer.is_replicated);
                 result.from_replica = slice.request.is_get() && slice.is_of_replica();
                 if matches!(slice.request, Request::Begin(..)) {
-                    result.incarnation = self.peers[slice.peer as usize].incarnation;
+                    result.incarnation = self.peers[slice.way.peer as usize].incarnation;
                 }
             }
             let open = &mut batch.open_slices[task as usize];
@@ -237,7 +207,7 @@ impl Client {
         let slices = core::mem::take(&mut batch.slices);
         for &SliceId { index, generation } in &slices {
             let Some(slice) = self.slices.get(index, generation) else { continue };
-            let lane = slice.lane;
+            let lane = slice.link.lane;
             if slice.state == SliceState::Queued {
                 self.leave_lane(index);
                 self.complete(index, status);

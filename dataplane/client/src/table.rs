@@ -9,7 +9,7 @@ use crate::asks::ExistenceBatch;
 use crate::path::Via;
 use crate::puts::PutBook;
 use crate::sched::{Priority, Ticket};
-use crate::second::Second;
+use crate::second::ReplicaUse;
 use crate::types::{LaneId, Local, Request, SliceId, TaskResult};
 
 /// A table of reused positions with a generation each. Grows to the largest number ever open; never shrinks.
@@ -202,7 +202,7 @@ pub(super) struct Batch {
     /// What its puts say.
     pub(super) puts: PutBook,
     /// What its requests for many objects at once are about.
-    pub(super) asked: ExistenceBatch,
+    pub(super) existence: ExistenceBatch,
     /// Its place in the order of things; bytes and size are each slice's own.
     pub(super) ticket: Ticket,
 }
@@ -220,7 +220,7 @@ impl Batch {
             ended: None,
             ranges: Vec::new(),
             puts: PutBook::new(),
-            asked: ExistenceBatch::new(),
+            existence: ExistenceBatch::new(),
             ticket: Ticket {
                 priority: Priority::Medium,
                 tenant: 0,
@@ -237,7 +237,7 @@ impl Batch {
         self.results.capacity() <= Limits::ITEMS_PER_FRAME
             && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
             && self.puts.is_worth_keeping()
-            && self.asked.is_worth_keeping()
+            && self.existence.is_worth_keeping()
     }
 }
 
@@ -291,6 +291,26 @@ pub(super) struct Slice {
     pub(super) tasks: u32,
     pub(super) request: Request,
     pub(super) state: SliceState,
+    /// Where it waits for its turn.
+    pub(super) way: Way,
+    /// The rail that carries it, or carried it last.
+    pub(super) rail: u32,
+    pub(super) times: Times,
+    /// When it left its lane's queue; of an earlier attempt if it is before it was bound.
+    pub(super) sent_ns: u64,
+    /// Its place on a lane.
+    pub(super) link: LaneLink,
+    /// The request that its answer is awaited for; stale when there is none.
+    pub(super) wire: RequestId,
+    /// How the host copies it, or copied it last.
+    pub(super) via: Via,
+    pub(super) tries: Tries,
+    pub(super) answer: Answer,
+}
+
+/// The queue that a slice waits in, or waited in last.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
     /// The peer and the group of its rails that it waits for or is in flight to.
     pub(super) peer: u32,
     pub(super) group: u8,
@@ -298,35 +318,41 @@ pub(super) struct Slice {
     pub(super) queue: u8,
     /// Its place in that group's queue; `NOWHERE` while it is not in it.
     pub(super) place: u32,
-    /// Those with which it was bound to its lane: they are alike in all that is booked at their end. 0 for none.
-    pub(super) run: u64,
-    /// The rail that carries it, or carried it last.
-    pub(super) rail: u32,
-    pub(super) times: Times,
-    /// When it left its lane's queue; of an earlier attempt if it is before it was bound.
-    pub(super) sent_ns: u64,
+}
+
+/// The place of a slice on a lane.
+#[derive(Clone, Copy)]
+pub(super) struct LaneLink {
     /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
     pub(super) lane: u32,
     /// Its neighbours among the slices of that lane.
     pub(super) before: u32,
     pub(super) after: u32,
-    /// The request that its answer is awaited for; stale when there is none.
-    pub(super) wire: RequestId,
+    /// Those with which it was bound to its lane: they are alike in all that is booked at their end. 0 for none.
+    pub(super) run: u64,
     /// Payload bytes that it holds of its lane's window.
     pub(super) sent_bytes: u64,
+}
+
+/// What was tried with a slice so far.
+#[derive(Clone, Copy)]
+pub(super) struct Tries {
     /// Sendings that count against the budget and failed.
     pub(super) attempts: u8,
     /// Times that it was parked.
     pub(super) parkings: u8,
-    /// How the host copies it, or copied it last.
-    pub(super) via: Via,
     /// It was refused together with others: from now on it is sent by itself.
     pub(super) alone: bool,
-    /// Whether the second owner is asked.
-    pub(super) second: Second,
+    /// Whether the replica owner is asked.
+    pub(super) replica: ReplicaUse,
     /// When its owner has been silent for too long, if nothing is heard of it; 0 if nobody looks then.
     pub(super) hedge_ns: u64,
-    /// Length of the object, from the answer.
+}
+
+/// What the answer to a slice has said.
+#[derive(Clone, Copy)]
+pub(super) struct Answer {
+    /// Length of the object.
     pub(super) bytes: u64,
     pub(super) version: u64,
     /// True where the owner's answer said that the replica owner has the object too.
@@ -334,6 +360,34 @@ pub(super) struct Slice {
     pub(super) expected_checksum: Option<u64>,
     /// Held on the peer while we copy over the shared path.
     pub(super) held: HeldHandle,
+}
+
+impl Slice {
+    /// A slice of one task that nothing has happened to yet.
+    pub(super) const fn new(batch: BatchId, task: u32, request: Request, via: Via, now_ns: u64) -> Self {
+        Self {
+            batch,
+            task,
+            tasks: 1,
+            request,
+            state: SliceState::Queued,
+            way: Way { peer: 0, group: 0, queue: 0, place: NOWHERE },
+            rail: NOWHERE,
+            times: Times { begun_ns: now_ns, queued_ns: now_ns, posted_ns: now_ns },
+            sent_ns: 0,
+            link: LaneLink { lane: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
+            wire: RequestId { index: 0, generation: 0 },
+            via,
+            tries: Tries { attempts: 0, parkings: 0, alone: false, replica: ReplicaUse::No, hedge_ns: 0 },
+            answer: Answer {
+                bytes: 0,
+                version: 0,
+                is_replicated: false,
+                expected_checksum: None,
+                held: HeldHandle::Nothing,
+            },
+        }
+    }
 }
 
 /// When things happened to a slice.

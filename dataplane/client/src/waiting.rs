@@ -128,7 +128,7 @@ impl Client {
         };
         let group = &mut self.peers[peer as usize].groups[usize::from(number)];
         group.waiting[queue].queue.take(next.place, self.now_ns);
-        self.slices.at(next.item).place = NOWHERE;
+        self.slices.at(next.item).way.place = NOWHERE;
         self.bind(slice_id(next.item, self.slices.generation(next.item)), lane);
     }
 
@@ -181,7 +181,7 @@ impl Client {
         let group = &mut self.peers[peer].groups[number];
         let waiting: Vec<u32> = group.waiting.iter_mut().flat_map(|waiting| waiting.queue.drain()).collect();
         for &index in &waiting {
-            self.slices.at(index).place = NOWHERE;
+            self.slices.at(index).way.place = NOWHERE;
         }
         waiting
     }

@@ -156,7 +156,7 @@ fn the_window_limits_what_is_outstanding_and_reopens() {
         let mut rounds = 0;
         while !sent.is_empty() {
             let asked: usize = sent.iter().filter(|s| s.operation() != Operation::Release).count();
-            assert!(asked <= 3 && rig.client.lanes.iter().all(|lane| lane.sent_bytes <= 1200), "{asked} at once");
+            assert!(asked <= 3 && rig.client.lanes.iter().all(|lane| lane.load.sent_bytes <= 1200), "{asked} at once");
             sent.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
             sent = rig.frames();
             rounds += 1;

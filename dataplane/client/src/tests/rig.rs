@@ -503,9 +503,16 @@ impl Rig {
         assert_eq!(self.client.slices.len(), 0, "slices");
         assert_eq!((self.client.wires.len(), self.client.timers.counts()[3]), (0, 0), "wires and hedges");
         for lane in self.client.lanes.iter() {
-            assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
-            assert!(lane.first == NOWHERE && lane.last == NOWHERE);
-            assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
+            assert_eq!(
+                (lane.load.bound_bytes, lane.load.sent_bytes, lane.load.outstanding, lane.load.flying),
+                (0, 0, 0, 0)
+            );
+            assert!(lane.list.first == NOWHERE && lane.list.last == NOWHERE);
+            assert!(
+                lane.connection.owed.releases.is_empty()
+                    && lane.connection.owed.aborts.is_empty()
+                    && lane.connection.owed.commits.is_empty()
+            );
         }
         assert!(self.client.peers.iter().all(|peer| peer.groups.iter().all(|group| group.is_empty())));
         assert!(self.client.rails.iter().all(|rail| rail.rail.inflight_bytes() == (0, 0)));

@@ -158,7 +158,7 @@ fn small_requests_have_a_lane_that_bulk_keeps_off() {
         let asked = asked.expect("a small one is sent at once").clone();
         if round > 10 {
             let lane = &rig.client.lanes[asked.lane.index as usize];
-            assert!(lane.load_bytes < 64 << 10, "nothing large is before it");
+            assert!(lane.load.bound_bytes < 64 << 10, "nothing large is before it");
         }
         rig.act(ClientOutput::Frame(asked.clone()));
         let others = next.into_iter().filter(|sent| sent.body != asked.body);
