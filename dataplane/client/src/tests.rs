@@ -16,7 +16,7 @@ mod maps;
 mod paths;
 mod random;
 mod rdma;
-mod rig;
+pub(crate) mod rig;
 mod schedule;
 mod spread;
 mod validation;

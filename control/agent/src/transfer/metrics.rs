@@ -4,7 +4,7 @@ mod exposition;
 mod text;
 
 use kvplane_client::sched::Health;
-use kvplane_client::{Client, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
+use kvplane_client::{ClientMetrics, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
 use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
 use kvplane_proto::histogram::Histogram;
@@ -206,7 +206,7 @@ impl Metrics {
     pub(crate) fn add(
         &mut self,
         initiator: usize,
-        client: &Client,
+        client: ClientMetrics<'_>,
         devices: &[String],
         name: &dyn Fn(PeerId) -> String,
     ) {

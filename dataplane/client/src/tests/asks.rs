@@ -22,10 +22,13 @@ fn ask(rig: &mut Rig, digests: &[Digest]) -> BatchId {
 
 /// Ends a batch: what was found, and what was not answered.
 fn end(rig: &mut Rig, batch: BatchId) -> (Vec<bool>, Vec<(usize, Status)>) {
-    assert!(rig.client.is_complete(batch));
-    let answer = (rig.client.found(batch).to_vec(), rig.client.unanswered(batch));
+    assert!(rig.client.batches().is_complete(batch));
+    let answer = (rig.client.batches().found(batch).to_vec(), rig.client.batches().unanswered(batch));
     rig.client.release(batch);
-    assert!(rig.client.found(batch).is_empty() && rig.client.unanswered(batch).is_empty(), "of a stale id");
+    assert!(
+        rig.client.batches().found(batch).is_empty() && rig.client.batches().unanswered(batch).is_empty(),
+        "of a stale id"
+    );
     answer
 }
 

@@ -158,7 +158,8 @@ impl Bed {
                     client.connected(lane, self.rig.now_ns);
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let (body, payload) = (client.body(body).to_vec(), client.payload(payload).to_vec());
+                    let (body, payload) =
+                        (client.outbox().body(body).to_vec(), client.outbox().payload(payload).to_vec());
                     answered.push((lane, Some(SentFrame { lane, header, body, payload })));
                 }
                 Output::Reset { lane } => answered.push((lane, None)),
@@ -199,7 +200,7 @@ impl Bed {
             self.end(7, None);
             self.rig.now_ns += 1_000_000;
             self.rig.client.handle_timeout(self.rig.now_ns);
-            if self.batches.iter().all(|&batch| self.rig.client.is_complete(batch)) {
+            if self.batches.iter().all(|&batch| self.rig.client.batches().is_complete(batch)) {
                 break;
             }
         }
@@ -209,15 +210,15 @@ impl Bed {
             finished += 1;
         }
         for batch in self.batches {
-            let results = self.rig.client.results(batch);
+            let results = self.rig.client.batches().results(batch);
             self.seen.results.extend(results.iter().map(|result| (result.status, result.bytes)));
             self.rig.client.release(batch);
         }
         assert_eq!(finished, self.seen.results.len(), "each task is told of once");
-        for rail in self.rig.client.rail_metrics() {
+        for rail in self.rig.client.metrics().rail_metrics() {
             self.seen.counts.push((rail.counts.clone(), rail.inflight_bytes));
         }
-        for entry in self.rig.client.rails.iter() {
+        for entry in self.rig.client.network().rails.iter() {
             let rate = entry.rail.rate();
             let figures = [rate.bytes_per_ns(), rate.latency_ns(), rate.base_ns()].map(f64::to_bits);
             self.seen.learned.push((figures, entry.rail.silence_ns(), entry.rail.window_bytes(2_000_000, 0)));

@@ -61,11 +61,11 @@ fn incarnations(config: Config) {
         rig.done.clear();
         rig.assert_empty();
     }
-    assert!(ids.len() <= 2 && rig.client.peers.len() <= 2, "{} peers", rig.client.peers.len());
-    assert!(rig.client.lanes.len() <= 12, "{} lanes", rig.client.lanes.len());
-    assert!(rig.client.peer_index.is_empty() && rig.client.timers.counts()[1..3] == [0, 0]);
-    assert_eq!(rig.client.rail_metrics().count(), 0);
-    assert_eq!(rig.client.slow_operations().count(), 0, "they would be ascribed to another peer");
+    assert!(ids.len() <= 2 && rig.client.network().peers.len() <= 2, "{} peers", rig.client.network().peers.len());
+    assert!(rig.client.network().lanes.len() <= 12, "{} lanes", rig.client.network().lanes.len());
+    assert!(rig.client.network().peers.addresses() == 0 && rig.client.network().host.timers.counts()[1..3] == [0, 0]);
+    assert_eq!(rig.client.metrics().rail_metrics().count(), 0);
+    assert_eq!(rig.client.metrics().slow_operations().count(), 0, "they would be ascribed to another peer");
 }
 
 #[test]
@@ -83,12 +83,12 @@ fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
     assert_eq!(rig.frames().len(), 1);
     assert!(rig.client.close_peer(peer, rig.now_ns));
     let resets = rig.drain();
-    assert!(!rig.client.is_complete(batch), "the peer may still write to its memory");
+    assert!(!rig.client.batches().is_complete(batch), "the peer may still write to its memory");
     for seen in resets {
         let ClientOutput::Reset(lane) = seen else { panic!("{seen:?}") };
         rig.client.lane_gone(lane, rig.now_ns);
     }
-    assert!(rig.client.is_complete(batch));
+    assert!(rig.client.batches().is_complete(batch));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0)]);
     rig.assert_empty();
@@ -97,7 +97,7 @@ fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
 #[test]
 fn a_peer_that_is_opened_again_or_named_by_the_map_serves_on() {
     let mut rig = Rig::new(stream_config(), 1);
-    let named = rig.client.map.as_ref().map(|(map, _)| map.members[0].clone()).expect("a map");
+    let named = rig.client.router.placement.map().map(|map| map.members[0].clone()).expect("a map");
     let shard = &named.shards[0];
     let of_map =
         PeerAddress { node: named.node, incarnation: named.incarnation, ..PeerAddress::native(shard.tcp, None) };
@@ -136,6 +136,6 @@ fn files_are_closed_like_peers() {
         assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0); 5]);
         rig.done.clear();
     }
-    assert_eq!(rig.client.peers.len(), 1);
+    assert_eq!(rig.client.network().peers.len(), 1);
     rig.assert_empty();
 }

@@ -30,7 +30,7 @@ fn begin(rig: &mut Rig, key: u64) -> PeerIncarnation {
     ReserveReply { status: Status::Ok, reservation: ReservationId::from_bits(NUMBER), offset: 0 }.encode(&mut body);
     answer(rig, sent, 1, &body);
     rig.run();
-    let result = rig.client.results(batch)[0];
+    let result = rig.client.batches().results(batch)[0];
     assert_eq!((result.status, result.version.0), (Status::Ok, NUMBER));
     rig.finish(batch);
     result.incarnation

@@ -85,7 +85,7 @@ fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(3), local(1, 0, 5))]);
     let mut sent = 0;
-    while !rig.client.is_complete(batch) {
+    while !rig.client.batches().is_complete(batch) {
         let frames = rig.frames();
         let lanes: Vec<LaneId> = frames.iter().map(|sent| sent.lane).collect();
         sent += frames.iter().filter(|sent| sent.operation() == Operation::Put).count();
@@ -214,7 +214,7 @@ fn a_deadline_in_flight_completes_only_when_the_lane_is_gone() {
         rig.now_ns = SECOND_NS;
         rig.client.handle_timeout(SECOND_NS);
         assert_eq!(resets(&mut rig), [sent.lane]);
-        assert!(!rig.client.is_complete(batch), "the host has not said that its I/O has ended");
+        assert!(!rig.client.batches().is_complete(batch), "the host has not said that its I/O has ended");
         if !receiving {
             for reply in rig.answers(&sent) {
                 assert_eq!(rig.place(&reply), PayloadTo::Discard, "what comes late is not let into memory");
@@ -242,7 +242,7 @@ fn a_deadline_over_shared_memory_waits_for_the_copy_to_end() {
         rig.now_ns = SECOND_NS;
         rig.client.handle_timeout(SECOND_NS);
         assert_eq!(resets(&mut rig), [lane]);
-        assert!(!rig.client.is_complete(batch));
+        assert!(!rig.client.batches().is_complete(batch));
         rig.client.copied(lane, slice, Ok(sum), SECOND_NS);
         rig.lose(lane);
         rig.run_until(2 * SECOND_NS);
@@ -366,7 +366,7 @@ fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
     rig.deliver(&single(&frames[0], Status::NoSpace, 0));
     rig.deliver(&single(&frames[1], Status::Busy, 0));
     rig.run();
-    assert!(!rig.client.is_complete(batch));
+    assert!(!rig.client.batches().is_complete(batch));
     rig.run_until(SECOND_NS);
     assert_eq!(rig.finish(batch), [(Status::NoSpace, 0, 0), (Status::Ok, 5, 77)]);
     rig.assert_empty();
@@ -381,7 +381,7 @@ fn a_busy_peer_is_asked_until_the_deadline() {
     for _ in 0..3 * Limits::ATTEMPTS {
         let frames = rig.frames();
         rig.deliver(&single(&frames[0], Status::Busy, 0));
-        assert!(!rig.client.is_complete(batch));
+        assert!(!rig.client.batches().is_complete(batch));
         let at_ns = rig.client.poll_timeout().expect("it is asked again");
         longest_ns = longest_ns.max(at_ns - rig.now_ns);
         rig.now_ns = at_ns;
@@ -402,7 +402,7 @@ fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig
     assert_eq!(rig.place(&reply), PayloadTo::Discard);
     let seen = rig.drain();
     assert!(matches!(seen[..], [ClientOutput::Reset(lane)] if lane == reply.lane), "{seen:?}");
-    assert!(!rig.client.is_complete(batch));
+    assert!(!rig.client.batches().is_complete(batch));
     rig.lose(reply.lane);
     rig.run_until(SECOND_NS);
     assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));

@@ -7,6 +7,7 @@ use kvplane_proto::status::Status;
 
 use super::answers::bare;
 use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
+use crate::LaneEvent;
 use crate::{Config, LaneId, PeerId, Request, SegmentTarget};
 
 /// Two lanes, of which either takes one write at a time.
@@ -161,7 +162,7 @@ fn a_lane_that_writes_by_itself_waits_for_the_answer() {
     let batch = rig.client.submit(&[write(peer, 1)], SECOND_NS / 2, rig.now_ns).expect("a valid batch");
     for seen in rig.drain() {
         let ClientOutput::Connect { lane, .. } = seen else { panic!("{seen:?}") };
-        rig.client.path_unavailable(lane, "not yet", rig.now_ns);
+        rig.client.lane_event(lane, LaneEvent::PathUnavailable("not yet"), rig.now_ns);
     }
     let sent = rig.frames();
     assert_eq!(operations(&sent), [(sent[0].lane, Operation::Write)]);
@@ -205,10 +206,9 @@ fn a_peer_that_is_opened_again_is_told() {
         rig.frames();
         rig.client.close_peer(peer, rig.now_ns);
         rig.run();
-        let client = &mut rig.client;
-        client.left_fences.iter_mut().for_each(|(address, _)| address.node.0 += 1);
+        rig.client.router.traffic.network.peers.move_left();
     }
-    assert_eq!(rig.client.left_fences.len(), Limits::FENCED_PEERS);
+    assert_eq!(rig.client.network().peers.left_fences(), Limits::FENCED_PEERS);
 }
 
 #[test]

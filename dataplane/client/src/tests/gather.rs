@@ -295,7 +295,7 @@ fn what_is_withdrawn_takes_its_neighbours_along_only_for_a_moment() {
                 assert!(rig.receive(&reply).is_some());
             }
             end(&mut rig, ended);
-            assert!(!rig.client.is_complete(ended), "its memory may still be written");
+            assert!(!rig.client.batches().is_complete(ended), "its memory may still be written");
             rig.run_until(rig.now_ns + SECOND_NS);
             assert_eq!(rig.finish(ended), [(status, 0, 0); 2]);
             assert_eq!(rig.finish(stays), [(Status::Ok, 10, 0); 2]);

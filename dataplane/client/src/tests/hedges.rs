@@ -70,7 +70,7 @@ fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
         let frames = if hedged { rig.frames() } else { silent };
         frames.iter().for_each(|sent| rig.answers(sent).iter().for_each(|reply| rig.deliver(reply)));
         rig.run();
-        let result = rig.client.results(batch)[0];
+        let result = rig.client.batches().results(batch)[0];
         assert_eq!((result.from_replica, result.replicas), (hedged, if hedged { 1 } else { 2 }));
         rig.finish(batch);
     }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use kvplane_proto::ids::SegmentId;
 
 use super::rig::{local, stream_config};
+use crate::intake::Intake;
 use crate::{Client, Config, PeerAddress, Place, Request, SegmentTarget, SubmitError};
 
 const SLICE_BYTES: u64 = 128 << 10;
@@ -62,11 +63,11 @@ proptest! {
         }
         for (run, whole) in &mut expected {
             let (Request::Read(target, local) | Request::Write(target, local)) = requests[run.start] else { continue };
-            *whole = run.len() == 1 && client.cuts(target.offset, local.bytes, target.peer).count() == 1;
+            *whole = run.len() == 1 && client.network().cuts(target.offset, local.bytes, target.peer).count() == 1;
         }
-        let mut stretches = Vec::new();
-        client.take_in(&requests, 0, &mut stretches).unwrap();
-        let found: Vec<(Range<usize>, bool)> = stretches.iter().flat_map(|stretch| {
+        let mut intake = Intake::new();
+        intake.take_in(&requests, 0, 0, client.network()).unwrap();
+        let found: Vec<(Range<usize>, bool)> = intake.stretches().iter().flat_map(|stretch| {
             let (tasks, whole) = (stretch.tasks(), stretch.whole);
             let each = tasks.clone().map(move |task| (task..task + 1, true));
             if whole { each.collect() } else { vec![(tasks, false)] }
@@ -90,7 +91,7 @@ proptest! {
             };
             let overlaps = order.iter().enumerate().any(overlap);
             for requests in [requests.clone(), requests.into_iter().rev().collect()] {
-                let taken = client.take_in(&requests, 0, &mut Vec::new());
+                let taken = Intake::new().take_in(&requests, 0, 0, client.network());
                 prop_assert_eq!(matches!(taken, Err(SubmitError::Overlap { .. })), overlaps, "{:?}", taken);
             }
         }

@@ -59,7 +59,7 @@ fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let mut asked = 0;
-    while !rig.client.is_complete(batch) {
+    while !rig.client.batches().is_complete(batch) {
         for sent in rig.frames() {
             asked += 1;
             rig.place(&bare(sent.lane, sent.operation(), sent.header.request, Status::WrongOwner));
@@ -98,12 +98,12 @@ fn an_older_map_changes_nothing() {
     rig.client.set_map(map(4, 3, 1), 1);
     assert_eq!(rig.client.epoch().0, 5);
     rig.client.set_map(map(5, 3, 1), 1);
-    assert_eq!(rig.client.map.as_ref().map(|(map, _)| map.members.len()), Some(1));
+    assert_eq!(rig.client.router.placement.map().map(|map| map.members.len()), Some(1));
     // Of another state of the control plane, epochs begin anew.
     rig.client.adopt_map(map(2, 3, 1), 1);
     assert_eq!(rig.client.epoch().0, 2);
     rig.client.set_map(map(1, 1, 1), 1);
-    assert_eq!(rig.client.map.as_ref().map(|(map, _)| map.members.len()), Some(3));
+    assert_eq!(rig.client.router.placement.map().map(|map| map.members.len()), Some(3));
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn departed_members_leave_nothing_behind() {
         rig.done.clear();
         rig.objects.clear();
     }
-    assert!(rig.client.peers.len() <= 5, "{} peers", rig.client.peers.len());
-    assert!(rig.client.lanes.len() <= 14, "{} lanes", rig.client.lanes.len());
-    assert!(rig.client.peer_index.len() <= 3);
+    assert!(rig.client.network().peers.len() <= 5, "{} peers", rig.client.network().peers.len());
+    assert!(rig.client.network().lanes.len() <= 14, "{} lanes", rig.client.network().lanes.len());
+    assert!(rig.client.network().peers.addresses() <= 3);
     let again = rig.submit(&[Request::OpenSegment(segment)]);
     let connected = rig.addresses.len();
     rig.run();

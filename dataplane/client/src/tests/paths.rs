@@ -31,7 +31,7 @@ fn every_object_request() -> Vec<Request> {
 fn check_every_object_request(config: Config) {
     let mut rig = Rig::new(config, 1).with_objects(&[(1, 4096), (2, 20), (4, 1)]);
     let batch = rig.submit(&every_object_request());
-    assert!(!rig.client.is_complete(batch));
+    assert!(!rig.client.batches().is_complete(batch));
     rig.run();
     let put_version = rig.objects[&digest(3)].version;
     let expected = [
@@ -156,7 +156,10 @@ fn the_window_limits_what_is_outstanding_and_reopens() {
         let mut rounds = 0;
         while !sent.is_empty() {
             let asked: usize = sent.iter().filter(|s| s.operation() != Operation::Release).count();
-            assert!(asked <= 3 && rig.client.lanes.iter().all(|lane| lane.load.sent_bytes <= 1200), "{asked} at once");
+            assert!(
+                asked <= 3 && rig.client.network().lanes.iter().all(|lane| lane.load.sent_bytes <= 1200),
+                "{asked} at once"
+            );
             sent.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
             sent = rig.frames();
             rounds += 1;
@@ -304,6 +307,7 @@ fn a_small_put_alone_is_one_frame_over_shared_memory() {
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
         rig.assert_empty();
     }
+
     // Several share their trips.
     let mut rig = Rig::new(shared_config(), 1);
     let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, 9)), Request::Put(digest(3), local(1, 9, 9))]);

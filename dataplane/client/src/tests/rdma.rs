@@ -5,6 +5,7 @@ use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
 use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
+use crate::LaneEvent;
 use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
@@ -95,7 +96,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
     let refuse = |rig: &mut Rig, lane: LaneId, path: Path| {
         if path == Path::Rdma {
-            rig.client.path_refused(lane, "no device", rig.now_ns);
+            rig.client.lane_event(lane, LaneEvent::PathRefused("no device"), rig.now_ns);
         }
         path == Path::Rdma
     };
@@ -207,7 +208,7 @@ fn two_sockets() -> (Rig, PeerId) {
 
 /// Slices done by the devices of each rail, and what was counted of nodes: ours, the peer's.
 fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
-    let rails = rig.client.rail_metrics().filter(|rail| rail.counts.operations > 0);
+    let rails = rig.client.metrics().rail_metrics().filter(|rail| rail.counts.operations > 0);
     let rail = |rail: crate::RailMetrics<'_>| {
         let devices = rail.devices.expect("devices");
         ((devices.own, devices.peer), rail.counts.operations, rail.counts.own_node, rail.counts.peer_node)
@@ -308,7 +309,7 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
     let mut batch = rig.submit(&[request]);
     run(&mut rig, |rig, lane, _| near(rig, lane));
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
-    assert!(!rig.client.is_connecting());
+    assert!(!rig.client.metrics().is_connecting());
     let mut late: Vec<ClientOutput> = Vec::new();
     for _ in 0..20 {
         let since_ns = rig.now_ns;
@@ -335,7 +336,7 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
             }
         }
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
-        assert_eq!(rig.client.is_connecting(), !late.is_empty());
+        assert_eq!(rig.client.metrics().is_connecting(), !late.is_empty());
         let after: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
         if after - before == 256 {
             return;
@@ -365,7 +366,7 @@ fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
             if device == 0 { held.push(seen) } else { rig.act(seen) }
         }
     }
-    assert!(rig.client.is_complete(other) && !rig.client.is_complete(bulk));
+    assert!(rig.client.batches().is_complete(other) && !rig.client.batches().is_complete(bulk));
     held.into_iter().for_each(|seen| rig.act(seen));
     run(&mut rig, |_, _, _| false);
     assert!([bulk, other].iter().all(|batch| rig.finish(*batch)[0].0 == Status::Ok));

@@ -7,6 +7,7 @@ use kvplane_proto::status::Status;
 
 use super::answers::bare;
 use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
+use crate::PutBook;
 use crate::sched::{Health, Priority};
 use crate::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions, Transport};
 
@@ -106,7 +107,7 @@ fn one_bad_request_does_not_fail_those_that_share_its_slice() {
 }
 
 fn submit(rig: &mut Rig, requests: &[Request], options: SubmitOptions) -> BatchId {
-    rig.client.submit_with(requests, &options, rig.now_ns).expect("a valid batch")
+    rig.client.submit_puts(requests, &PutBook::new(), &options, rig.now_ns).expect("a valid batch")
 }
 
 #[test]
@@ -157,7 +158,7 @@ fn small_requests_have_a_lane_that_bulk_keeps_off() {
         let asked = next.iter().find(|sent| ranges(&[(*sent).clone()]).iter().any(|range| range.1 == 512));
         let asked = asked.expect("a small one is sent at once").clone();
         if round > 10 {
-            let lane = &rig.client.lanes[asked.lane.index as usize];
+            let lane = &rig.client.network().lanes[asked.lane.index];
             assert!(lane.load.bound_bytes < 64 << 10, "nothing large is before it");
         }
         rig.act(ClientOutput::Frame(asked.clone()));
@@ -186,14 +187,15 @@ fn another_path_takes_over_and_is_counted() {
     again.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 500, 2)]);
-    let failovers: Vec<_> = rig.client.failovers().iter().map(|f| (f.from, f.to, f.slices)).collect();
+    let failovers: Vec<_> = rig.client.metrics().failovers().iter().map(|f| (f.from, f.to, f.slices)).collect();
     assert_eq!(failovers, [(Transport::Shm, Transport::Tcp, 1)]);
     let rails: Vec<_> =
-        rig.client.rail_metrics().map(|r| (r.path, r.health, r.counts.operations, r.counts.bytes)).collect();
+        rig.client.metrics().rail_metrics().map(|r| (r.path, r.health, r.counts.operations, r.counts.bytes)).collect();
     assert_eq!(rails, [(Path::Shared, Health::Paused, 0, 0), (Path::Stream, Health::Healthy, 1, 500)]);
-    let shared = rig.client.rail_metrics().next().expect("a rail").counts;
+    let shared = rig.client.metrics().rail_metrics().next().expect("a rail").counts;
     assert_eq!((shared.retries, shared.failovers, shared.pauses), (1, 1, 1));
-    let slow: Vec<_> = rig.client.slow_operations().map(|slow| (slow.transport, slow.attempts, slow.status)).collect();
+    let slow: Vec<_> =
+        rig.client.metrics().slow_operations().map(|slow| (slow.transport, slow.attempts, slow.status)).collect();
     assert_eq!(slow, [(Transport::Tcp, 1, Status::Ok)]);
     rig.assert_empty();
 }

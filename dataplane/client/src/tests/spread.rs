@@ -10,6 +10,7 @@ use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
 use super::rig::{ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config};
+use crate::SourcePeers;
 use crate::{Config, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100_000;
@@ -107,7 +108,7 @@ fn a_get_says_how_many_owners_have_the_object() {
             for request in [whole, Request::GetRange(digest(0), 0, local(0, BYTES, 1))] {
                 let batch = rig.submit(&[request]);
                 rig.run();
-                let result = rig.client.results(batch)[0];
+                let result = rig.client.batches().results(batch)[0];
                 assert_eq!(
                     (result.status, result.version.0, result.replicas),
                     (Status::Ok, 7, replicas),
@@ -117,7 +118,7 @@ fn a_get_says_how_many_owners_have_the_object() {
             }
             let batch = rig.submit(&[Request::Size(digest(0))]);
             rig.run();
-            assert_eq!(rig.client.results(batch)[0].replicas, 0, "a length says nothing of owners");
+            assert_eq!(rig.client.batches().results(batch)[0].replicas, 0, "a length says nothing of owners");
             rig.finish(batch);
         }
     }
@@ -208,8 +209,9 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(Config { fetches: true, ..config }, 1);
         let second = rig.segment_peer(false);
-        rig.client.set_seconds(|_| Some(second));
-        rig.client.set_sources(Epoch(5), |_| Some(second), rig.now_ns);
+        let every = || SourcePeers::each(|_| Some(second));
+        let peers = |epoch| SourcePeers { epoch, sources: every(), replica_keepers: every() };
+        rig.client.set_sources(peers(Epoch(5)), rig.now_ns);
         let of = |request| vec![request];
         let batches = [
             of(Request::PutCopy(digest(1), local(0, 0, 10), 0)),
@@ -223,7 +225,7 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
         for requests in &batches {
             rig.client.submit_puts(requests, &book, &until, rig.now_ns).expect("a valid batch");
         }
-        rig.client.set_sources(Epoch(6), |_| Some(second), rig.now_ns);
+        rig.client.set_sources(peers(Epoch(6)), rig.now_ns);
         let mut arguments = Vec::new();
         loop {
             let frames = rig.frames();

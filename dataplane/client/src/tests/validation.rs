@@ -102,10 +102,10 @@ fn the_number_of_requests_and_of_open_slices_is_limited() {
 fn without_a_map_or_an_owner_requests_fail_at_once() {
     let mut client = Client::new(stream_config());
     let batch = client.submit(&[Request::Exists(digest(1))], SECOND_NS, 0).expect("a valid batch");
-    assert_eq!(client.results(batch)[0].status, Status::NoOwner);
+    assert_eq!(client.batches().results(batch)[0].status, Status::NoOwner);
     client.set_map(map(1, 0, 1), 0);
     let batch = client.submit(&[Request::Exists(digest(1))], SECOND_NS, 0).expect("a valid batch");
-    assert_eq!(client.results(batch)[0].status, Status::NoOwner);
+    assert_eq!(client.batches().results(batch)[0].status, Status::NoOwner);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn the_deadlines_of_completed_batches_are_forgotten() {
         rig.finish(batch);
         rig.done.clear();
     }
-    let deadlines = rig.client.timers.counts()[0];
+    let deadlines = rig.client.network().host.timers.counts()[0];
     assert!(deadlines <= 66, "{deadlines} deadlines");
     rig.assert_empty();
 }

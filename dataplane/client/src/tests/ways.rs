@@ -11,6 +11,7 @@ use kvplane_proto::message::{Operation, ReadItem};
 use kvplane_proto::status::Status;
 
 use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, local, shared_config, stream_config};
+use crate::LaneEvent;
 use crate::{Config, LaneId, Path, PeerAddress, PeerId, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
@@ -65,7 +66,7 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
                 if other {
                     rig.addresses.get_mut(&lane).expect("it was just asked for").node = NodeId(51);
                 } else {
-                    rig.client.path_unavailable(lane, "nobody listens", rig.now_ns);
+                    rig.client.lane_event(lane, LaneEvent::PathUnavailable("nobody listens"), rig.now_ns);
                     continue;
                 }
             }
@@ -84,7 +85,7 @@ fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
             let batch = rig.submit(&write);
             assert_eq!(run_without_shared(&mut rig, other), first, "it is tried once");
             assert_eq!(rig.finish(batch)[0].0, Status::Ok);
-            let shared = rig.client.rail_metrics().find(|rail| rail.path == Path::Shared).expect("its rail");
+            let shared = rig.client.metrics().rail_metrics().find(|rail| rail.path == Path::Shared).expect("its rail");
             let counts = (shared.counts.unavailable, shared.counts.pauses, shared.counts.operations);
             assert_eq!(counts, (1, 0, 0));
             assert!(shared.unavailable.is_some_and(|why| other == why.contains("another")), "{:?}", shared.unavailable);
@@ -93,7 +94,7 @@ fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
         let batch = rig.submit(&write);
         rig.run();
         assert_eq!((rig.finish(batch)[0].0, rig.ways.len()), (Status::Ok, 1), "and then again");
-        assert!(rig.client.rail_metrics().all(|rail| rail.unavailable.is_none()));
+        assert!(rig.client.metrics().rail_metrics().all(|rail| rail.unavailable.is_none()));
         rig.assert_empty();
     }
 }
@@ -105,7 +106,7 @@ fn the_only_path_is_not_left() {
     let peer = rig.segment_peer(true);
     let batch = rig.submit(&[Request::Write(at(peer, 0, true), local(0, 0, 100))]);
     let mut tried = 0;
-    while !rig.client.is_complete(batch) {
+    while !rig.client.batches().is_complete(batch) {
         tried += usize::from(run_without_shared(&mut rig, false));
         let at_ns = rig.client.poll_timeout().expect("something is in flight");
         rig.now_ns = rig.now_ns.max(at_ns);
@@ -188,8 +189,8 @@ fn a_new_connection_finds_out_again() {
     let batch = rig.submit(&[write]);
     run_without(&mut rig, &[Via::Map, Via::Cma]);
     rig.finish(batch);
-    let shared = rig.client.rails[rig.client.peers[peer.0 as usize].groups[0].rails[0] as usize].lanes[0];
-    let lane = rig.client.lanes[shared as usize].id(shared);
+    let shared = rig.client.network().rails[rig.client.network().peers[peer.0].groups[0].rails[0]].lanes[0];
+    let lane = rig.client.network().lanes[shared].id(shared);
     rig.lose(lane);
     rig.now_ns += 10 * SECOND_NS;
     let batch = rig.submit(&[write]);
@@ -231,7 +232,7 @@ fn a_transfer_of_a_file_ends_before_its_batch_does() {
     rig.client.cancel(batch, 2);
     let seen = rig.drain();
     let [ClientOutput::Reset(reset)] = seen[..] else { panic!("{seen:?}") };
-    assert!(reset == lane && !rig.client.is_complete(batch), "the kernel may still write");
+    assert!(reset == lane && !rig.client.batches().is_complete(batch), "the kernel may still write");
     rig.lose(lane);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Cancelled, 0, 0)]);
