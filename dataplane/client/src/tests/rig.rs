@@ -396,7 +396,7 @@ impl Rig {
             Operation::Put => return vec![self.put(sent)],
             Operation::Write => return vec![single(sent, check_range(&sent.items::<WriteItem>()[0], sent), 0)],
             Operation::ReadMany | Operation::WriteMany => return vec![many(sent)],
-            // Drafts and copies are tested against the service.
+            // Put sessions and replicas are tested against the service.
             Operation::Begin | Operation::Fill | Operation::Seal | Operation::Discard => unreachable!("{operation:?}"),
             Operation::Peek | Operation::RemoveCopy => unreachable!("{operation:?}"),
         }

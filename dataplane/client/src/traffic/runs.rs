@@ -2,7 +2,7 @@
 //!
 //! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
-//! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
+//! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/batches/bulk.rs`).
 
 use super::Traffic;
 use super::bulk::{Copies, Tally, short_of_least, unlink};

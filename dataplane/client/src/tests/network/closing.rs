@@ -3,8 +3,8 @@
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId};
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Rig, SECOND_NS, local, shared_config, stream_config};
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, local, shared_config, stream_config};
 use crate::{Config, Path, PeerAddress, PeerId, Request, SegmentTarget, SubmitError};
 
 const PIECE_BYTES: u64 = 64 << 10;
@@ -101,13 +101,13 @@ fn a_peer_that_is_opened_again_or_named_by_the_map_serves_on() {
     let shard = &named.shards[0];
     let of_map =
         PeerAddress { node: named.node, incarnation: named.incarnation, ..PeerAddress::native(shard.tcp, None) };
-    let batch = rig.submit(&[Request::Exists(super::rig::digest(1))]);
+    let batch = rig.submit(&[Request::Exists(crate::tests::rig::digest(1))]);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::NotFound, 0, 0)]);
     let connected = rig.addresses.len();
     let peer = rig.client.open_peer(of_map);
     assert!(rig.client.close_peer(peer, rig.now_ns));
-    let batch = rig.submit(&[Request::Exists(super::rig::digest(1))]);
+    let batch = rig.submit(&[Request::Exists(crate::tests::rig::digest(1))]);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::NotFound, 0, 0)]);
     assert_eq!(rig.addresses.len(), connected, "the map's peer kept its lanes");

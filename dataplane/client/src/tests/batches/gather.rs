@@ -7,8 +7,8 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Reply, Rig, SECOND_NS, SEGMENT_BYTES, SentFrame, local, stream_config};
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Reply, Rig, SECOND_NS, SEGMENT_BYTES, SentFrame, local, stream_config};
 use crate::{Config, Local, PayloadTo, Request, SegmentTarget};
 
 fn one_lane() -> Config {

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use kvplane_proto::ids::SegmentId;
 
-use super::rig::{local, stream_config};
 use crate::intake::Intake;
+use crate::tests::rig::{local, stream_config};
 use crate::{Client, Config, PeerAddress, Place, Request, SegmentTarget, SubmitError};
 
 const SLICE_BYTES: u64 = 128 << 10;

@@ -4,8 +4,8 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
-use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
 use crate::LaneEvent;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
 use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };

@@ -8,8 +8,8 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Rig, SECOND_NS, digest, map, shared_config, stream_config};
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, map, shared_config, stream_config};
 use crate::{Config, SubmitError};
 
 fn digests(numbers: impl IntoIterator<Item = u64>) -> Vec<Digest> {

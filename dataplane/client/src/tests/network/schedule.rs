@@ -5,10 +5,10 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{Operation, ReadItem, WriteItem};
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::PutBook;
 use crate::sched::{Health, Priority};
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions, Transport};
 
 fn target(rig: &mut Rig, offset: u64) -> SegmentTarget {

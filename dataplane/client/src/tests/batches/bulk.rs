@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use kvplane_proto::ids::{BatchId, SegmentId};
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, SentFrame, local, stream_config};
+use crate::tests::rig::{Rig, SECOND_NS, SentFrame, local, stream_config};
 use crate::{
     Config, DeviceCopy, LaneId, Near, Nearness, Output, PeerAddress, PeerId, Place, RailCounts, Request, RowCopy,
     SegmentTarget, SliceId,

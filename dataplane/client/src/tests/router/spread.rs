@@ -9,8 +9,10 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
-use super::rig::{ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config};
 use crate::SourcePeers;
+use crate::tests::rig::{
+    ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config,
+};
 use crate::{Config, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100_000;

@@ -5,9 +5,9 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{Hello, IdItem, Operation};
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::LaneEvent;
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, LaneId, PeerId, Request, SegmentTarget};
 
 /// Two lanes, of which either takes one write at a time.

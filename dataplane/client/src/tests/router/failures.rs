@@ -6,8 +6,8 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{GetItem, Item, Kind, LookupReply, Operation, ReserveReply, SizeReply, encode_items};
 use kvplane_proto::status::Status;
 
-use super::answers::{bare, single};
-use super::rig::{ClientOutput, Reply, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
+use crate::tests::answers::{bare, single};
+use crate::tests::rig::{ClientOutput, Reply, Rig, SECOND_NS, SentFrame, digest, local, shared_config, stream_config};
 use crate::{Config, LaneId, PayloadTo, Request};
 
 fn one_lane() -> Config {

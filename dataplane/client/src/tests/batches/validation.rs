@@ -4,7 +4,7 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::limits::Limits;
 use kvplane_proto::status::Status;
 
-use super::rig::{Rig, SECOND_NS, digest, local, map, push_name, stream_config};
+use crate::tests::rig::{Rig, SECOND_NS, digest, local, map, push_name, stream_config};
 use crate::{Client, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions};
 
 fn refused(requests: &[Request]) -> SubmitError {

@@ -7,7 +7,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{DigestItem, GetItem, Hello, Operation, ReadItem, SegmentDescriptor};
 use kvplane_proto::status::Status;
 
-use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, shared_config, stream_config};
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, local, shared_config, stream_config};
 use crate::{Config, Path, Request, SegmentTarget};
 
 fn every_object_request() -> Vec<Request> {
@@ -240,7 +240,7 @@ fn segments_are_copied_where_they_can_be_mapped() {
     let unshareable = SegmentTarget { shareable: false, ..to };
     let batch = rig.submit(&[Request::Write(unshareable, local(0, 0, 100))]);
     let frames = rig.frames();
-    assert_eq!(frames.iter().map(super::rig::SentFrame::operation).collect::<Vec<_>>(), [Operation::Write]);
+    assert_eq!(frames.iter().map(crate::tests::rig::SentFrame::operation).collect::<Vec<_>>(), [Operation::Write]);
     frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 100, 0)]);
@@ -262,7 +262,7 @@ fn a_segment_is_opened() {
     let batch = rig.submit(&[Request::OpenSegment(peer)]);
     rig.run();
     let description = rig.client.take_description(batch).expect("a description");
-    assert_eq!(SegmentDescriptor::decode(&description), Ok(super::answers::descriptor()));
+    assert_eq!(SegmentDescriptor::decode(&description), Ok(crate::tests::answers::descriptor()));
     assert_eq!(rig.finish(batch), [(Status::Ok, 0, 0)]);
     rig.assert_empty();
 }

@@ -10,8 +10,8 @@ use kvplane_proto::ids::{BatchId, NodeId, SegmentId};
 use kvplane_proto::message::{Operation, ReadItem};
 use kvplane_proto::status::Status;
 
-use super::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, local, shared_config, stream_config};
 use crate::LaneEvent;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, SentFrame, local, shared_config, stream_config};
 use crate::{Config, LaneId, Path, PeerAddress, PeerId, Request, SegmentTarget, Via};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };

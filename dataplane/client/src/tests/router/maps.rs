@@ -3,8 +3,8 @@
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::status::Status;
 
-use super::answers::bare;
-use super::rig::{ClientOutput, Rig, SECOND_NS, digest, local, map, shared_config, stream_config};
+use crate::tests::answers::bare;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, local, map, shared_config, stream_config};
 use crate::{Config, Request};
 
 fn one_lane() -> Config {

@@ -1,4 +1,4 @@
-//! Drafts: what is said of one goes to the incarnation of the shard that gave its number, or to nobody.
+//! Put sessions: what is said of one goes to the incarnation of the shard that gave its number, or to nobody.
 
 use kvplane_proto::flags::ItemFlags;
 use kvplane_proto::frame::Header;
@@ -6,7 +6,7 @@ use kvplane_proto::ids::{Incarnation, NodeId, ReservationId};
 use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, Operation, ReserveReply};
 use kvplane_proto::status::Status;
 
-use super::rig::{Reply, Rig, SentFrame, digest, local, map, push_name, shared_config, stream_config};
+use crate::tests::rig::{Reply, Rig, SentFrame, digest, local, map, push_name, shared_config, stream_config};
 use crate::{Config, PeerIncarnation, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100;
@@ -17,11 +17,11 @@ fn answer(rig: &mut Rig, sent: &SentFrame, items: usize, body: &[u8]) {
     rig.place(&Reply { lane: sent.lane, header, body: body.to_vec(), sum: 0 });
 }
 
-/// Begins a draft: with which life of its owner.
+/// Begins a put session: with which incarnation of its owner.
 fn begin(rig: &mut Rig, key: u64) -> PeerIncarnation {
     let mut book = PutBook::new();
     let number = push_name(&mut book, key, BYTES);
-    let options = SubmitOptions::until(rig.now_ns + super::rig::SECOND_NS);
+    let options = SubmitOptions::until(rig.now_ns + crate::tests::rig::SECOND_NS);
     let request = Request::Begin(digest(key), BYTES, 1000, number);
     let batch = rig.client.submit_puts(&[request], &book, &options, rig.now_ns).expect("a valid batch");
     let frames = rig.frames();
@@ -62,7 +62,7 @@ fn key_of(node: u64) -> u64 {
 }
 
 #[test]
-fn what_is_said_of_a_draft_goes_to_the_incarnation_that_began_it() {
+fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(Config { lanes: 1, ..config }, 2);
         let incarnation = begin(&mut rig, 1);
@@ -98,7 +98,7 @@ fn what_is_said_of_a_draft_goes_to_the_incarnation_that_began_it() {
 }
 
 #[test]
-fn nothing_is_said_of_a_draft_to_the_next_owner_of_its_object() {
+fn nothing_is_said_of_a_put_session_to_the_next_owner_of_its_object() {
     let mut rig = Rig::new(stream_config(), 2);
     let (first, second) = (key_of(1), key_of(2));
     // Both shards gave the same number.
@@ -108,7 +108,7 @@ fn nothing_is_said_of_a_draft_to_the_next_owner_of_its_object() {
     rig.run();
     assert_stale(&mut rig, second, moved);
     let batch = rig.submit(&requests(first, kept)[1..2]);
-    assert_eq!(rig.frames().len(), 1, "the other draft goes on");
+    assert_eq!(rig.frames().len(), 1, "the other put session goes on");
     rig.client.cancel(batch, rig.now_ns);
     rig.run();
     rig.finish(batch);

@@ -5,7 +5,7 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
-use super::rig::{Object, Rig, SECOND_NS, digest, local, map, stream_config};
+use crate::tests::rig::{Object, Rig, SECOND_NS, digest, local, map, stream_config};
 use crate::{Config, Request};
 
 const MS: u64 = 1_000_000;
