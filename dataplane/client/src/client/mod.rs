@@ -154,9 +154,9 @@ impl Client {
         peer
     }
 
-    /// Leaves a peer that the caller opened. What is still asked of its segments ends with [`Status::Stale`], as soon as
-    /// nothing touches its memory any more. The id means nothing from now on, and another peer may get it; a peer that
-    /// the map in use names as well stays for that. False for an id that the caller has not open.
+    /// Leaves a peer that the caller opened. What is still asked of its segments ends with [`Status::Stale`], as soon
+    /// as nothing touches its memory any more. The id means nothing from now on, and another peer may get it; a peer
+    /// that the map in use names as well stays for that. False for an id that the caller has not open.
     pub fn close_peer(&mut self, peer: PeerId, now_ns: u64) -> bool {
         self.router.traffic.network.host.now_ns = now_ns;
         let entry = self.router.traffic.network.peers.get_mut(peer.0).filter(|entry| entry.pinned);

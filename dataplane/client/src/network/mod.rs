@@ -66,8 +66,8 @@ impl Network {
         }
     }
 
-    /// The peer at this address, with paths over these rails, or over devices that are this near to its memory. One that
-    /// is known already keeps what it has.
+    /// The peer at this address, with paths over these rails, or over devices that are this near to its memory. A peer
+    /// that is known already keeps what it has.
     pub(crate) fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress], near: Near) -> PeerId {
         if let Some(peer) = self.peers.find(&address) {
             return peer;

@@ -15,8 +15,8 @@ use kvplane_proto::limits::Limits;
 
 /// Places. A power of two.
 const PLACES: usize = 4096;
-/// How long the replica owner is left alone with an object that it turned out not to have: it may evict replicas without
-/// saying so.
+/// How long the replica owner is left alone with an object that it turned out not to have: it may evict replicas
+/// without saying so.
 const MISSED_NS: u64 = 1_000_000_000;
 
 /// What is known of the latest object of a place.

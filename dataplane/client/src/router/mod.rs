@@ -14,7 +14,7 @@ use kvplane_proto::status::Status;
 use crate::network::{Cause, Endpoint};
 use crate::placement::Placement;
 use crate::replicas::Replicas;
-use crate::sender::{Flushed, Sender};
+use crate::sender::{FlushOutcome, Sender};
 use crate::tables::{HeldHandle, NOWHERE, ReplicaUse, Slice, SliceEvent, SliceState, readable, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{Local, Output, Path, PeerId, Request, SegmentTarget, SliceId};
@@ -66,9 +66,9 @@ impl Router {
         }
         loop {
             match self.sender().flush_one(lane) {
-                Flushed::Sent => {}
-                Flushed::Nothing => return,
-                Flushed::Unservable(id) => {
+                FlushOutcome::Sent => {}
+                FlushOutcome::Nothing => return,
+                FlushOutcome::Unservable(id) => {
                     self.traffic.leave_lane(id.index);
                     self.route(id);
                 }
@@ -76,8 +76,8 @@ impl Router {
         }
     }
 
-    /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it. Returns where it
-    /// went, if that is where others to its segment would go now.
+    /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it. Returns where
+    /// it went, if that is where others to its segment would go now.
     pub(crate) fn route(&mut self, id: SliceId) -> Option<SegmentTarget> {
         let slice = self.traffic.slices.get(id.index, id.generation)?;
         debug_assert!(slice.link.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
@@ -221,7 +221,7 @@ impl Router {
     pub(crate) fn hedge(&mut self) {
         while let Some(id) = self.traffic.network.host.timers.due_watched(self.traffic.network.host.now_ns) {
             let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
-            slice.tries.hedge_ns = 0;
+            slice.hedge_ns = 0;
             let next = match slice.tries.replica {
                 ReplicaUse::No => ReplicaUse::Asked,
                 // The other one of the two that have it.
@@ -463,13 +463,13 @@ impl Router {
 
     /// Gives a slice its outcome.
     pub(crate) fn complete(&mut self, index: u32, status: Status) {
-        if self.traffic.slices.peek(index).tries.hedge_ns > 0 {
+        if self.traffic.slices.peek(index).hedge_ns > 0 {
             self.traffic.unwatch(slice_id(index, self.traffic.slices.generation(index)));
         }
         let ended = self.traffic.slices.end(index);
         ended.step(SliceEvent::Finish);
         let slice = *ended;
-        if slice.rail != NOWHERE && matches!(status, Status::Ok | Status::NotFound) && slice.is_get_of_owner() {
+        if slice.link.rail != NOWHERE && matches!(status, Status::Ok | Status::NotFound) && slice.is_get_of_owner() {
             let took_ns = self.traffic.network.host.now_ns.saturating_sub(slice.times.begun_ns);
             self.got_after(slice.way.peer, took_ns);
         }

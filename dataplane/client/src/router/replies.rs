@@ -187,7 +187,7 @@ impl Router {
     /// A segment cannot be moved in the way that was tried: the next is, as another attempt.
     pub(crate) fn way_closed(&mut self, lane: u32, index: u32) {
         let slice = self.traffic.slices.at(index);
-        let via = slice.via;
+        let via = slice.way.via;
         let (Request::Read(target, _) | Request::Write(target, _)) = slice.request else {
             self.settle(index, Status::Unsupported);
             return;
@@ -234,7 +234,7 @@ impl Router {
                 if position == bad {
                     self.settle(index, header.status);
                 } else {
-                    self.traffic.slices.at(index).tries.alone = true;
+                    self.traffic.slices.at(index).way.alone = true;
                     self.send_again(index, None);
                 }
             }

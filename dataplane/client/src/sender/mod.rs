@@ -30,7 +30,7 @@ pub(crate) struct Sender<'a> {
 }
 
 /// What came of a look at the head of a lane's queue.
-pub(crate) enum Flushed {
+pub(crate) enum FlushOutcome {
     /// It was sent, perhaps with others.
     Sent,
     /// There is nothing that may be sent now.
@@ -121,10 +121,10 @@ impl Sender<'_> {
     }
 
     /// Sends one frame's worth from the head of the queue.
-    pub(crate) fn flush_one(&mut self, lane: u32) -> Flushed {
-        let Some(first) = self.next_queued(lane) else { return Flushed::Nothing };
+    pub(crate) fn flush_one(&mut self, lane: u32) -> FlushOutcome {
+        let Some(first) = self.next_queued(lane) else { return FlushOutcome::Nothing };
         if !self.window_open(lane) {
-            return Flushed::Nothing;
+            return FlushOutcome::Nothing;
         }
         let path = self.lane(lane).path;
         let copy = if path == Path::Rdma { self.traffic.copies_of(lane).next() } else { None };
@@ -133,7 +133,7 @@ impl Sender<'_> {
             self.outbox().push(Output::CopySegment { lane: id, slice, via: Via::Rdma, segment, offset, local, write });
             // The host may take those behind it by itself; what it leaves is the next output.
             self.traffic.network.lanes.mark_dirty(lane);
-            return Flushed::Nothing;
+            return FlushOutcome::Nothing;
         }
         let request = self.traffic.slices.at(first.index).request;
         match (path, request) {
@@ -179,7 +179,7 @@ impl Sender<'_> {
                 return self.copy_segment(lane, first, target, local, true);
             }
         }
-        Flushed::Sent
+        FlushOutcome::Sent
     }
 
     /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for
@@ -200,19 +200,26 @@ impl Sender<'_> {
     }
 
     /// Lets the host move a range, in the way that is open; where none is any more, the slice finds another lane.
-    fn copy_segment(&mut self, lane: u32, id: SliceId, target: SegmentTarget, local: Local, write: bool) -> Flushed {
+    fn copy_segment(
+        &mut self,
+        lane: u32,
+        id: SliceId,
+        target: SegmentTarget,
+        local: Local,
+        write: bool,
+    ) -> FlushOutcome {
         let entry = self.lane(lane);
         let via = match entry.path {
             Path::Shared => entry.way(&self.traffic.network.host.config, target.segment, target.shareable),
             Path::MooncakeRdma => Some(Via::Rdma),
             _ => Some(Via::Own),
         };
-        let Some(via) = via else { return Flushed::Unservable(id) };
+        let Some(via) = via else { return FlushOutcome::Unservable(id) };
         self.leave_queue(lane, id.index);
         let slice = self.traffic.slices.at(id.index);
         slice.step(SliceEvent::Place);
         slice.answer.bytes = local.bytes;
-        slice.via = via;
+        slice.way.via = via;
         let path = self.lane(lane).path;
         let lane = self.lane(lane).id(lane);
         let (segment, offset) = (target.segment, target.offset);
@@ -220,7 +227,7 @@ impl Sender<'_> {
             Path::File => Output::FileTransfer { lane, slice: id, file: segment, offset, local, write },
             _ => Output::CopySegment { lane, slice: id, via, segment, offset, local, write },
         });
-        Flushed::Sent
+        FlushOutcome::Sent
     }
 
     /// The oldest slice that was not sent takes its part of the window.

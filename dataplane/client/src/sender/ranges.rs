@@ -31,8 +31,7 @@ impl Sender<'_> {
     pub(super) fn may_gather(&self, index: u32) -> bool {
         let slice = self.traffic.slices.peek(index);
         let (Request::Read(_, local) | Request::Write(_, local)) = slice.request else { return false };
-        !slice.tries.alone
-            && local.bytes <= self.traffic.network.host.config.gather_range_bytes.min(Limits::GATHER_BYTES)
+        !slice.way.alone && local.bytes <= self.traffic.network.host.config.gather_range_bytes.min(Limits::GATHER_BYTES)
     }
 
     /// Sends the reads, or writes, at the head of the queue in one frame: as many as may be. The first one may.

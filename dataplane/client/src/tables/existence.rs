@@ -5,8 +5,8 @@
 //! comes back is a bit for each.
 //!
 //! Nothing is tried twice here: a request whose shard is not the owner of all of it, or cannot be reached, ends, and
-//! whoever asked asks for each of its objects by itself ([`Batches::unanswered`](crate::Batches::unanswered)). So this knows nothing of maps that
-//! change meanwhile.
+//! the caller asks for each of its objects by itself ([`Batches::unanswered`](crate::Batches::unanswered)). So this
+//! knows nothing of maps that change meanwhile.
 
 use kvplane_proto::digest::{DIGEST_BYTES, Digest};
 use kvplane_proto::limits::Limits;

@@ -59,10 +59,7 @@ pub(crate) struct Slice {
     pub(crate) tasks: u32,
     pub(crate) request: Request,
     pub(crate) state: SliceState,
-    /// Where it waits for its turn.
     pub(crate) way: Way,
-    /// The rail that carries it, or carried it last.
-    pub(crate) rail: u32,
     pub(crate) times: Times,
     /// When it left its lane's queue; of an earlier attempt if it is before it was bound.
     pub(crate) sent_ns: u64,
@@ -70,13 +67,13 @@ pub(crate) struct Slice {
     pub(crate) link: LaneLink,
     /// The request that its answer is awaited for; stale when there is none.
     pub(crate) wire: RequestId,
-    /// How the host copies it, or copied it last.
-    pub(crate) via: Via,
+    /// When its owner has been silent for too long, if nothing is heard of it; 0 if nobody looks then.
+    pub(crate) hedge_ns: u64,
     pub(crate) tries: Tries,
     pub(crate) answer: Answer,
 }
 
-/// The queue that a slice waits in, or waited in last.
+/// The way that a slice takes, or took last: to whom, and how.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     /// The peer and the group of its rails that it waits for or is in flight to.
@@ -86,13 +83,22 @@ pub(crate) struct Way {
     pub(crate) queue: u8,
     /// Its place in that group's queue; `NOWHERE` while it is not in it.
     pub(crate) place: u32,
+    /// How the host copies it.
+    pub(crate) via: Via,
+    /// It was refused together with others: from now on it is sent by itself.
+    pub(crate) alone: bool,
 }
+
+// They are copied as they are made, many at a time.
+const _: () = assert!(size_of::<Slice>() <= 224);
 
 /// The place of a slice on a lane.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneLink {
     /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
     pub(crate) lane: u32,
+    /// The rail that carries it, or carried it last.
+    pub(crate) rail: u32,
     /// Its neighbours among the slices of that lane.
     pub(crate) before: u32,
     pub(crate) after: u32,
@@ -109,12 +115,8 @@ pub(crate) struct Tries {
     pub(crate) attempts: u8,
     /// Times that it was parked.
     pub(crate) parkings: u8,
-    /// It was refused together with others: from now on it is sent by itself.
-    pub(crate) alone: bool,
     /// Whether the replica owner is asked.
     pub(crate) replica: ReplicaUse,
-    /// When its owner has been silent for too long, if nothing is heard of it; 0 if nobody looks then.
-    pub(crate) hedge_ns: u64,
 }
 
 /// What the answer to a slice has said.
@@ -139,14 +141,13 @@ impl Slice {
             tasks: 1,
             request,
             state: SliceState::Queued,
-            way: Way { peer: 0, group: 0, queue: 0, place: NOWHERE },
-            rail: NOWHERE,
+            way: Way { peer: 0, group: 0, queue: 0, place: NOWHERE, via, alone: false },
             times: Times { begun_ns: now_ns, queued_ns: now_ns, posted_ns: now_ns },
             sent_ns: 0,
-            link: LaneLink { lane: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
+            link: LaneLink { lane: NOWHERE, rail: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
             wire: RequestId { index: 0, generation: 0 },
-            via,
-            tries: Tries { attempts: 0, parkings: 0, alone: false, replica: ReplicaUse::No, hedge_ns: 0 },
+            hedge_ns: 0,
+            tries: Tries { attempts: 0, parkings: 0, replica: ReplicaUse::No },
             answer: Answer {
                 bytes: 0,
                 version: 0,

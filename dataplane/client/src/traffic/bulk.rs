@@ -144,7 +144,7 @@ impl Slice {
     fn post(&mut self, bytes: u64, now_ns: u64) {
         self.step(SliceEvent::Place);
         self.sent_ns = now_ns;
-        self.via = Via::Rdma;
+        self.way.via = Via::Rdma;
         (self.link.sent_bytes, self.answer.bytes) = (bytes, bytes);
     }
 

@@ -75,7 +75,7 @@ pub(crate) struct Deal {
 }
 
 /// How many slices were dealt, and the first item that is not among them.
-pub(crate) struct Dealt<I> {
+pub(crate) struct DealOutcome<I> {
     pub(crate) bound: usize,
     pub(crate) next: Option<I>,
 }

@@ -136,9 +136,9 @@ impl Traffic {
     /// A slice is to be sent again after its rail failed it.
     pub(crate) fn count_retry(&mut self, index: u32) {
         let slice = self.slices.at(index);
-        if slice.rail != NOWHERE {
-            let entry = &mut self.network.rails[slice.rail];
-            entry.books.of(Transport::of(entry.path, slice.via)).retries += 1;
+        if slice.link.rail != NOWHERE {
+            let entry = &mut self.network.rails[slice.link.rail];
+            entry.books.of(Transport::of(entry.path, slice.way.via)).retries += 1;
         }
     }
 
@@ -154,7 +154,7 @@ impl Traffic {
             _ => self.network.host.config.usual_via(),
         };
         let (from, to) = (Transport::of(self.network.rails[last].path, via), Transport::of(lane.path, next));
-        if (last, from) == (slice.rail, to) {
+        if (last, from) == (slice.link.rail, to) {
             return;
         }
         self.network.rails[last].books.of(from).failovers += 1;
@@ -166,15 +166,16 @@ impl Traffic {
 
     /// A slice that was on a rail has ended, and has left it.
     pub(crate) fn count_end(&mut self, slice: &Slice, status: Status) {
-        if slice.rail == NOWHERE {
+        if slice.link.rail == NOWHERE {
             return;
         }
         let now_ns = self.network.host.now_ns;
         let bytes = slice.load_bytes();
-        let nodes = self.network.nodes_of(slice.rail, slice.way.peer, self.network.locality.places_of(&slice.request));
+        let places = self.network.locality.places_of(&slice.request);
+        let nodes = self.network.nodes_of(slice.link.rail, slice.way.peer, places);
         let config = &self.network.host.config;
-        let entry = &mut self.network.rails[slice.rail];
-        let transport = Transport::of(entry.path, slice.via);
+        let entry = &mut self.network.rails[slice.link.rail];
+        let transport = Transport::of(entry.path, slice.way.via);
         let counts = entry.books.of(transport);
         if status == Status::Ok {
             let moved = if matches!(slice.request, Request::Get(..) | Request::GetHead(..)) {

@@ -85,7 +85,7 @@ impl Traffic {
     fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
         let slice = self.slices.at(index);
         let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.way.queue);
-        let avoid = if slice.tries.attempts > 0 { slice.rail } else { NOWHERE };
+        let avoid = if slice.tries.attempts > 0 { slice.link.rail } else { NOWHERE };
         let open = u64::from(self.batches.at(batch).open_slices[task as usize]);
         Ask::new(bytes, open * bytes, small, priority, queue, avoid)
     }
@@ -197,7 +197,7 @@ impl Traffic {
         (slice.link.lane, slice.link.before, slice.link.after) = (lane, before, NOWHERE);
         slice.times.posted_ns = self.network.host.now_ns;
         slice.link.run = 0;
-        let (last, via) = (core::mem::replace(&mut slice.rail, rail), slice.via);
+        let (last, via) = (core::mem::replace(&mut slice.link.rail, rail), slice.way.via);
         let bytes = slice.load_bytes();
         entry.load.bound_bytes += bytes;
         let host = &self.network.host;
@@ -269,13 +269,13 @@ impl Traffic {
 
     /// Somebody looks after a get at that time.
     pub(crate) fn watch_until(&mut self, id: SliceId, at_ns: u64) {
-        self.slices.at(id.index).tries.hedge_ns = at_ns;
+        self.slices.at(id.index).hedge_ns = at_ns;
         self.network.host.timers.watch(id, at_ns);
     }
 
     /// Nobody looks after a get any more. What is answered must not wake its host later for nothing.
     pub(crate) fn unwatch(&mut self, id: SliceId) {
-        let at_ns = core::mem::take(&mut self.slices.at(id.index).tries.hedge_ns);
+        let at_ns = core::mem::take(&mut self.slices.at(id.index).hedge_ns);
         if at_ns > 0 {
             self.network.host.timers.unwatch(id, at_ns);
         }

@@ -6,10 +6,10 @@
 
 use super::Traffic;
 use super::bulk::{Copies, Tally, short_of_least, unlink};
-use super::deal::{Common, Deal, Dealt, LANES, Share, Turns};
+use super::deal::{Common, Deal, DealOutcome, LANES, Share, Turns};
 use crate::host::HostSide;
 use crate::network::{Endpoint, Network, SMALL_WINDOW_BYTES};
-use crate::tables::{HeldHandle, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceState, slice_id};
+use crate::tables::{HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, Slice, SliceState, slice_id};
 use crate::types::{Output, Request, SegmentTarget, SliceId, Transport};
 
 impl Traffic {
@@ -55,7 +55,7 @@ impl Traffic {
             return None;
         }
         // As it was before it was bound, but for what all of them get.
-        let like_slice = Slice { rail, state: SliceState::Queued, ..*slice };
+        let like_slice = Slice { state: SliceState::Queued, link: LaneLink { rail, ..slice.link }, ..*slice };
         Some(Deal { rail, like: like_slice, common: Common { like: *like, small, room_bytes }, shares, open })
     }
 
@@ -88,7 +88,7 @@ impl Traffic {
         most: usize,
         items: &mut impl Iterator<Item = I>,
         set: &impl Fn(&mut Slice, &I),
-    ) -> Dealt<I> {
+    ) -> DealOutcome<I> {
         let Self { network, slices, batches, .. } = self;
         let (config, locality) = (&network.host.config, &network.locality);
         let Deal { like, common, shares, open, .. } = deal;
@@ -152,7 +152,7 @@ impl Traffic {
         if bound > 0 {
             self.enter_lanes(deal, bytes);
         }
-        Dealt { bound, next }
+        DealOutcome { bound, next }
     }
 
     /// The copies that the device of a lane over RDMA can do by itself, as far as there is room for them.
