@@ -1,4 +1,4 @@
-//! Who is asked for an object: its owner and its replica owner, by the map in use, or by slot where a map is not used.
+//! Placement: the owner and the replica owner of an object, by the map in use, or by slot where a map is not used.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
@@ -10,7 +10,7 @@ use crate::network::Network;
 use crate::tables::Slice;
 use crate::types::{Near, PeerAddress, PeerId, PeerKind, Request};
 
-/// A newer map is asked for again when the last question is this old and the need is still there.
+/// The host is asked for a newer map again after this time, if the need is still there.
 const MAP_AGAIN_NS: u64 = 500_000_000;
 
 /// The peers of each slot, where they are given instead of a map.
@@ -22,11 +22,11 @@ pub(crate) struct Placement {
     map: Option<(ClusterMap, OwnerTable)>,
     /// Peers of the map's owners, found on first use: one row for each member.
     owner_peers: Vec<Vec<Option<PeerId>>>,
-    /// Whom to ask for each slot, whatever a map says, and the epoch to ask by.
+    /// The peer that serves each slot, whatever a map says, and the epoch of the requests.
     sources: Option<(Epoch, SlotPeers)>,
-    /// Who keeps replicas of each slot, whatever a map says.
+    /// The peer that keeps replicas of each slot, whatever a map says.
     replica_keepers: Option<SlotPeers>,
-    /// When a newer map was last asked for, since the last one came.
+    /// When the host was last asked for a newer map, since the last one came.
     map_wanted_ns: Option<u64>,
 }
 
@@ -76,7 +76,7 @@ impl Placement {
         self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
     }
 
-    /// Whether a newer map is to be asked for: none was lately.
+    /// Whether the host is to fetch a newer map: it was not asked lately.
     pub(crate) fn wants_map(&mut self, now_ns: u64) -> bool {
         let wants = self.map_wanted_ns.is_none_or(|at_ns| now_ns >= at_ns.saturating_add(MAP_AGAIN_NS));
         if wants {

@@ -1,4 +1,4 @@
-//! Whom a shard asks for what was in the slots that came to it: a peer for each former owner.
+//! Sources: the former owners that a shard fetches the objects of its new slots from, a peer for each.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Whether this shard is asked for any slot now.
+    /// Whether this shard is the source of any slot now.
     #[must_use]
     pub fn contains(&self, source: &ShardKey) -> bool {
         self.peers.contains_key(source)
     }
 
-    /// Has `client` ask for each slot whom `source_of` names, and bring replicas to whom `keeper_of` does, at the
-    /// addresses of this map, and closes the peers that it names no more. A former owner on `host` (a boot id; empty
-    /// where there is none) is asked over shared memory.
+    /// Has `client` fetch each slot from the shard that `source_of` names, and bring replicas to that of `keeper_of`,
+    /// at the addresses of this map; and closes the peers that it names no more. A former owner on `host` (a boot id;
+    /// empty where there is none) is reached over shared memory.
     pub fn follow(
         &mut self,
         client: &mut Client,

@@ -161,8 +161,9 @@ impl Client {
         }
     }
 
-    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
-    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
+    /// The copies behind an [`Output::CopySegment`](crate::Output::CopySegment) of a lane over RDMA that may go too,
+    /// for a host that has the device take several in a row. To be called before the next output is polled; what is
+    /// left comes as outputs.
     #[inline]
     pub fn copies(&mut self, lane: LaneId) -> Option<Copies<'_>> {
         let entry = self.router.traffic.network.lanes.current(lane)?;

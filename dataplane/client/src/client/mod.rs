@@ -55,14 +55,14 @@ pub enum LaneEvent<'a> {
     PathUnavailable(&'a str),
 }
 
-/// Whom a client that uses no map asks for each slot, by the map of an epoch; nobody where there is none.
+/// The peers of each slot, for a client that uses no map: by the map of an epoch; none where nobody serves a slot.
 #[derive(Clone, Debug)]
 pub struct SourcePeers {
-    /// The epoch to ask by.
+    /// The epoch of the requests.
     pub epoch: Epoch,
-    /// Who is asked for the objects of each slot.
+    /// The peer that serves the objects of each slot.
     pub sources: Vec<Option<PeerId>>,
-    /// Who keeps replicas of the objects of each slot.
+    /// The peer that keeps replicas of the objects of each slot.
     pub replica_keepers: Vec<Option<PeerId>>,
 }
 
@@ -105,7 +105,7 @@ impl Client {
     }
 
     /// Asks these peers for the objects of each slot from now on, and takes replicas of what it owns to those that keep
-    /// them. For a client that asks former owners: a map is not used.
+    /// them. For a client of former owners: a map is not used.
     pub fn set_sources(&mut self, peers: SourcePeers, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
         self.router.placement.set_replica_keepers(peers.replica_keepers);
@@ -332,7 +332,7 @@ impl Client {
     }
 
     /// Where the payload of gathered reads goes, in order: ranges of the caller's memory, neighbours as one. To be
-    /// asked for at once after the [`PayloadTo::Scatter`] that named the slice.
+    /// called at once after the [`PayloadTo::Scatter`](crate::PayloadTo::Scatter) that named the slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
         let mut pieces = self.router.traffic.network.host.outbox.take_pieces();
         let wire = self.router.traffic.slices.get(slice.index, slice.generation).map(|slice| slice.wire);

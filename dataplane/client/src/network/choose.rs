@@ -125,7 +125,7 @@ impl Network {
         best.map(|(number, _)| number as u8)
     }
 
-    /// Whether a path of a peer can do what is asked.
+    /// Whether a path of a peer can serve a request.
     fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
         if group.is_unavailable(self.host.now_ns) {
             return false;

@@ -1,11 +1,11 @@
-//! Fences: a peer is told which lanes are over before anything more is asked of it.
+//! Fences: a peer learns which lanes are over before it gets any further request.
 //!
 //! What a peer has received on a lane that we gave up, and not yet carried out, it would carry out when it comes to it:
 //! a write perhaps after a newer one to the same range that went over another lane. No reset of ours prevents that, as
 //! a kernel keeps what it has received, and a reset may be lost. So a lane that ends while something unanswered on it
 //! changes what the peer holds is named in a [`Operation::Fence`], which every other lane of the peer sends before it
 //! asks anything more, once. Where writes follow frames in order nothing waits for the answer; where we write
-//! ourselves, requests do. What one answer was had for is told to nobody again: the peer has ended it for good.
+//! ourselves, requests do. What the peer has answered is not repeated on other lanes: it has ended those for good.
 //!
 //! Greetings come first on a lane, so a lane with anything unanswered is known to the peer: one that it does not know
 //! is over there, and nobody has to remember it.

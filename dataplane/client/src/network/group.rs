@@ -139,7 +139,7 @@ impl Group {
         self.unavailable.as_ref().is_some_and(|(until_ns, _)| now_ns < *until_ns)
     }
 
-    /// Whether it can do what is asked, but for what only a lane knows.
+    /// Whether it can serve a request, but for what only a lane knows.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         matches!(request, Request::Read(..) | Request::Write(..)) || self.path.is_greeted()
     }

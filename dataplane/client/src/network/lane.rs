@@ -74,7 +74,7 @@ pub(crate) enum Cause {
     Withdrawn,
 }
 
-/// A place for a connection to a shard: what the shard is asked over it, and the connection that it has now, if any.
+/// A place for a connection to a shard: the slices that go over it, and the connection that it has now, if any.
 pub(crate) struct Lane {
     pub(crate) peer: PeerId,
     /// Its rail, in the client's table.

@@ -47,7 +47,7 @@ impl Replicas {
         self.leases.end();
     }
 
-    /// Whether the replica owner may be asked for an object.
+    /// Whether gets of an object may go to the replica owner.
     pub(crate) fn holds(&self, digest: Digest, now_ns: u64) -> bool {
         self.leases.holds(digest, now_ns)
     }
@@ -62,8 +62,8 @@ impl Replicas {
         self.leases.missed(digest, now_ns);
     }
 
-    /// Whether the replica owner is asked, where the owner and it would take so long: the faster one, or either where
-    /// that is about the same.
+    /// Whether a get goes to the replica owner, where the owner and it would take so long: to the faster one, or to
+    /// either where that is about the same.
     pub(crate) fn choose(&mut self, owner_ns: f64, replica_ns: f64, client: u64) -> bool {
         let alike = owner_ns.max(replica_ns) <= owner_ns.min(replica_ns) * ALIKE;
         if alike {

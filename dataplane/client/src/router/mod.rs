@@ -131,7 +131,7 @@ impl Router {
         }
     }
 
-    /// Who is asked for a slice's object.
+    /// The peer that a slice's object is got from, or goes to.
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica) = (slice.request, slice.tries.replica);
@@ -425,7 +425,7 @@ impl Router {
         }
     }
 
-    /// Nobody asks this peer any more: what is on its lanes and what waits for them is sent on its way again.
+    /// A peer gets no requests any more: what is on its lanes and what waits for them is sent on its way again.
     pub(crate) fn depart(&mut self, peer: PeerId) {
         self.traffic.network.peers.depart(peer);
         for lane in self.traffic.network.lanes_of(peer) {
@@ -440,7 +440,7 @@ impl Router {
         self.traffic.reclaim(peer);
     }
 
-    /// One of several requests that share a slice may have failed it: each is asked on its own.
+    /// One of several requests that share a slice may have failed it: each is sent on its own.
     fn split(&mut self, slice: &Slice) {
         let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return };
         let first = self.traffic.batches.at(slice.batch.index).slices.len();

@@ -105,8 +105,8 @@ impl Router {
         Ok(())
     }
 
-    /// Who answers a greeting is not who was asked for, or refuses. A path of this host alone does not say that of the
-    /// peer: another namespace may have another process at its address. Then the peer's other path decides.
+    /// The process that answers a greeting is not the peer, or refuses us. A path of this host alone does not say that
+    /// of the peer: another namespace may have another process at its address. Then the peer's other path decides.
     fn not_the_peer(&mut self, lane: u32, refusal: &Refusal) -> Result<(), ProtocolViolation> {
         if self.traffic.network.lanes[lane].path == Path::Shared && self.traffic.network.close_path(lane, &refusal.why)
         {

@@ -1,4 +1,4 @@
-//! Whether objects are there, of many at once: one request to each owner, and one slice for all that it is asked.
+//! Whether many objects are there: one request to each owner, and one slice for all of its objects.
 //!
 //! What single requests have each for itself, a result, a slice, a route, costs more than to look the object up. Here
 //! the digests are put in the order of their owners, and each owner's part of that list is a request of its own. What

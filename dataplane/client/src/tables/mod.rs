@@ -1,4 +1,4 @@
-//! What a client keeps of what it is asked for: batches, their slices, and requests on the wire.
+//! Tables: batches, their slices, and requests on the wire.
 //!
 //! Tables know positions, generations and what is there; none of them decides anything.
 

@@ -4,7 +4,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{ObjectName, PutItem};
 
 /// What the puts of a batch say beside their bytes: names and wishes, in bytes that are used again for the next batch.
-/// [`Request::PutAs`] names one by its number.
+/// [`Request::PutAs`](crate::Request::PutAs) names one by its number.
 #[derive(Clone, Debug, Default)]
 pub struct PutBook {
     puts: Vec<Entry>,

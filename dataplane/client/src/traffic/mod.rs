@@ -1,4 +1,4 @@
-//! What is asked for, and how it travels: batches, their slices, and the requests on the wire, over the network.
+//! Traffic: batches, their slices and the requests on the wire, over the network that carries them.
 //!
 //! Here slices are put into the queues of groups, onto the lists of lanes, and off them again, with all that is booked
 //! for them. Whether and to whom a slice is sent at all, and what its outcome means, is decided above.
