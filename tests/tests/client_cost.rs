@@ -33,7 +33,7 @@ fn serve(client: &mut Client, asked: &mut Vec<(LaneId, RequestId, u64)>, now_ns:
                 client.frame(lane, &header.with_body(&body, 1), &body, now_ns);
             }
             Output::Send { lane, header, body, .. } => {
-                let items = decode_items::<ReadItem>(client.body(body), header.items).expect("reads");
+                let items = decode_items::<ReadItem>(client.outbox().body(body), header.items).expect("reads");
                 asked.extend(items.map(|item| (lane, item.request, item.bytes)));
             }
             Output::Done { batch } => client.release(batch),
@@ -66,7 +66,7 @@ fn the_cost_of_a_small_read_in_the_client() {
     for _ in 0..ROUNDS {
         let start = Instant::now();
         client.submit(&requests, now_ns + 1_000_000_000, now_ns).expect("a valid batch");
-        while client.open_batches() > 0 {
+        while client.batches().len() > 0 {
             now_ns += 100_000;
             serve(&mut client, &mut asked, now_ns);
             for (lane, request, bytes) in asked.drain(..) {

@@ -4,22 +4,23 @@ use core::ops::Range;
 
 use kvplane_proto::limits::Limits;
 
-use super::Client;
-use super::types::{Local, PeerId, Request, SegmentTarget, SubmitError};
-use crate::sched::{Cuts, LEAST_BYTES, cut_bytes};
+use crate::network::Network;
+use crate::sched::LEAST_BYTES;
+use crate::tables::ExistenceBatch;
+use crate::types::{Local, PeerId, Request, SegmentTarget, SubmitError};
 
 /// Requests in a row that become slices in the same way.
 #[derive(Clone, Copy)]
-pub(super) struct Stretch {
+pub(crate) struct Stretch {
     from: u32,
     until: u32,
     /// Each is a slice by itself; else they touch each other, or are one, and are cut together.
-    pub(super) whole: bool,
+    pub(crate) whole: bool,
 }
 
 impl Stretch {
     /// The positions of its requests.
-    pub(super) const fn tasks(self) -> Range<usize> {
+    pub(crate) const fn tasks(self) -> Range<usize> {
         self.from as usize..self.until as usize
     }
 }
@@ -68,13 +69,32 @@ impl Grouping<'_> {
     }
 }
 
-impl Client {
-    /// Checks a batch's requests; puts their stretches in `into`.
-    pub(super) fn take_in(
-        &self,
+/// Checks batches, and groups what they ask for.
+pub(crate) struct Intake {
+    /// Those of the batch that is being submitted.
+    stretches: Vec<Stretch>,
+    /// What the next batch asks of many objects at once.
+    pub(crate) existence: ExistenceBatch,
+}
+
+impl Intake {
+    pub(crate) const fn new() -> Self {
+        Self { stretches: Vec::new(), existence: ExistenceBatch::new() }
+    }
+
+    /// The stretches of the batch that was taken in last.
+    pub(crate) fn stretches(&self) -> &[Stretch] {
+        &self.stretches
+    }
+
+    /// Checks a batch's requests, of which puts name one of so many entries, while so many slices are open; and groups
+    /// them.
+    pub(crate) fn take_in(
+        &mut self,
         requests: &[Request],
         puts: usize,
-        into: &mut Vec<Stretch>,
+        open: usize,
+        network: &Network,
     ) -> Result<(), SubmitError> {
         if requests.is_empty() {
             return Err(SubmitError::Empty);
@@ -82,33 +102,33 @@ impl Client {
         if requests.len() > Limits::BATCH_REQUESTS {
             return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
         }
-        into.clear();
-        let mut grouping = Grouping { done: into, last: Stretch { from: 0, until: 0, whole: true } };
+        self.stretches.clear();
+        let mut grouping = Grouping { done: &mut self.stretches, last: Stretch { from: 0, until: 0, whole: true } };
         // What is known of the peer of the request before, and where that ends: in our memory, and in the peer's.
-        let (mut known, mut whole_bytes, mut ends) = (NOBODY, 0, NOWHERE);
+        let (mut known, mut most_bytes, mut ends) = (NOBODY, 0, NOWHERE);
         let (mut slices, mut written) = (0, 0);
         for (index, request) in requests.iter().enumerate() {
             let (mut touches, mut whole) = (false, true);
             match request {
                 Request::Read(target, local) | Request::Write(target, local) => {
                     if known != target.peer {
-                        self.check_peer(index, target.peer)?;
-                        (known, whole_bytes) = (target.peer, self.whole_bytes(target.peer));
+                        check_peer(network, index, target.peer)?;
+                        (known, most_bytes) = (target.peer, whole_bytes(network, target.peer));
                     }
                     check_local(index, local, local.offset.max(target.offset))?;
-                    if local.bytes > whole_bytes {
-                        let cuts = self.cuts(target.offset, local.bytes, target.peer).slices() as usize;
+                    if local.bytes > most_bytes {
+                        let cuts = network.cuts(target.offset, local.bytes, target.peer).slices() as usize;
                         slices += cuts - 1;
                         whole = cuts == 1;
                     }
                     let begins = (local.offset, target.offset);
-                    touches = begins == ends && self.config.merge && continues(&requests[index - 1], request);
+                    touches = begins == ends && network.host.config.merge && continues(&requests[index - 1], request);
                     ends = (local.offset + local.bytes, target.offset + local.bytes);
                     written += usize::from(matches!(request, Request::Read(..)));
                 }
                 other => {
                     ends = NOWHERE;
-                    written += usize::from(self.take_object(index, other, puts)?);
+                    written += usize::from(check_object(network, index, other, puts)?);
                 }
             }
             slices += 1;
@@ -116,75 +136,59 @@ impl Client {
         }
         let Grouping { done, last } = grouping;
         done.push(last);
-        let open = self.slices.len();
         if open + slices > Limits::OPEN_SLICES {
             return Err(SubmitError::Busy { open, slices, limit: Limits::OPEN_SLICES });
         }
         if written < 2 { Ok(()) } else { check_overlap(requests) }
     }
+}
 
-    /// Checks a request that names no range of a peer's memory. Whether it writes to the caller's.
-    fn take_object(&self, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
-        match request {
-            Request::Get(_, local) | Request::GetHead(_, local) => {
-                check_local(index, local, local.offset)?;
-                return Ok(true);
-            }
-            Request::Put(_, local) => check_local(index, local, local.offset)?,
-            Request::PutAs(_, local, number) | Request::PutCopy(_, local, number) => {
-                if *number as usize >= puts {
-                    return Err(SubmitError::UnknownPut { index });
-                }
-                check_local(index, local, local.offset)?;
-            }
-            Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local) => {
-                check_local(index, local, local.offset.max(*offset))?;
-                return Ok(true);
-            }
-            Request::Fill(_, _, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
-            Request::Begin(_, bytes, _, number) => {
-                if *number as usize >= puts {
-                    return Err(SubmitError::UnknownPut { index });
-                }
-                check_local(index, &Local { buffer: 0, offset: 0, bytes: *bytes }, 0)?;
-            }
-            Request::OpenSegment(peer) => self.check_peer(index, *peer)?,
-            _ => {}
+/// Checks a request that names no range of a peer's memory. Whether it writes to the caller's.
+fn check_object(network: &Network, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
+    match request {
+        Request::Get(_, local) | Request::GetHead(_, local) => {
+            check_local(index, local, local.offset)?;
+            return Ok(true);
         }
-        Ok(false)
-    }
-
-    fn check_peer(&self, index: usize, peer: PeerId) -> Result<(), SubmitError> {
-        let known = self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned);
-        if known { Ok(()) } else { Err(SubmitError::UnknownPeer { index }) }
-    }
-
-    fn slice_bytes(&self) -> u64 {
-        self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
-    }
-
-    fn rails_of(&self, peer: PeerId) -> usize {
-        self.peers[peer.0 as usize].groups.iter().map(|group| group.rails.len()).max().unwrap_or(1)
-    }
-
-    /// The slices of a range: every rail of the peer gets a piece of a large one.
-    pub(super) fn cuts(&self, offset: u64, bytes: u64, peer: PeerId) -> Cuts {
-        let slice_bytes = cut_bytes(bytes, self.slice_bytes(), self.rails_of(peer));
-        Cuts::new(offset, bytes, slice_bytes, self.config.align_bytes)
-    }
-
-    /// Ranges of at most so many bytes are one slice each; of longer ones it has to be found out.
-    fn whole_bytes(&self, peer: PeerId) -> u64 {
-        let slice_bytes = self.slice_bytes();
-        let least_bytes = LEAST_BYTES.min(slice_bytes);
-        // Slices are shortened to whole alignments by no more than goes along as a rest, or are too short for that.
-        let align_bytes = self.config.align_bytes;
-        let whole = align_bytes <= least_bytes / 5 || slice_bytes / 2 < align_bytes;
-        match (whole, self.rails_of(peer)) {
-            (false, _) => 0,
-            (true, 0 | 1) => slice_bytes,
-            (true, _) => least_bytes,
+        Request::Put(_, local) => check_local(index, local, local.offset)?,
+        Request::PutAs(_, local, number) | Request::PutCopy(_, local, number) => {
+            if *number as usize >= puts {
+                return Err(SubmitError::UnknownPut { index });
+            }
+            check_local(index, local, local.offset)?;
         }
+        Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local) => {
+            check_local(index, local, local.offset.max(*offset))?;
+            return Ok(true);
+        }
+        Request::Fill(_, _, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
+        Request::Begin(_, bytes, _, number) => {
+            if *number as usize >= puts {
+                return Err(SubmitError::UnknownPut { index });
+            }
+            check_local(index, &Local { buffer: 0, offset: 0, bytes: *bytes }, 0)?;
+        }
+        Request::OpenSegment(peer) => check_peer(network, index, *peer)?,
+        _ => {}
+    }
+    Ok(false)
+}
+fn check_peer(network: &Network, index: usize, peer: PeerId) -> Result<(), SubmitError> {
+    let known = network.peers.get(peer.0).is_some_and(|peer| peer.pinned);
+    if known { Ok(()) } else { Err(SubmitError::UnknownPeer { index }) }
+}
+
+/// Ranges of at most so many bytes are one slice each; of longer ones it has to be found out.
+fn whole_bytes(network: &Network, peer: PeerId) -> u64 {
+    let slice_bytes = network.host.config.most_slice_bytes();
+    let least_bytes = LEAST_BYTES.min(slice_bytes);
+    // Slices are shortened to whole alignments by no more than goes along as a rest, or are too short for that.
+    let align_bytes = network.host.config.align_bytes;
+    let whole = align_bytes <= least_bytes / 5 || slice_bytes / 2 < align_bytes;
+    match (whole, network.peers[peer.0].most_rails()) {
+        (false, _) => 0,
+        (true, 0 | 1) => slice_bytes,
+        (true, _) => least_bytes,
     }
 }
 

@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::BatchId;
 
-use super::types::{LaneId, Local, Output};
+use crate::types::{LaneId, Local, Output};
 
 /// Outputs that the host has not taken yet.
 #[derive(Default)]
-pub(super) struct Outbox {
+pub struct Outbox {
     outputs: VecDeque<Output>,
     /// Tasks that have ended and were not reported yet, where they are reported.
     finished: VecDeque<(BatchId, u32)>,
@@ -26,21 +26,23 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    pub(super) fn push(&mut self, output: Output) {
+    pub(crate) fn push(&mut self, output: Output) {
         self.outputs.push_back(output);
     }
 
     /// The next output.
-    pub(super) fn pop(&mut self) -> Option<Output> {
+    pub(crate) fn pop(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether there is nothing that was decided already.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.outputs.is_empty()
     }
 
     /// Empties the buffers, if the host has taken all outputs.
-    pub(super) fn recycle(&mut self) {
+    pub(crate) fn recycle(&mut self) {
         if self.outputs.is_empty() {
             self.bytes.clear();
             self.locals.clear();
@@ -48,29 +50,29 @@ impl Outbox {
     }
 
     /// Where the next body begins.
-    pub(super) const fn mark(&self) -> usize {
+    pub(crate) const fn mark(&self) -> usize {
         self.bytes.len()
     }
 
     /// The body that was written since a mark.
-    pub(super) const fn since(&self, mark: usize) -> Range<usize> {
+    pub(crate) const fn since(&self, mark: usize) -> Range<usize> {
         mark..self.bytes.len()
     }
 
     /// Where the body of the next frame is written, at its end.
-    pub(super) const fn writer(&mut self) -> &mut Vec<u8> {
+    pub(crate) const fn writer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
     /// The body that `write` appends.
-    pub(super) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
+    pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
         let mark = self.mark();
         write(&mut self.bytes);
         self.since(mark)
     }
 
     /// Sends a frame with this body of so many items, and a payload from these ranges.
-    pub(super) fn send(&mut self, lane: LaneId, header: Header, body: Range<usize>, items: usize, payload: &[Local]) {
+    pub(crate) fn send(&mut self, lane: LaneId, header: Header, body: Range<usize>, items: usize, payload: &[Local]) {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
         let payload = start..self.locals.len();
@@ -78,45 +80,49 @@ impl Outbox {
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 
-    pub(super) fn body(&self, range: Range<usize>) -> &[u8] {
+    /// The body of an [`Output::Send`]; valid until [`poll_output`](crate::Client::poll_output) has returned `None`.
+    #[must_use]
+    pub fn body(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]
     }
 
-    pub(super) fn payload(&self, range: Range<usize>) -> &[Local] {
+    /// The memory of an [`Output::Send`]'s payload, in order; valid as long as its body.
+    #[must_use]
+    pub fn payload(&self, range: Range<usize>) -> &[Local] {
         &self.locals[range]
     }
 
     /// An empty buffer for names, to be given back.
-    pub(super) fn take_names(&mut self) -> Vec<u8> {
+    pub(crate) fn take_names(&mut self) -> Vec<u8> {
         let mut names = core::mem::take(&mut self.names);
         names.clear();
         names
     }
 
-    pub(super) fn give_names(&mut self, names: Vec<u8>) {
+    pub(crate) fn give_names(&mut self, names: Vec<u8>) {
         self.names = names;
     }
 
     /// An empty list of ranges, to be given back.
-    pub(super) fn take_pieces(&mut self) -> Vec<Local> {
+    pub(crate) fn take_pieces(&mut self) -> Vec<Local> {
         let mut pieces = core::mem::take(&mut self.pieces);
         pieces.clear();
         pieces
     }
 
     /// Takes a list of ranges back, and shows it.
-    pub(super) fn give_pieces(&mut self, pieces: Vec<Local>) -> &[Local] {
+    pub(crate) fn give_pieces(&mut self, pieces: Vec<Local>) -> &[Local] {
         self.pieces = pieces;
         &self.pieces
     }
 
     /// A task has ended.
-    pub(super) fn report(&mut self, batch: BatchId, task: u32) {
+    pub(crate) fn report(&mut self, batch: BatchId, task: u32) {
         self.finished.push_back((batch, task));
     }
 
     /// A task that has ended.
-    pub(super) fn take_report(&mut self) -> Option<(BatchId, u32)> {
+    pub(crate) fn take_report(&mut self) -> Option<(BatchId, u32)> {
         self.finished.pop_front()
     }
 }

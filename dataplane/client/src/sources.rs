@@ -1,11 +1,12 @@
-//! Whom a shard asks for what was in the slots that came to it: a peer for each former owner.
+//! Sources: the former owners that a shard fetches the objects of its new slots from, a peer for each.
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::ids::{SLOTS, Slot};
+use kvplane_proto::ids::Slot;
 use kvplane_proto::map::{ShardKey, SlotOwners};
 
-use super::{Client, PeerAddress, PeerId, PeerKind};
+use crate::client::{Client, SourcePeers};
+use crate::types::{PeerAddress, PeerId, PeerKind};
 
 /// The former owners that a client asks, while the map names them.
 #[derive(Debug, Default)]
@@ -14,25 +15,26 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Whether this shard is asked for any slot now.
+    /// Whether this shard is the source of any slot now.
     #[must_use]
     pub fn contains(&self, source: &ShardKey) -> bool {
         self.peers.contains_key(source)
     }
 
-    /// Has `client` ask for each slot whom `source_of` names, and bring copies to whom `second_of` does, at the
-    /// addresses of this map, and closes the peers that it
-    /// names no more. A former owner on `host` (a boot id; empty where there is none) is asked over shared memory.
+    /// Has `client` fetch each slot from the shard that `source_of` names, and bring replicas to that of `keeper_of`,
+    /// at the addresses of this map; and closes the peers that it names no more. A former owner on `host` (a boot id;
+    /// empty where there is none) is reached over shared memory.
     pub fn follow(
         &mut self,
         client: &mut Client,
         owners: &SlotOwners,
         host: &str,
-        (source_of, second_of): (impl Fn(Slot) -> Option<ShardKey>, impl Fn(Slot) -> Option<ShardKey>),
+        source_of: impl Fn(Slot) -> Option<ShardKey>,
+        keeper_of: impl Fn(Slot) -> Option<ShardKey>,
         now_ns: u64,
     ) {
         let mut peers = BTreeMap::new();
-        let mut peer_of = |key: ShardKey| {
+        let mut peer_of = |client: &mut Client, key: ShardKey| {
             let (its_host, address) = owners.address(key)?;
             let near = !host.is_empty() && host == its_host;
             let address = PeerAddress {
@@ -45,10 +47,9 @@ impl Sources {
             };
             Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
         };
-        let sources: Vec<Option<PeerId>> = (0..SLOTS as u16).map(|slot| peer_of(source_of(Slot(slot))?)).collect();
-        let seconds: Vec<Option<PeerId>> = (0..SLOTS as u16).map(|slot| peer_of(second_of(Slot(slot))?)).collect();
-        client.set_seconds(|slot| seconds[usize::from(slot.0)]);
-        client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
+        let sources = SourcePeers::each(|slot| peer_of(client, source_of(slot)?));
+        let replica_keepers = SourcePeers::each(|slot| peer_of(client, keeper_of(slot)?));
+        client.set_sources(SourcePeers { epoch: owners.epoch, sources, replica_keepers }, now_ns);
         for (key, peer) in std::mem::replace(&mut self.peers, peers) {
             if !self.peers.contains_key(&key) {
                 client.close_peer(peer, now_ns);

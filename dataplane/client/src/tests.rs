@@ -1,23 +1,10 @@
-//! Tests of the asking side: a scripted peer drives it, without sockets, memory or clocks.
+//! Tests of the requesting side: a scripted peer drives it, without sockets, memory or clocks.
 
 mod answers;
-mod asks;
+mod batches;
 mod books;
-mod bulk;
-mod closing;
-mod drafts;
-mod failures;
-mod fences;
-mod gather;
-mod hedges;
-mod intake;
 mod machines;
-mod maps;
-mod paths;
+mod network;
 mod random;
-mod rdma;
-mod rig;
-mod schedule;
-mod spread;
-mod validation;
-mod ways;
+pub(crate) mod rig;
+mod router;

@@ -10,12 +10,12 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use kvplane_proto::ids::BatchId;
 
-use super::table::slice_id;
-use super::types::SliceId;
+use crate::tables::slice_id;
+use crate::types::SliceId;
 
 /// The timers of a client.
 #[derive(Default)]
-pub(super) struct Timers {
+pub(crate) struct Timers {
     /// Entries of completed batches are dropped as they surface, or when they are the greater part.
     deadlines: BinaryHeap<Reverse<(u64, BatchId)>>,
     /// At most one entry for each lane.
@@ -26,7 +26,7 @@ pub(super) struct Timers {
 
 impl Timers {
     /// When the first timer is due.
-    pub(super) fn next_ns(&self) -> Option<u64> {
+    pub(crate) fn next_ns(&self) -> Option<u64> {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
         let first = |set: &BTreeSet<(u64, SliceId)>| set.first().map(|entry| entry.0);
         let alarm = self.alarms.first().map(|entry| entry.0);
@@ -35,7 +35,7 @@ impl Timers {
 
     /// Sets the deadline of a batch, of so many that are open. Entries of completed ones are dropped when they are the
     /// greater part, so that memory is bounded by the open ones, at a constant cost for each.
-    pub(super) fn add_deadline(&mut self, at_ns: u64, batch: BatchId, open: usize, is_open: impl Fn(BatchId) -> bool) {
+    pub(crate) fn add_deadline(&mut self, at_ns: u64, batch: BatchId, open: usize, is_open: impl Fn(BatchId) -> bool) {
         if self.deadlines.len() >= 64 + 2 * open {
             self.deadlines.retain(|entry| is_open(entry.0.1));
         }
@@ -43,7 +43,7 @@ impl Timers {
     }
 
     /// A batch whose deadline has passed, or that is complete.
-    pub(super) fn due_deadline(&mut self, now_ns: u64, is_complete: impl Fn(BatchId) -> bool) -> Option<BatchId> {
+    pub(crate) fn due_deadline(&mut self, now_ns: u64, is_complete: impl Fn(BatchId) -> bool) -> Option<BatchId> {
         let &Reverse((at_ns, batch)) = self.deadlines.peek()?;
         if at_ns > now_ns && !is_complete(batch) {
             return None;
@@ -53,7 +53,7 @@ impl Timers {
     }
 
     /// Moves the alarm of a lane; nothing stands for none.
-    pub(super) fn move_alarm(&mut self, lane: u32, from_ns: Option<u64>, to_ns: Option<u64>) {
+    pub(crate) fn move_alarm(&mut self, lane: u32, from_ns: Option<u64>, to_ns: Option<u64>) {
         if let Some(at_ns) = from_ns {
             self.alarms.remove(&(at_ns, lane));
         }
@@ -63,21 +63,21 @@ impl Timers {
     }
 
     /// A lane whose alarm is due. It stays until it is moved.
-    pub(super) fn due_alarm(&self, now_ns: u64) -> Option<u32> {
+    pub(crate) fn due_alarm(&self, now_ns: u64) -> Option<u32> {
         self.alarms.first().filter(|(at_ns, _)| *at_ns <= now_ns).map(|(_, lane)| *lane)
     }
 
     /// All alarms, by their times.
-    pub(super) fn alarms(&self) -> Vec<(u64, u32)> {
+    pub(crate) fn alarms(&self) -> Vec<(u64, u32)> {
         self.alarms.iter().copied().collect()
     }
 
-    pub(super) fn park(&mut self, slice: SliceId, until_ns: u64) {
+    pub(crate) fn park(&mut self, slice: SliceId, until_ns: u64) {
         self.parked.insert((until_ns, slice));
     }
 
     /// Takes out the parked slices whose time has come.
-    pub(super) fn due_parked(&mut self, now_ns: u64) -> impl Iterator<Item = SliceId> + use<> {
+    pub(crate) fn due_parked(&mut self, now_ns: u64) -> impl Iterator<Item = SliceId> + use<> {
         let later = match now_ns.checked_add(1) {
             Some(after) => self.parked.split_off(&(after, slice_id(0, 0))),
             None => BTreeSet::new(),
@@ -86,20 +86,20 @@ impl Timers {
     }
 
     /// Takes out the parked slices that `pick` chooses.
-    pub(super) fn take_parked(&mut self, pick: impl Fn(SliceId) -> bool) -> Vec<SliceId> {
+    pub(crate) fn take_parked(&mut self, pick: impl Fn(SliceId) -> bool) -> Vec<SliceId> {
         self.parked.extract_if(.., |(_, slice)| pick(*slice)).map(|(_, slice)| slice).collect()
     }
 
-    pub(super) fn watch(&mut self, slice: SliceId, until_ns: u64) {
+    pub(crate) fn watch(&mut self, slice: SliceId, until_ns: u64) {
         self.watched.insert((until_ns, slice));
     }
 
-    pub(super) fn unwatch(&mut self, slice: SliceId, until_ns: u64) {
+    pub(crate) fn unwatch(&mut self, slice: SliceId, until_ns: u64) {
         self.watched.remove(&(until_ns, slice));
     }
 
     /// Takes out a watched slice whose time has come.
-    pub(super) fn due_watched(&mut self, now_ns: u64) -> Option<SliceId> {
+    pub(crate) fn due_watched(&mut self, now_ns: u64) -> Option<SliceId> {
         self.watched.first().filter(|(at_ns, _)| *at_ns <= now_ns)?;
         self.watched.pop_first().map(|(_, slice)| slice)
     }
@@ -108,7 +108,7 @@ impl Timers {
 #[cfg(test)]
 impl Timers {
     /// Deadlines, alarms, parked slices and watched ones.
-    pub(super) fn counts(&self) -> [usize; 4] {
+    pub(crate) fn counts(&self) -> [usize; 4] {
         [self.deadlines.len(), self.alarms.len(), self.parked.len(), self.watched.len()]
     }
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::{
-    Client, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
+    Client, ClientMetrics, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions,
+    TaskResult,
 };
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::map::ClusterMap;
@@ -172,12 +173,12 @@ impl Initiator {
     /// # Errors
     /// When a request is malformed; then nothing was done.
     pub fn submit_with(&mut self, requests: &[Request], options: &SubmitOptions) -> Result<BatchId, SubmitError> {
-        self.client().submit_with(requests, options, cpu::monotonic_ns())
+        self.client().submit_puts(requests, &PutBook::new(), options, cpu::monotonic_ns())
     }
 
     /// What the client knows of its peers and rails.
-    pub const fn books(&mut self) -> &Client {
-        self.client()
+    pub const fn books(&mut self) -> ClientMetrics<'_> {
+        self.client().metrics()
     }
 
     /// A task that has ended since the last call: see [`Client::poll_finished`].
@@ -211,7 +212,7 @@ impl Initiator {
 
     /// Whether a batch has completed.
     pub fn is_complete(&mut self, batch: BatchId) -> bool {
-        self.client().is_complete(batch)
+        self.client().batches().is_complete(batch)
     }
 
     /// Waits for a batch to complete. Its deadline bounds the wait.
@@ -233,22 +234,22 @@ impl Initiator {
 
     /// The results of a complete batch.
     pub fn results(&mut self, batch: BatchId) -> &[TaskResult] {
-        self.client().results(batch)
+        self.client().batches().results(batch)
     }
 
-    /// Which objects of a complete [`Self::submit_asks`] are there: see [`Client::found`].
+    /// Which objects of a complete [`Self::submit_asks`] are there: see [`Batches::found`](kvplane_client::Batches::found).
     pub fn found(&mut self, batch: BatchId) -> &[bool] {
-        self.client().found(batch)
+        self.client().batches().found(batch)
     }
 
-    /// Those of them that name stripes: see [`Client::found_heads`].
+    /// Those of them that name stripes: see [`Batches::found_heads`](kvplane_client::Batches::found_heads).
     pub fn found_heads(&mut self, batch: BatchId) -> &[usize] {
-        self.client().found_heads(batch)
+        self.client().batches().found_heads(batch)
     }
 
-    /// Those of them that nobody answered for: see [`Client::unanswered`].
+    /// Those of them that nobody answered for: see [`Batches::unanswered`](kvplane_client::Batches::unanswered).
     pub fn unanswered(&mut self, batch: BatchId) -> Vec<(usize, Status)> {
-        self.client().unanswered(batch)
+        self.client().batches().unanswered(batch)
     }
 
     /// What a shard told about its segment, in answer to [`Request::OpenSegment`].
@@ -266,9 +267,9 @@ impl Initiator {
         self.client().cancel(batch, cpu::monotonic_ns());
     }
 
-    /// Nodes that owe answers and say nothing: see [`kvplane_client::Client::silent_nodes`].
+    /// Nodes that owe answers and say nothing: see [`kvplane_client::ClientMetrics::silent_nodes`].
     pub fn silent_nodes(&mut self, for_ns: u64) -> Vec<(NodeId, Incarnation)> {
-        self.client().silent_nodes(for_ns).collect()
+        self.client().metrics().silent_nodes(for_ns).collect()
     }
 
     /// What the client counted.

@@ -4,7 +4,7 @@ mod exposition;
 mod text;
 
 use kvplane_client::sched::Health;
-use kvplane_client::{Client, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
+use kvplane_client::{ClientMetrics, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
 use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
 use kvplane_proto::histogram::Histogram;
@@ -203,7 +203,13 @@ impl TransferEngine {
 
 impl Metrics {
     /// Adds what a client counted, of a host with these RDMA devices.
-    pub fn add(&mut self, initiator: usize, client: &Client, devices: &[String], name: &dyn Fn(PeerId) -> String) {
+    pub fn add(
+        &mut self,
+        initiator: usize,
+        client: ClientMetrics<'_>,
+        devices: &[String],
+        name: &dyn Fn(PeerId) -> String,
+    ) {
         let device = |rail: &RailMetrics<'_>| devices.get(usize::from(rail.devices?.own)).cloned();
         self.rails.extend(
             client

@@ -104,8 +104,8 @@ impl World {
                 Output::Connect { lane, address, path } => self.connect(index, lane, &address, path),
                 Output::Send { lane, header, body, payload } => {
                     let client = &self.clients[index].client;
-                    let body = client.body(body).to_vec();
-                    let payload = client.payload(payload).first().copied();
+                    let body = client.outbox().body(body).to_vec();
+                    let payload = client.outbox().payload(payload).first().copied();
                     self.send_request(index, lane, header, &body, payload);
                 }
                 Output::CopyIn { .. } | Output::CopyOut { .. } => self.start_copy(index, &output),

@@ -109,8 +109,9 @@ impl World {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
-        let of = (|slot| service.source_of(slot), |slot| service.second_of(slot));
-        fetcher.sources.follow(&mut host.client, owners, own_host, of, now_ns);
+        let source_of = |slot| service.source_of(slot);
+        let keeper_of = |slot| service.second_of(slot);
+        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keeper_of, now_ns);
         self.drain_client(index);
     }
 
@@ -206,7 +207,7 @@ impl World {
             ));
             return;
         };
-        let results: Vec<TaskResult> = host.client.results(batch).to_vec();
+        let results: Vec<TaskResult> = host.client.batches().results(batch).to_vec();
         let page = host.client.take_description(batch);
         host.client.release(batch);
         let first = results.first().map_or(Status::Unreachable, |result| result.status);

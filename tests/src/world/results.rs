@@ -61,8 +61,8 @@ impl World {
             return;
         };
         let host = &mut self.clients[client];
-        let complete = host.client.is_complete(batch);
-        let results = host.client.results(batch).to_vec();
+        let complete = host.client.batches().is_complete(batch);
+        let results = host.client.batches().results(batch).to_vec();
         if !complete || results.len() != open.asked.len() {
             let what = format!("{batch:?} of {} requests completed with {} results", open.asked.len(), results.len());
             self.violate(broken(Rule::Batch, what));

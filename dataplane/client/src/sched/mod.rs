@@ -9,6 +9,7 @@ mod cuts;
 mod pick;
 mod rail;
 mod rate;
+mod tail;
 
 pub use budget::RetryBudget;
 pub use classes::{ClassQueue, Kinds, Next, Priority, Ticket};
@@ -17,6 +18,7 @@ pub use cuts::{Cuts, cut_bytes};
 pub use pick::{Candidate, Choice, pick};
 pub use rail::{Health, HealthEvent, Rail, share_behind};
 pub use rate::Rate;
+pub use tail::Tail;
 
 #[cfg(test)]
 mod tests;

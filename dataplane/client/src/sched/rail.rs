@@ -19,6 +19,7 @@ kvplane_proto::state_machine! {
         /// A lane is back: one slice at a time until one is done.
         Probing,
     }
+
     /// What says something about a rail.
     events HealthEvent {
         /// Its last lane was lost, or could not be had.
@@ -230,12 +231,12 @@ impl Rail {
 
     /// A slice that was unbooked just now had moved `bytes`.
     pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
-        self.all_done((1, bytes), small, posted_ns, now_ns);
+        self.all_done(1, bytes, small, posted_ns, now_ns);
     }
 
     /// The same for so many slices, one at least, that together moved `bytes`, were posted together and are done
     /// together. It leaves the rail exactly as if each had been told of by itself.
-    pub fn all_done(&mut self, (slices, bytes): (u64, u64), small: bool, posted_ns: u64, now_ns: u64) {
+    pub fn all_done(&mut self, slices: u64, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
         let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
         self.heard_ns = now_ns;
         self.silence_ns = self.silence_ns.max(silence_ns);
@@ -246,10 +247,10 @@ impl Rail {
             self.silence_ns -= self.silence_ns / SILENCE_PART;
         }
         if !small || self.bulk_bytes > 0 {
-            self.rate.served((slices, bytes), posted_ns, now_ns);
+            self.rate.served(slices, bytes, posted_ns, now_ns);
         } else {
             // Only the last of them leaves the rail empty.
-            self.rate.served_small((slices, bytes), posted_ns, self.small_bytes == 0, now_ns);
+            self.rate.served_small(slices, bytes, posted_ns, self.small_bytes == 0, now_ns);
         }
         if !small {
             self.carried_bytes = self.carried_bytes.saturating_add(bytes);

@@ -112,7 +112,7 @@ impl Rate {
     }
 
     /// So many slices, with `bytes` in all, that were posted at `posted_ns` are done while bulk is or was under way.
-    pub fn served(&mut self, (slices, bytes): (u64, u64), posted_ns: u64, now_ns: u64) {
+    pub fn served(&mut self, slices: u64, bytes: u64, posted_ns: u64, now_ns: u64) {
         let mut span_ns = now_ns.saturating_sub(self.mark_ns) as f64;
         let took_ns = now_ns.saturating_sub(posted_ns) as f64;
         if self.first && self.base_ns > 0.0 {
@@ -141,7 +141,7 @@ impl Rate {
     }
 
     /// So many small transfers, with `bytes` in all, are done; `alone` if nothing is under way after the last.
-    pub fn served_small(&mut self, (slices, bytes): (u64, u64), posted_ns: u64, alone: bool, now_ns: u64) {
+    pub fn served_small(&mut self, slices: u64, bytes: u64, posted_ns: u64, alone: bool, now_ns: u64) {
         if slices > 1 {
             // The last of them was not alone before, unless they took no time at all.
             self.last_done_ns = now_ns;

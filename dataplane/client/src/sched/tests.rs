@@ -207,12 +207,12 @@ fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
     for _ in 0..200 {
         // Two slices end together after the time of both: the second takes no time of its own.
         now_ns += 524_288;
-        rate.served((1, 262_144), now_ns - 524_288, now_ns);
-        rate.served((1, 262_144), now_ns - 524_288, now_ns);
+        rate.served(1, 262_144, now_ns - 524_288, now_ns);
+        rate.served(1, 262_144, now_ns - 524_288, now_ns);
     }
     assert!((0.95..1.05).contains(&rate.bytes_per_ns()), "{}", rate.bytes_per_ns());
     for _ in 0..1000 {
-        rate.served_small((1, 64), now_ns, true, now_ns + 50_000);
+        rate.served_small(1, 64, now_ns, true, now_ns + 50_000);
         now_ns += 100_000;
     }
     assert!((0.95..1.05).contains(&rate.bytes_per_ns()), "{}", rate.bytes_per_ns());

@@ -37,7 +37,7 @@ fn run(rig: &mut Rig, mut closed: usize) {
 }
 
 fn counted(rig: &Rig) -> Vec<(Transport, u64, u64, u64, u64)> {
-    let rails = rig.client.rail_metrics().filter(|rail| !rail.counts.is_empty());
+    let rails = rig.client.metrics().rail_metrics().filter(|rail| !rail.counts.is_empty());
     rails.map(|r| (r.transport, r.counts.operations, r.counts.bytes, r.counts.retries, r.counts.failovers)).collect()
 }
 
@@ -57,7 +57,7 @@ fn mapped_and_kernel_copies_are_told_apart() {
     run(&mut rig, 0);
     assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));
     assert_eq!(counted(&rig), [(Transport::Shm, 1, 100, 0, 0), (Transport::Cma, 2, 37, 0, 0)]);
-    for rail in rig.client.rail_metrics().filter(|rail| rail.counts.operations > 0) {
+    for rail in rig.client.metrics().rail_metrics().filter(|rail| rail.counts.operations > 0) {
         assert_eq!(rail.counts.service.count(), rail.counts.operations);
         assert!(rail.counts.service.sum_ns() >= 10_000, "{:?}: copies take time", rail.transport);
     }
@@ -68,7 +68,7 @@ fn mapped_and_kernel_copies_are_told_apart() {
 fn a_rail_that_was_not_used_is_named_by_what_it_would_use() {
     for (shared, usual) in [(true, Transport::Shm), (false, Transport::Cma)] {
         let (rig, _) = rig(|config| config.shared = shared);
-        let rails: Vec<Transport> = rig.client.rail_metrics().map(|rail| rail.transport).collect();
+        let rails: Vec<Transport> = rig.client.metrics().rail_metrics().map(|rail| rail.transport).collect();
         assert_eq!(rails, [usual, Transport::Tcp]);
     }
 }
@@ -82,7 +82,7 @@ fn each_change_of_transport_is_counted_where_it_began() {
     assert_eq!(rig.ways, [Some(Via::Map), Some(Via::Cma)]);
     let expected = [(Transport::Shm, 0, 0, 1, 1), (Transport::Cma, 0, 0, 1, 1), (Transport::Tcp, 1, 100, 0, 0)];
     assert_eq!(counted(&rig), expected);
-    let changes: Vec<_> = rig.client.failovers().iter().map(|one| (one.from, one.to, one.slices)).collect();
+    let changes: Vec<_> = rig.client.metrics().failovers().iter().map(|one| (one.from, one.to, one.slices)).collect();
     assert_eq!(changes, [(Transport::Shm, Transport::Cma, 1), (Transport::Cma, Transport::Tcp, 1)]);
     rig.assert_empty();
 }
@@ -98,13 +98,13 @@ fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
     let batch = rig.submit(&[write(peer, 1, true, 100)]);
     run(&mut rig, 1);
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
-    let slow: Vec<_> = rig.client.slow_operations().copied().collect();
+    let slow: Vec<_> = rig.client.metrics().slow_operations().copied().collect();
     let [slow] = slow[..] else { panic!("{slow:?}") };
     assert_eq!((slow.transport, slow.attempts, slow.status, slow.bytes), (Transport::Cma, 1, Status::Ok, 100));
     // The first attempt took 10 µs, and so did the second.
     let stages = [slow.begun_ns, slow.queued_ns, slow.posted_ns, slow.sent_ns, slow.done_ns];
     assert_eq!(stages.map(|at_ns| at_ns - began_ns), [0, 10_000, 10_000, 10_000, 20_000]);
-    let cma = rig.client.rail_metrics().find(|rail| rail.transport == Transport::Cma);
+    let cma = rig.client.metrics().rail_metrics().find(|rail| rail.transport == Transport::Cma);
     assert_eq!(cma.map(|rail| rail.counts.slow), Some(1));
 }
 
@@ -116,11 +116,11 @@ fn what_departed_peers_counted_stays_in_the_sums() {
         let batch = rig.submit(&[write(peer, 1, true, 100), write(peer, 2, false, 30)]);
         run(&mut rig, 0);
         rig.finish(batch);
-        assert_eq!(rig.client.departed_metrics().len(), if incarnation == 1 { 0 } else { 2 });
+        assert_eq!(rig.client.metrics().departed_metrics().len(), if incarnation == 1 { 0 } else { 2 });
         assert!(rig.client.close_peer(peer, rig.now_ns));
         rig.run();
         assert_eq!(counted(&rig), []);
-        let mut departed: Vec<_> = rig.client.departed_metrics().to_vec();
+        let mut departed: Vec<_> = rig.client.metrics().departed_metrics().to_vec();
         departed.sort_by_key(|(transport, _)| *transport);
         let sums: Vec<_> = departed.iter().map(|(one, counts)| (*one, counts.operations, counts.bytes)).collect();
         assert_eq!(

@@ -3,8 +3,8 @@
 
 use kvplane_proto::states::render;
 
-use crate::table::{SliceEvent, SliceState};
 use crate::{Endpoint, EndpointEvent};
+use crate::{SliceEvent, SliceState};
 
 #[test]
 fn the_endpoint_machine_is_as_declared() {

@@ -16,7 +16,9 @@ use kvplane_proto::message::{
 use kvplane_proto::status::Status;
 
 use super::answers::{check_range, descriptor, many, read, single};
-use crate::table::NOWHERE;
+use crate::LaneEvent;
+use crate::network::Network;
+use crate::tables::NOWHERE;
 use crate::{
     Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, PutBook, Request, SliceId, Via,
 };
@@ -25,6 +27,13 @@ pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
 /// The one region of [`descriptor`].
 pub(super) const SEGMENT_BYTES: u64 = 1 << 30;
+
+impl Client {
+    /// Its peers, rails and lanes.
+    pub(crate) const fn network(&self) -> &Network {
+        &self.router.traffic.network
+    }
+}
 
 /// A frame that the client sent.
 #[derive(Clone, Debug)]
@@ -156,7 +165,7 @@ pub(super) fn shared_config() -> Config {
 }
 
 /// Members `1..=members` of one shard each, all on this host, in incarnation `incarnation`.
-pub(super) fn map(epoch: u64, members: u64, incarnation: u64) -> ClusterMap {
+pub(crate) fn map(epoch: u64, members: u64, incarnation: u64) -> ClusterMap {
     let members = (1..=members)
         .map(|node| Member {
             node: NodeId(node),
@@ -226,8 +235,8 @@ impl Rig {
                     ClientOutput::Connect { lane, path }
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let body = self.client.body(body).to_vec();
-                    let payload = self.client.payload(payload).to_vec();
+                    let body = self.client.outbox().body(body).to_vec();
+                    let payload = self.client.outbox().payload(payload).to_vec();
                     assert_eq!(payload.iter().map(|local| local.bytes).sum::<u64>(), header.payload_bytes);
                     header.check_body(&body).expect("the checksum of its own body");
                     assert_eq!(Header::decode(&header.encode()), Ok(header));
@@ -296,7 +305,7 @@ impl Rig {
             ClientOutput::Connect { lane, path } => {
                 self.client.connected(lane, self.now_ns);
                 if path == Path::Shared {
-                    self.client.cma_allowed(lane, self.cma);
+                    self.client.lane_event(lane, LaneEvent::CmaAllowed(self.cma), self.now_ns);
                 }
             }
             ClientOutput::Frame(sent) => {
@@ -387,7 +396,7 @@ impl Rig {
             Operation::Put => return vec![self.put(sent)],
             Operation::Write => return vec![single(sent, check_range(&sent.items::<WriteItem>()[0], sent), 0)],
             Operation::ReadMany | Operation::WriteMany => return vec![many(sent)],
-            // Drafts and copies are tested against the service.
+            // Put sessions and replicas are tested against the service.
             Operation::Begin | Operation::Fill | Operation::Seal | Operation::Discard => unreachable!("{operation:?}"),
             Operation::Peek | Operation::RemoveCopy => unreachable!("{operation:?}"),
         }
@@ -490,8 +499,8 @@ impl Rig {
     pub(super) fn finish(&mut self, batch: BatchId) -> Vec<(Status, u64, u64)> {
         let times = self.done.iter().filter(|&&done| done == batch).count();
         assert_eq!(times, 1, "a batch completes exactly once");
-        assert!(self.client.is_complete(batch));
-        let results = self.client.results(batch).iter().map(|r| (r.status, r.bytes, r.version.0)).collect();
+        assert!(self.client.batches().is_complete(batch));
+        let results = self.client.batches().results(batch).iter().map(|r| (r.status, r.bytes, r.version.0)).collect();
         self.client.release(batch);
         results
     }
@@ -499,19 +508,30 @@ impl Rig {
     /// Nothing is left of all that was done.
     pub(super) fn assert_empty(&mut self) {
         assert!(self.drain().is_empty());
-        assert_eq!(self.client.batches.len(), 0, "batches");
-        assert_eq!(self.client.slices.len(), 0, "slices");
-        assert_eq!((self.client.wires.len(), self.client.timers.counts()[3]), (0, 0), "wires and hedges");
-        for lane in self.client.lanes.iter() {
-            assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
-            assert!(lane.first == NOWHERE && lane.last == NOWHERE);
-            assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
+        assert_eq!(self.client.batches().len(), 0, "batches");
+        assert_eq!(self.client.router.traffic.slices.len(), 0, "slices");
+        assert_eq!(
+            (self.client.router.traffic.wires.len(), self.client.network().host.timers.counts()[3]),
+            (0, 0),
+            "wires and hedges"
+        );
+        for lane in self.client.network().lanes.iter() {
+            assert_eq!(
+                (lane.load.bound_bytes, lane.load.sent_bytes, lane.load.outstanding, lane.load.flying),
+                (0, 0, 0, 0)
+            );
+            assert!(lane.list.first == NOWHERE && lane.list.last == NOWHERE);
+            assert!(
+                lane.connection.owed.releases.is_empty()
+                    && lane.connection.owed.aborts.is_empty()
+                    && lane.connection.owed.commits.is_empty()
+            );
         }
-        assert!(self.client.peers.iter().all(|peer| peer.groups.iter().all(|group| group.is_empty())));
-        assert!(self.client.rails.iter().all(|rail| rail.rail.inflight_bytes() == (0, 0)));
+        assert!(self.client.network().peers.iter().all(|(_, peer)| peer.groups.iter().all(|group| group.is_empty())));
+        assert!(self.client.network().rails.iter().all(|rail| rail.rail.inflight_bytes() == (0, 0)));
         assert!(self.pins.is_empty(), "pins: {:?}", self.pins);
         assert!(self.reservations.is_empty(), "reservations: {:?}", self.reservations);
-        assert!(self.client.descriptions.is_empty());
+        assert!(self.client.batches().has_no_descriptions());
     }
 }
 

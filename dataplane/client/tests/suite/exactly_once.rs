@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use kvplane_client::PutBook;
 use kvplane_client::sched::Priority;
 use kvplane_client::{
     Client, Config, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, RailAddress, Request, SegmentTarget,
@@ -178,7 +179,7 @@ impl World {
             due_ns: (which & 2048 != 0).then_some(self.now_ns + which * 100),
             ..SubmitOptions::until(self.now_ns + (1 + which * which % 400) * MILLISECOND_NS)
         };
-        let batch = self.client.submit_with(&requests, &options, self.now_ns).expect("a valid batch");
+        let batch = self.client.submit_puts(&requests, &PutBook::new(), &options, self.now_ns).expect("a valid batch");
         self.open.insert(batch, Open { requests, buffer });
     }
 
@@ -190,8 +191,8 @@ impl World {
                     self.lanes.insert(lane, entry);
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let body = self.client.body(body).to_vec();
-                    let payload = self.client.payload(payload).to_vec();
+                    let body = self.client.outbox().body(body).to_vec();
+                    let payload = self.client.outbox().payload(payload).to_vec();
                     self.sent(lane, &header, &body, payload);
                 }
                 Output::Reset { lane } => self.resets.push(lane),
@@ -246,7 +247,7 @@ impl World {
             let meets = other.range.start < mine.range.end && mine.range.start < other.range.end;
             buffer != open.buffer as usize && meets && other.until > mine.from
         });
-        for (request, result) in open.requests.iter().zip(self.client.results(batch)) {
+        for (request, result) in open.requests.iter().zip(self.client.batches().results(batch)) {
             let (Request::Read(target, local) | Request::Write(target, local)) = *request else { unreachable!() };
             assert!(result.bytes <= local.bytes);
             if result.status != Status::Ok {
@@ -421,8 +422,8 @@ impl World {
             }
         }
         assert!(self.open.is_empty(), "{} batches never completed", self.open.len());
-        assert_eq!(self.client.open_batches(), 0);
-        for rail in self.client.rail_metrics() {
+        assert_eq!(self.client.batches().len(), 0);
+        for rail in self.client.metrics().rail_metrics() {
             assert_eq!(rail.inflight_bytes, 0, "bytes that nobody gave back");
         }
     }

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
+use kvplane_client::LaneEvent;
 use kvplane_client::{
     Client, Config, LaneId, Local, Output, Path, PeerAddress, PeerId, RailAddress, Request, SegmentTarget,
 };
@@ -128,8 +129,8 @@ impl World {
                     self.connections.insert(lane, connection);
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let body = self.client.body(body).to_vec();
-                    let payload = self.client.payload(payload).to_vec();
+                    let body = self.client.outbox().body(body).to_vec();
+                    let payload = self.client.outbox().payload(payload).to_vec();
                     let connection = self.connections.get_mut(&lane).expect("a connection");
                     connection.received.push_back(Frame { header, body, payload });
                 }
@@ -142,7 +143,7 @@ impl World {
                 Output::Done { batch } => {
                     let write = self.open.remove(&batch).expect("a batch completes once") as usize - 1;
                     self.writes[write].over = Some(self.tick);
-                    self.writes[write].done = self.client.results(batch)[0].status == Status::Ok;
+                    self.writes[write].done = self.client.batches().results(batch)[0].status == Status::Ok;
                     self.client.release(batch);
                 }
                 other => panic!("{other:?} is not expected"),
@@ -211,7 +212,7 @@ impl World {
         let Some(connection) = self.connections.get_mut(&lane).filter(|connection| !connection.orphan) else { return };
         connection.orphan = true;
         if connection.path == Path::Shared && unavailable {
-            self.client.path_unavailable(lane, "lost", self.now_ns);
+            self.client.lane_event(lane, LaneEvent::PathUnavailable("lost"), self.now_ns);
         } else {
             self.client.lane_gone(lane, self.now_ns);
         }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use kvplane_client::{Client, LaneId, Local, SliceId};
+use kvplane_client::{LaneId, Local, SliceId};
 use kvplane_proto::Status;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_sys::{IoBuf, Region, STREAMING_BYTES, cpu};
@@ -68,7 +68,7 @@ impl Host {
 
     /// When a copy of so many bytes, done just now, ended.
     pub(super) fn copied_at(&mut self, bytes: u64, now_ns: u64) -> u64 {
-        let more = self.client.as_ref().is_some_and(Client::has_output);
+        let more = self.client.as_ref().is_some_and(|client| !client.outbox().is_empty());
         self.rounds.copied_ns(bytes, more, cpu::monotonic_ns).max(now_ns)
     }
 

@@ -105,7 +105,7 @@ impl Host {
         service.follow(state, owners);
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
         let seconds = |slot| service.second_of(slot);
-        work.sources.follow(client, owners, &work.host, (|slot| service.source_of(slot), seconds), now_ns);
+        work.sources.follow(client, owners, &work.host, |slot| service.source_of(slot), seconds, now_ns);
     }
 
     /// Takes what former owners have answered, and asks what is next. Whether there was anything.
@@ -153,7 +153,7 @@ impl Host {
     fn fetched(&mut self, batch: BatchId, now_ns: u64) {
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
         let Some((token, want)) = work.open.remove(&batch) else { return };
-        let results = client.results(batch).to_vec();
+        let results = client.batches().results(batch).to_vec();
         let page = client.take_description(batch);
         client.release(batch);
         let first = results.first().map_or(Status::Unreachable, |result| result.status);

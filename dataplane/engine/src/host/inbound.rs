@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_client::{LaneId, PayloadTo as ClientPayload};
+use kvplane_client::{LaneEvent, LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
@@ -53,7 +53,8 @@ impl Host {
         if let (Role::Lane(lane, _), Some(client)) = (self.roles.get(link), &mut self.client) {
             client.connected(lane, now_ns);
             if let Link::Shm(id) = link {
-                client.cma_allowed(lane, self.shm.process(id).is_some());
+                let allowed = self.shm.process(id).is_some();
+                client.lane_event(lane, LaneEvent::CmaAllowed(allowed), now_ns);
             }
         }
     }
@@ -115,9 +116,9 @@ impl Host {
     pub(super) fn lane_ended(&mut self, lane: LaneId, why: &CloseCause, now_ns: u64) {
         let Some(client) = &mut self.client else { return };
         match why {
-            CloseCause::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
+            CloseCause::Unavailable(why) => client.lane_event(lane, LaneEvent::PathUnavailable(why), now_ns),
             CloseCause::Tls(_) => {
-                client.refused(lane, Status::TlsFailed);
+                client.lane_event(lane, LaneEvent::Refused(Status::TlsFailed), now_ns);
                 client.lane_gone(lane, now_ns);
             }
             _ => client.lane_gone(lane, now_ns),

@@ -116,14 +116,14 @@ impl Host {
             ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
                 let Some(client) = &self.client else { return };
-                let buffers: Option<Pieces> = match client.payload(payload) {
+                let buffers: Option<Pieces> = match client.outbox().payload(payload) {
                     [] => None,
                     &[local] => Some(self.regions.buffers.pieces(local)),
                     locals => Some(self.regions.buffers.all(locals).into()),
                 };
                 if let Link::Shm(id) = link {
                     let payload = buffers.as_ref().map_or(&[][..], Pieces::as_slice);
-                    self.shm.send(id, &header, client.body(body), payload);
+                    self.shm.send(id, &header, client.outbox().body(body), payload);
                     return;
                 }
                 let payload = buffers.map(|buffers| {
@@ -134,10 +134,10 @@ impl Host {
                     }
                 });
                 match link {
-                    Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
+                    Link::Tcp(id) => self.tcp.send(id, &header, client.outbox().body(body), payload),
                     Link::Shm(_) => unreachable!("its payloads go along with their frames"),
                     Link::Rdma(id) => {
-                        let body = client.body(body);
+                        let body = client.outbox().body(body);
                         super::rdma::expect_answers(
                             &mut self.rdma_work.driver,
                             id,
@@ -148,7 +148,7 @@ impl Host {
                         );
                         self.rdma_work.driver.send(id, &header, body, payload)
                     }
-                    Link::Mooncake(id) => self.stock_lanes.send(id, &header, client.body(body), payload),
+                    Link::Mooncake(id) => self.stock_lanes.send(id, &header, client.outbox().body(body), payload),
                 };
             }
             ClientOutput::CopyOut { lane, slice, offset, local, checksum } => {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_client::{Carrier, Client, DeviceCopy, LaneId, Near, NodeCounts, Place, RowCopy, SliceId};
+use kvplane_client::{Carrier, Client, DeviceCopy, LaneEvent, LaneId, Near, NodeCounts, Place, RowCopy, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
@@ -221,7 +221,7 @@ impl Host {
             }
             Carrier::Refused(status, why) => {
                 if let Some(client) = &mut self.client {
-                    client.refused(lane, status);
+                    client.lane_event(lane, LaneEvent::Refused(status), self.rounds.now_ns());
                 }
                 self.close(Link::Tcp(carrier), CloseCause::Setup(why));
             }
@@ -290,12 +290,12 @@ impl Host {
         if let (Status::Unsupported, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
             && let Some(client) = &mut self.client
         {
-            client.path_refused(lane, "the peer has no RDMA device", now_ns);
+            client.lane_event(lane, LaneEvent::PathRefused("the peer has no RDMA device"), now_ns);
         }
         if let (Status::Prove, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
             && let Some(client) = &mut self.client
         {
-            client.refused(lane, header.status);
+            client.lane_event(lane, LaneEvent::Refused(header.status), now_ns);
         }
         self.rdma_work.driver.complete(id, body);
     }

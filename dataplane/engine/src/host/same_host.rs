@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_client::{LaneId, Local, SliceId, Via};
+use kvplane_client::{LaneEvent, LaneId, Local, SliceId, Via};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{CrossError, CrossProcessRange, IoBuf, Region, process_memory};
 use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};
@@ -245,7 +245,7 @@ impl Host {
                 Err(error) => {
                     self.notices.problem(error.to_string());
                     if let Some(client) = &mut self.client {
-                        client.cma_allowed(lane, false);
+                        client.lane_event(lane, LaneEvent::CmaAllowed(false), now_ns);
                     }
                     for copy in &state.gathered {
                         self.copied(lane, copy.slice, Err(Status::Unsupported), now_ns);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_client::{Client, PeerId, Request};
+use kvplane_client::{ClientMetrics, PeerId, Request};
 use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_ticket::Credential;
@@ -263,7 +263,7 @@ impl Core {
     }
 
     /// The initiator's books, and the names of its peers; none when it failed.
-    pub(crate) fn books(&mut self) -> Option<(&Client, HashMap<PeerId, String>)> {
+    pub(crate) fn books(&mut self) -> Option<(ClientMetrics<'_>, HashMap<PeerId, String>)> {
         let name = |known: &KnownPeer| Some((known.id, known.peer.upgrade()?.name()));
         Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
     }

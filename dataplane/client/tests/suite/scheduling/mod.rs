@@ -47,7 +47,7 @@ fn eight_rails_with_a_slow_and_a_flapping_one_are_used_to_the_full() {
         ideal / span_ns as f64,
         share * 100.0
     );
-    for rail in network.client.rail_metrics() {
+    for rail in network.client.metrics().rail_metrics() {
         println!(
             "  rail {}: {:.3} GB/s measured, {:.1} MB, {} retries, {} pauses, service p50 {} us",
             rail.number,
@@ -118,7 +118,7 @@ fn a_port_that_comes_back_is_in_use_within_50_ms() {
     while network.now_ns < 1_200_000_000 && healed_ns == 0 {
         keep_bulk(&mut network, 2);
         network.step();
-        let bytes = network.client.rail_metrics().nth(1).map_or(0, |rail| rail.counts.bytes);
+        let bytes = network.client.metrics().rail_metrics().nth(1).map_or(0, |rail| rail.counts.bytes);
         if network.now_ns < SECOND_NS {
             before = bytes;
         } else if bytes > before + (1 << 20) {
@@ -142,7 +142,7 @@ fn a_port_that_falls_silent_is_given_up_and_costs_little() {
     let share = network.delivered_bytes() as f64 / network.ideal_bytes(span_ns);
     println!("4 rails, one silently gone half of the time: {:.1} % of what is possible", share * 100.0);
     assert_eq!(network.failed, 0, "no request fails for it");
-    let silences: Vec<u64> = network.client.rail_metrics().map(|rail| rail.counts.silences).collect();
+    let silences: Vec<u64> = network.client.metrics().rail_metrics().map(|rail| rail.counts.silences).collect();
     assert!(matches!(silences[..], [0, silent, 0, 0] if silent > 0), "given up as silent: {silences:?}");
     assert!(share >= 0.9, "{share}");
 }

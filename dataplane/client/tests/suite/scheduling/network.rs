@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::SocketAddr;
 
+use kvplane_client::PutBook;
 use kvplane_client::{
     Client, Config, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, RailAddress, Request, SegmentTarget,
     SubmitOptions,
@@ -139,7 +140,7 @@ impl Network {
     }
 
     pub(crate) fn delivered_bytes(&self) -> u64 {
-        self.client.rail_metrics().map(|rail| rail.counts.bytes).sum()
+        self.client.metrics().rail_metrics().map(|rail| rail.counts.bytes).sum()
     }
 
     pub(crate) fn open_bulk(&self) -> usize {
@@ -156,8 +157,10 @@ impl Network {
             place: kvplane_client::Place::UNKNOWN,
         };
         let local = Local { buffer: 0, offset: self.offset, bytes };
-        let batch =
-            self.client.submit_with(&[Request::Read(target, local)], options, self.now_ns).expect("a valid batch");
+        let batch = self
+            .client
+            .submit_puts(&[Request::Read(target, local)], &PutBook::new(), options, self.now_ns)
+            .expect("a valid batch");
         self.open.insert(batch, Open { submitted_ns: self.now_ns, bytes });
         self.drain();
     }
@@ -212,7 +215,7 @@ impl Network {
                 Output::Send { lane, header, body, .. } => match header.kind {
                     Kind::Request(Operation::Hello) => self.after(2 * self.latency_ns, Event::Greeted(lane)),
                     Kind::Request(Operation::Read) => {
-                        let body = self.client.body(body).to_vec();
+                        let body = self.client.outbox().body(body).to_vec();
                         let items = decode_items::<ReadItem>(&body, header.items).expect("a well-formed body");
                         let items = items.map(|item| (item.request.to_bits(), item.bytes)).collect();
                         self.after(self.latency_ns, Event::Asked(lane, items));
@@ -229,7 +232,7 @@ impl Network {
 
     fn done(&mut self, batch: BatchId) {
         let open = self.open.remove(&batch).expect("a batch completes once");
-        self.failed += self.client.results(batch).iter().filter(|result| result.status != Status::Ok).count();
+        self.failed += self.client.batches().results(batch).iter().filter(|result| result.status != Status::Ok).count();
         self.client.release(batch);
         if open.bytes <= 64 << 10 {
             self.small_latencies_ns.push(self.now_ns - open.submitted_ns);

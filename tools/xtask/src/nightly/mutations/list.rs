@@ -65,7 +65,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stale-answer-is-taken",
         invariant: "a repeated answer moves no request that took the place of the answered one",
-        file: "dataplane/client/src/table.rs",
+        file: "dataplane/client/src/tables/table.rs",
         find: "        let entry = self.entries.get(index as usize)?;
         (entry.generation == generation && entry.live).then_some(&entry.value)",
         replace: "        let entry = self.entries.get(index as usize)?;
@@ -93,9 +93,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "get-checksum-is-not-compared",
         invariant: "a get returns all bytes of the put that made its version",
-        file: "dataplane/client/src/reply.rs",
-        find: "let good = entry.expected_checksum.is_none() || entry.expected_checksum == checksum;",
-        replace: "let good = entry.expected_checksum.is_none() || checksum.is_some();",
+        file: "dataplane/client/src/client/inputs.rs",
+        find: "let good = entry.answer.expected_checksum.is_none() || entry.answer.expected_checksum == checksum;",
+        replace: "let good = entry.answer.expected_checksum.is_none() || checksum.is_some();",
         host: Host::World,
     },
     Mutation {
@@ -146,26 +146,26 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cancelled-batch-leaves-its-io",
         invariant: "when a call returns, no transfer is in flight on the caller's buffers",
-        file: "dataplane/client/src/submit.rs",
+        file: "dataplane/client/src/router/mod.rs",
         find: "            if slice.state == SliceState::Queued {
-                self.leave_lane(index);
+                self.traffic.leave_lane(index);
                 self.complete(index, status);
             } else {
-                self.reset_lane(lane, cause);
+                self.traffic.reset_lane(lane, cause);
             }",
         replace: "            if slice.state == SliceState::Queued || lane < u32::MAX {
-                self.leave_lane(index);
+                self.traffic.leave_lane(index);
                 self.complete(index, status);
             } else {
-                self.reset_lane(lane, cause);
+                self.traffic.reset_lane(lane, cause);
             }",
         host: Host::World,
     },
     Mutation {
         name: "deadline-ends-nothing",
         invariant: "no wait is without a deadline: a batch is complete soon after its own",
-        file: "dataplane/client/src/recover.rs",
-        find: "            self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);",
+        file: "dataplane/client/src/client/inputs.rs",
+        find: "            self.router.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);",
         replace: "            let _ = (batch, Cause::Deadline);",
         host: Host::World,
     },

@@ -1,0 +1,177 @@
+//! The shards that requests go to: found by address, opened on first use, left when the map drops them.
+//!
+//! A peer that the caller opened keeps its id until the caller closes it; one that only the map named, until the map
+//! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
+
+use core::ops::{Index, IndexMut};
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::limits::Limits;
+
+use super::fences::Fences;
+use super::group::Group;
+use crate::sched::{RetryBudget, Tail};
+use crate::tables::FreeList;
+use crate::types::{Near, PeerAddress, PeerId, PeerIncarnation};
+
+/// A shard that requests go to, and its paths in the order of preference: shared memory, if any, first.
+pub(crate) struct Peer {
+    pub(crate) address: PeerAddress,
+    pub(crate) groups: Vec<Group>,
+    /// Tells it from all others that had its place or have the same address.
+    pub(crate) incarnation: PeerIncarnation,
+    /// How near its devices are to its memory, where it told.
+    pub(crate) near: Near,
+    pub(crate) retries: RetryBudget,
+    pub(crate) fences: Fences,
+    /// The slowest of its gets.
+    pub(crate) tail: Tail,
+    /// The caller knows its id: it stays for good. Others come and go with the maps.
+    pub(crate) pinned: bool,
+    /// Not in the map any more: its place is free when its last lane is gone.
+    pub(crate) departed: bool,
+}
+
+impl Peer {
+    /// The most rails that one of its paths has.
+    pub(crate) fn most_rails(&self) -> usize {
+        self.groups.iter().map(|group| group.rails.len()).max().unwrap_or(1)
+    }
+}
+
+/// All peers, by their ids and by their addresses.
+pub(crate) struct Peers {
+    list: FreeList<Peer>,
+    index: BTreeMap<PeerAddress, PeerId>,
+    /// Incarnations so far.
+    incarnations: u32,
+    /// What peers were to be told when they were left, oldest first.
+    left_fences: VecDeque<(PeerAddress, Fences)>,
+}
+
+impl Peers {
+    pub(crate) const fn new() -> Self {
+        Self { list: FreeList::new(), index: BTreeMap::new(), incarnations: 0, left_fences: VecDeque::new() }
+    }
+
+    /// The peer at an address, if it is known.
+    pub(crate) fn find(&self, address: &PeerAddress) -> Option<PeerId> {
+        self.index.get(address).copied()
+    }
+
+    /// A new peer, without paths. What one at its address was not told when it was left is still to be told.
+    pub(crate) fn add(&mut self, address: PeerAddress, near: Near) -> PeerId {
+        self.incarnations = self.incarnations.checked_add(1).expect("2^32 peers");
+        let left = self.left_fences.iter().position(|(of, _)| *of == address);
+        let left = left.and_then(|position| self.left_fences.remove(position));
+        let peer = PeerId(self.list.add(Peer {
+            address: address.clone(),
+            groups: Vec::new(),
+            incarnation: PeerIncarnation(self.incarnations),
+            near,
+            retries: RetryBudget::new(Limits::RETRY_BURST),
+            fences: left.map_or_else(Fences::default, |(_, fences)| fences),
+            tail: Tail::default(),
+            pinned: false,
+            departed: false,
+        }));
+        self.index.insert(address, peer);
+        peer
+    }
+
+    /// A peer is left: its address is not its any more.
+    pub(crate) fn depart(&mut self, peer: PeerId) {
+        let entry = &mut self.list[peer.0 as usize];
+        entry.departed = true;
+        self.index.remove(&entry.address);
+    }
+
+    /// What a peer that is left was not told is told to it when it is opened again.
+    pub(crate) fn leave_fences(&mut self, peer: PeerId) {
+        let entry = &mut self.list[peer.0 as usize];
+        let fences = core::mem::take(&mut entry.fences);
+        if fences.is_empty() {
+            return;
+        }
+        if self.left_fences.len() >= Limits::FENCED_PEERS {
+            self.left_fences.pop_front();
+        }
+        self.left_fences.push_back((entry.address.clone(), fences));
+    }
+
+    /// The place of a peer that was left is free for another.
+    pub(crate) fn give_back(&mut self, peer: PeerId) {
+        self.list.give_back([peer.0]);
+    }
+
+    pub(crate) fn get(&self, peer: u32) -> Option<&Peer> {
+        self.list.get(peer as usize)
+    }
+
+    pub(crate) fn get_mut(&mut self, peer: u32) -> Option<&mut Peer> {
+        self.list.get_mut(peer as usize)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        (0..).map(PeerId).zip(self.list.iter())
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.list.len() as u32
+    }
+
+    /// Those that were left had other addresses.
+    #[cfg(test)]
+    pub(crate) fn move_left(&mut self) {
+        self.left_fences.iter_mut().for_each(|(address, _)| address.node.0 += 1);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn left_fences(&self) -> usize {
+        self.left_fences.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn addresses(&self) -> usize {
+        self.index.len()
+    }
+}
+
+impl Index<u32> for Peers {
+    type Output = Peer;
+
+    #[inline]
+    fn index(&self, peer: u32) -> &Peer {
+        &self.list[peer as usize]
+    }
+}
+
+impl IndexMut<u32> for Peers {
+    #[inline]
+    fn index_mut(&mut self, peer: u32) -> &mut Peer {
+        &mut self.list[peer as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_is_opened_again_is_another_and_is_told_what_the_first_was_not() {
+        let mut peers = Peers::new();
+        let address = PeerAddress::file(1);
+        let first = peers.add(address.clone(), Near::default());
+        peers[first.0].fences.add(9);
+        assert_eq!(peers.find(&address), Some(first));
+        peers.depart(first);
+        peers.leave_fences(first);
+        assert_eq!((peers.find(&address), peers.left_fences()), (None, 1));
+        let other = peers.add(PeerAddress::file(2), Near::default());
+        assert!(peers[other.0].fences.is_empty());
+        let second = peers.add(address.clone(), Near::default());
+        assert_eq!((peers.find(&address), peers.left_fences()), (Some(second), 0));
+        assert!(!peers[second.0].fences.is_empty());
+        assert_ne!(peers[first.0].incarnation, peers[second.0].incarnation);
+    }
+}

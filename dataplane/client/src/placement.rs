@@ -1,0 +1,209 @@
+//! Placement: the owner and the replica owner of an object, by the map in use, or by slot where a map is not used.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::flags::FrameFlags;
+use kvplane_proto::ids::{Epoch, ShardId, Slot};
+use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
+use kvplane_proto::message::Operation;
+
+use crate::network::Network;
+use crate::tables::Slice;
+use crate::types::{Near, PeerAddress, PeerId, PeerKind, Request};
+
+/// The host is asked for a newer map again after this time, if the need is still there.
+const MAP_AGAIN_NS: u64 = 500_000_000;
+
+/// The peers of each slot, where they are given instead of a map.
+type SlotPeers = Vec<Option<PeerId>>;
+
+/// What says who owns what.
+#[derive(Default)]
+pub(crate) struct Placement {
+    map: Option<(ClusterMap, OwnerTable)>,
+    /// Peers of the map's owners, found on first use: one row for each member.
+    owner_peers: Vec<Vec<Option<PeerId>>>,
+    /// The peer that serves each slot, whatever a map says, and the epoch of the requests.
+    sources: Option<(Epoch, SlotPeers)>,
+    /// The peer that keeps replicas of each slot, whatever a map says.
+    replica_keepers: Option<SlotPeers>,
+    /// When the host was last asked for a newer map, since the last one came.
+    map_wanted_ns: Option<u64>,
+}
+
+impl Placement {
+    /// Goes by this map from now on; false where the one in use is not older.
+    pub(crate) fn set_map(&mut self, map: ClusterMap) -> bool {
+        if self.map.as_ref().is_some_and(|(old, _)| old.epoch >= map.epoch) {
+            return false;
+        }
+        let owners = OwnerTable::compute(&map);
+        self.owner_peers = map.members.iter().map(|member| vec![None; member.shards.len()]).collect();
+        self.map = Some((map, owners));
+        self.map_wanted_ns = None;
+        true
+    }
+
+    /// Forgets the map in use: the epochs of the next one do not compare with its.
+    pub(crate) fn forget_map(&mut self) {
+        self.map = None;
+    }
+
+    /// Asks these peers for the objects of each slot from now on, by the map of this epoch.
+    pub(crate) fn set_sources(&mut self, epoch: Epoch, sources: SlotPeers) {
+        self.sources = Some((epoch, sources));
+    }
+
+    /// Takes replicas to these peers from now on.
+    pub(crate) fn set_replica_keepers(&mut self, keepers: SlotPeers) {
+        self.replica_keepers = keepers.iter().any(Option::is_some).then_some(keepers);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn map(&self) -> Option<&ClusterMap> {
+        self.map.as_ref().map(|(map, _)| map)
+    }
+
+    /// Whether sources are asked, and no map is used.
+    pub(crate) const fn is_of_sources(&self) -> bool {
+        self.sources.is_some()
+    }
+
+    /// Epoch of the map in use; 0 before the first.
+    pub(crate) fn epoch(&self) -> Epoch {
+        if let Some((epoch, _)) = &self.sources {
+            return *epoch;
+        }
+        self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
+    }
+
+    /// Whether the host is to fetch a newer map: it was not asked lately.
+    pub(crate) fn wants_map(&mut self, now_ns: u64) -> bool {
+        let wants = self.map_wanted_ns.is_none_or(|at_ns| now_ns >= at_ns.saturating_add(MAP_AGAIN_NS));
+        if wants {
+            self.map_wanted_ns = Some(now_ns);
+        }
+        wants
+    }
+
+    /// The owner of an object.
+    pub(crate) fn owner_peer(&mut self, network: &mut Network, digest: Digest) -> Option<PeerId> {
+        if let Some((_, sources)) = &self.sources {
+            return sources[usize::from(digest.slot().0)];
+        }
+        let (_, owners) = self.map.as_ref()?;
+        let owner = owners.owner_of(digest)?;
+        self.peer_of_owner(network, owner)
+    }
+
+    /// The replica owner of an object.
+    pub(crate) fn replica_peer(&mut self, network: &mut Network, digest: Digest) -> Option<PeerId> {
+        if self.is_of_sources() {
+            return self.replica_keepers.as_ref()?[usize::from(digest.slot().0)];
+        }
+        let owner = *self.map.as_ref()?.1.owners(digest.slot()).get(1)?;
+        self.peer_of_owner(network, owner)
+    }
+
+    /// The peer of an owner by the map in use.
+    fn peer_of_owner(&mut self, network: &mut Network, owner: Owner) -> Option<PeerId> {
+        let (map, _) = self.map.as_ref()?;
+        let (member, shard) = (usize::from(owner.member), usize::from(owner.shard.0));
+        if let Some(peer) = self.owner_peers[member][shard] {
+            return Some(peer);
+        }
+        let address = address_of(map, member, shard, &network.host.config.host)?;
+        let peer = network.peer_at(address, &[], Near::default());
+        self.owner_peers[member][shard] = Some(peer);
+        Some(peer)
+    }
+
+    /// Whether the map in use names a peer.
+    pub(crate) fn names(&self, network: &Network, peer: PeerId) -> bool {
+        let Some((map, _)) = &self.map else { return false };
+        let address = &network.peers[peer.0].address;
+        let member = map.members.binary_search_by_key(&address.node, |member| member.node);
+        let shard = usize::from(address.shard.0);
+        let named = member.ok().and_then(|member| address_of(map, member, shard, &network.host.config.host));
+        named.as_ref() == Some(address)
+    }
+
+    /// Whether the objects of a slot have a replica owner by the map in use.
+    pub(crate) fn has_replica_owner(&self, slot: Slot) -> bool {
+        self.map.as_ref().is_some_and(|(_, owners)| owners.owners(slot).len() > 1)
+    }
+
+    /// The epoch by which a slice's request is routed, and what its frame says of replicas. A shard replicates and
+    /// migrates by the map of its batch: another shard may own the slot by the newest one.
+    pub(crate) fn routing_of(&self, slice: &Slice, of_batch: Epoch) -> (Epoch, FrameFlags) {
+        match slice.request {
+            Request::PutCopy(..) | Request::DropCopy(_) => (of_batch, FrameFlags::REPLICATE),
+            Request::Remove(_) if self.is_of_sources() => (of_batch, FrameFlags::NONE),
+            _ if slice.is_of_replica() => (self.epoch(), FrameFlags::READ_REPLICA),
+            _ => (self.epoch(), FrameFlags::NONE),
+        }
+    }
+
+    /// The flag of a request by which its client gets leases on replicas, if it spreads its gets.
+    pub(crate) fn lease_flags(&self, operation: Operation, spread: bool) -> FrameFlags {
+        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
+        let several = self.map.as_ref().is_some_and(|(map, _)| map.replicas > 1);
+        let wants = gets && several && spread && !self.is_of_sources();
+        FrameFlags::NONE.with(FrameFlags::REPLICA_LEASE, wants)
+    }
+
+    /// True where another owner may take over the object of a request. Nobody takes over a segment, nor a request to a
+    /// former owner.
+    pub(crate) const fn has_successors(&self, request: &Request, fetches: bool) -> bool {
+        request.peer().is_none() && !self.is_of_sources() && !fetches
+    }
+
+    /// Whether a request is tried once only: a shard that replicates or migrates knows what to do next.
+    pub(crate) const fn is_tried_once(&self, request: &Request) -> bool {
+        match request {
+            Request::PutCopy(..) | Request::DropCopy(_) => true,
+            Request::Remove(_) => self.is_of_sources(),
+            _ => false,
+        }
+    }
+}
+
+fn address_of(map: &ClusterMap, member: usize, shard: usize, host: &str) -> Option<PeerAddress> {
+    let member = map.members.get(member)?;
+    let address = member.shards.get(shard)?;
+    Some(PeerAddress {
+        kind: PeerKind::Native,
+        node: member.node,
+        incarnation: member.incarnation,
+        shard: ShardId(shard as u16),
+        tcp: address.tcp,
+        shm: address.shm.clone().filter(|_| !host.is_empty() && member.host == host),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::HostSide;
+    use crate::tests::rig::map;
+    use crate::types::Config;
+
+    #[test]
+    fn owners_are_found_once_and_follow_the_map() {
+        let mut network = Network::new(HostSide::new(Config::default()));
+        let (mut placement, digest) = (Placement::default(), Digest::of(b"", b"key"));
+        assert_eq!((placement.owner_peer(&mut network, digest), placement.epoch()), (None, Epoch(0)));
+        assert!(placement.set_map(map(7, 2, 1)) && !placement.set_map(map(7, 1, 1)));
+        let owner = placement.owner_peer(&mut network, digest);
+        assert_eq!((owner.is_some(), placement.owner_peer(&mut network, digest)), (true, owner));
+        assert_eq!((network.peers.len(), placement.epoch()), (1, Epoch(7)));
+        placement.set_sources(Epoch(9), vec![None; usize::from(kvplane_proto::ids::SLOTS as u16)]);
+        assert_eq!((placement.owner_peer(&mut network, digest), placement.epoch()), (None, Epoch(9)));
+    }
+
+    #[test]
+    fn a_newer_map_is_asked_for_again_after_a_while() {
+        let mut placement = Placement::default();
+        let asked = [0, 1, MAP_AGAIN_NS - 1, MAP_AGAIN_NS, MAP_AGAIN_NS + 1].map(|at_ns| placement.wants_map(at_ns));
+        assert_eq!(asked, [true, false, false, true, false]);
+    }
+}

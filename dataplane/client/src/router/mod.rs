@@ -1,0 +1,548 @@
+//! The life of a slice: it is made of a request, routed, tried again within its budget, and completed once.
+//!
+//! Every retry is bounded: by the batch's deadline where time may heal the failure (the owner cannot be reached, is
+//! busy, or is another one by now), by the budget of attempts where it may not.
+
+mod making;
+mod replies;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::{BatchId, RequestId, Version};
+use kvplane_proto::limits::Limits;
+use kvplane_proto::status::Status;
+
+use crate::network::{Cause, Endpoint};
+use crate::placement::Placement;
+use crate::replicas::Replicas;
+use crate::sender::{FlushOutcome, Sender};
+use crate::tables::{HeldHandle, NOWHERE, ReplicaUse, Slice, SliceEvent, SliceState, readable, slice_id};
+use crate::traffic::Traffic;
+use crate::types::{Local, Output, Path, PeerId, Request, SegmentTarget, SliceId};
+
+const PARK_FIRST_NS: u64 = 10_000_000;
+const PARK_LAST_NS: u64 = 500_000_000;
+/// The longest pause before a busy peer is asked again: what it has too much of is over soon.
+const PARK_BUSY_NS: u64 = 80_000_000;
+
+/// A frame that no honest peer sends.
+pub(crate) struct ProtocolViolation;
+
+/// What travels, and what decides where to.
+pub(crate) struct Router {
+    pub(crate) traffic: Traffic,
+    pub(crate) placement: Placement,
+    pub(crate) replicas: Replicas,
+}
+
+impl Router {
+    pub(crate) fn new(traffic: Traffic) -> Self {
+        Self { traffic, placement: Placement::default(), replicas: Replicas::new() }
+    }
+
+    /// What writes frames.
+    pub(crate) const fn sender(&mut self) -> Sender<'_> {
+        Sender { traffic: &mut self.traffic, placement: &self.placement }
+    }
+
+    /// Gives lanes to what waits for them, and sends what lanes have to send.
+    pub(crate) fn flush_dirty(&mut self) {
+        self.traffic.dispatch_dirty();
+        // Each lane once: what stays over the window is marked again by the next answer.
+        for _ in 0..self.traffic.network.lanes.dirty() {
+            let Some(lane) = self.traffic.network.lanes.take_dirty() else { return };
+            self.flush(lane);
+        }
+    }
+
+    /// Sends what a lane has to send, as far as it may.
+    fn flush(&mut self, lane: u32) {
+        if self.traffic.network.lanes[lane].state != Endpoint::Ready {
+            return;
+        }
+        let open = self.sender().tell_fences(lane);
+        self.sender().flush_held(lane);
+        if !open {
+            return;
+        }
+        loop {
+            match self.sender().flush_one(lane) {
+                FlushOutcome::Sent => {}
+                FlushOutcome::Nothing => return,
+                FlushOutcome::Unservable(id) => {
+                    self.traffic.leave_lane(id.index);
+                    self.route(id);
+                }
+            }
+        }
+    }
+
+    /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it. Returns where
+    /// it went, if that is where others to its segment would go now.
+    pub(crate) fn route(&mut self, id: SliceId) -> Option<SegmentTarget> {
+        let slice = self.traffic.slices.get(id.index, id.generation)?;
+        debug_assert!(slice.link.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
+        let request = slice.request;
+        let failed_twice = (slice.tries.attempts >= 2).then_some(slice.way.group);
+        let peer = match request {
+            Request::Exists(digest)
+            | Request::Prefetch(digest)
+            | Request::Asks(digest, ..)
+            | Request::Size(digest)
+            | Request::Remove(digest)
+            | Request::Get(digest, _)
+            | Request::Put(digest, _)
+            | Request::PutAs(digest, ..)
+            | Request::GetRange(digest, ..)
+            | Request::PeekRange(digest, ..)
+            | Request::GetHead(digest, _)
+            | Request::RemoveHead(digest)
+            | Request::RemoveHeadOf(digest, _)
+            | Request::Begin(digest, ..)
+            | Request::Fill(digest, ..)
+            | Request::Seal(digest, ..)
+            | Request::Discard(digest, ..)
+            | Request::PutCopy(digest, ..)
+            | Request::DropCopy(digest)
+            | Request::RemoveCopy(digest)
+            | Request::List(digest, _) => self.peer_for(id, digest),
+            Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
+            Request::OpenSegment(peer) => Some(peer),
+        };
+        let Some(peer) = peer else {
+            self.complete(id.index, Status::NoOwner);
+            return None;
+        };
+        if self.traffic.network.asks_departed(&request)
+            || request
+                .incarnation()
+                .is_some_and(|incarnation| incarnation != self.traffic.network.peers[peer.0].incarnation)
+        {
+            self.complete(id.index, Status::Stale);
+            return None;
+        }
+        let Some(group) = self.traffic.network.pick_group(peer, &request, failed_twice) else {
+            self.complete(id.index, Status::Unsupported);
+            return None;
+        };
+        self.traffic.enter_group(id, peer, group);
+        match request {
+            Request::Read(target, _) | Request::Write(target, _) if failed_twice.is_none() => Some(target),
+            _ => None,
+        }
+    }
+
+    /// The peer that a slice's object is got from, or goes to.
+    pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
+        let slice = self.traffic.slices.peek(id.index);
+        let (request, replica) = (slice.request, slice.tries.replica);
+        if matches!(request, Request::PutCopy(..) | Request::DropCopy(_)) {
+            return self.placement.replica_peer(&mut self.traffic.network, digest);
+        }
+        let several = self.placement.has_replica_owner(digest.slot());
+        if !several || readable(&request).is_none() || self.placement.is_of_sources() {
+            if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Asked) {
+                self.traffic.slices.at(id.index).tries.replica = ReplicaUse::Missed;
+            }
+            return self.placement.owner_peer(&mut self.traffic.network, digest);
+        }
+        let owner = self.placement.owner_peer(&mut self.traffic.network, digest)?;
+        match replica {
+            ReplicaUse::Missed => return Some(owner),
+            ReplicaUse::No | ReplicaUse::Chosen if !self.traffic.network.is_down(owner) => {
+                self.watch(id, digest);
+                let chosen = self.better_replica(id, digest, owner);
+                self.traffic.slices.at(id.index).tries.replica =
+                    if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
+                self.traffic.books.counters.second_chosen += u64::from(chosen.is_some());
+                return chosen.or(Some(owner));
+            }
+            ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Asked => {}
+        }
+        let other = self.placement.replica_peer(&mut self.traffic.network, digest);
+        self.traffic.slices.at(id.index).tries.replica =
+            if other.is_some() { ReplicaUse::Asked } else { ReplicaUse::Missed };
+        self.traffic.books.counters.second_asked += u64::from(other.is_some());
+        other.or(Some(owner))
+    }
+
+    /// The replica owner, if it is known to have the object and likely to have it here sooner, or about as soon and
+    /// chance is for it.
+    fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<PeerId> {
+        let request = self.traffic.slices.peek(id.index).request;
+        let spread = self.traffic.network.host.config.spread && matches!(request, Request::Get(..));
+        if !spread || !self.replicas.holds(digest, self.traffic.network.host.now_ns) {
+            return None;
+        }
+        let replica = self
+            .placement
+            .replica_peer(&mut self.traffic.network, digest)
+            .filter(|replica| *replica != owner && !self.traffic.network.is_down(*replica))?;
+        let bytes = self.traffic.slices.peek(id.index).load_bytes();
+        let (owner_ns, replica_ns) = (
+            self.traffic.network.wait_ns(owner, &request, bytes)?,
+            self.traffic.network.wait_ns(replica, &request, bytes)?,
+        );
+        let client = self.traffic.network.host.config.client;
+        self.replicas.choose(owner_ns, replica_ns, client).then_some(replica)
+    }
+
+    /// A get is not to wait for its owner for ever.
+    fn watch(&mut self, id: SliceId, digest: Digest) {
+        if self.traffic.network.host.config.hedge_ns > 0
+            && self.placement.replica_peer(&mut self.traffic.network, digest).is_some()
+        {
+            let begun_ns = self.traffic.slices.peek(id.index).times.begun_ns;
+            let wait_ns = self
+                .placement
+                .owner_peer(&mut self.traffic.network, digest)
+                .map_or(self.traffic.network.host.config.hedge_ns, |owner| self.hedge_after_ns(owner));
+            self.traffic.unwatch(id);
+            self.traffic.watch_until(id, begun_ns.saturating_add(wait_ns));
+        }
+    }
+
+    /// How long a peer may be silent before gets leave it: what its slowest hundredth takes, within half of the setting
+    /// and all of it.
+    fn hedge_after_ns(&self, peer: PeerId) -> u64 {
+        let network = &self.traffic.network;
+        network.peers[peer.0].tail.estimate_ns(network.host.config.hedge_ns)
+    }
+
+    /// A get was answered by this peer so long after it had begun.
+    fn got_after(&mut self, peer: u32, took_ns: u64) {
+        let most_ns = self.traffic.network.host.config.hedge_ns;
+        if let Some(peer) = self.traffic.network.peers.get_mut(peer).filter(|_| most_ns > 0) {
+            peer.tail.took(took_ns, most_ns);
+            self.replicas.answered();
+        }
+    }
+
+    /// Asks replica owners for what owners have not answered.
+    pub(crate) fn hedge(&mut self) {
+        while let Some(id) = self.traffic.network.host.timers.due_watched(self.traffic.network.host.now_ns) {
+            let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
+            slice.hedge_ns = 0;
+            let next = match slice.tries.replica {
+                ReplicaUse::No => ReplicaUse::Asked,
+                // The other one of the two that have it.
+                ReplicaUse::Chosen => ReplicaUse::Missed,
+                ReplicaUse::Asked | ReplicaUse::Missed => continue,
+            };
+            let (state, peer) = (slice.state, PeerId(slice.way.peer));
+            let waits = matches!(state, SliceState::Queued | SliceState::Asked);
+            let after_ns =
+                if waits && peer.0 < self.traffic.network.peers.len() { self.hedge_after_ns(peer) } else { 0 };
+            // Who answers others is not silent, and who answers late after all is not left any more.
+            let again_ns = match self.traffic.heard_ns(id.index).saturating_add(after_ns) {
+                silent_ns if silent_ns > self.traffic.network.host.now_ns => silent_ns,
+                _ if !self.replicas.may_hedge() => {
+                    self.traffic.network.host.now_ns.saturating_add(self.traffic.network.host.config.hedge_ns)
+                }
+                _ => 0,
+            };
+            if waits && again_ns > 0 {
+                self.traffic.watch_until(id, again_ns);
+                continue;
+            }
+            match state {
+                SliceState::Queued => {
+                    self.traffic.slices.at(id.index).tries.replica = next;
+                    self.traffic.network.host.timers.take_parked(|parked| parked == id);
+                    self.traffic.leave_lane(id.index);
+                    self.route(id);
+                }
+                SliceState::Asked if self.detach(id.index, next) => {}
+                SliceState::Asked
+                | SliceState::Receiving
+                | SliceState::Copying
+                | SliceState::Committing
+                | SliceState::Done => {}
+            }
+        }
+    }
+
+    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the other owner.
+    /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
+    /// write the caller's memory by itself: then false.
+    fn detach(&mut self, index: u32, next: ReplicaUse) -> bool {
+        let slice = self.traffic.slices.peek(index);
+        let (lane, wire) = (slice.link.lane, slice.wire);
+        let entry = &mut self.traffic.network.lanes[lane];
+        if !matches!(entry.path, Path::Stream | Path::Shared) || self.traffic.wires.get(wire).is_none() {
+            return false;
+        }
+        let progress_ns = entry.progress_ns;
+        entry.connection.detached.push(wire);
+        self.traffic.wires.leave(wire, index);
+        let slice = self.traffic.slices.at(index);
+        (slice.tries.replica, slice.wire) = (next, RequestId::default());
+        self.send_again(index, None);
+        self.traffic.network.lanes[lane].progress_ns = progress_ns;
+        true
+    }
+
+    /// Whether an outcome is the replica owner's, and decides nothing: then the owner is asked again.
+    pub(crate) fn back_to_owner(&mut self, index: u32, status: Status) -> bool {
+        let decides = matches!(
+            status,
+            Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty
+        );
+        let slice = self.traffic.slices.peek(index);
+        if !slice.is_of_replica() || decides {
+            return false;
+        }
+        if let Some(digest) = readable(&slice.request) {
+            self.replicas.missed(digest, self.traffic.network.host.now_ns);
+        }
+        self.traffic.slices.at(index).tries.replica = ReplicaUse::Missed;
+        self.send_again(index, None);
+        true
+    }
+
+    /// Sends a slice again, unless its budget or its batch is at an end.
+    ///
+    /// A wrong owner, one that a key has not reached, a busy one, and one that cannot be reached are a matter of time,
+    /// bounded by the deadline; anything else is bounded by the budget.
+    pub(crate) fn retry(&mut self, index: u32, status: Status) {
+        let slice = self.traffic.slices.at(index);
+        let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
+        if status == Status::WrongOwner && segment {
+            // A segment lives in one incarnation of one process: no other map leads to it.
+            self.traffic.leave_lane(index);
+            self.complete(index, Status::Stale);
+            return;
+        }
+        if matches!(slice.request, Request::Asks(..)) {
+            // Another map may lead its objects to several shards: whoever asked asks for each by itself.
+            self.traffic.leave_lane(index);
+            let ended = self.traffic.ended(index);
+            self.complete(index, ended.unwrap_or(status));
+            if matches!(status, Status::WrongOwner | Status::Unreachable) {
+                self.want_map();
+            }
+            return;
+        }
+        if self.placement.is_tried_once(&self.traffic.slices.peek(index).request) {
+            self.traffic.leave_lane(index);
+            self.complete(index, status);
+            return;
+        }
+        self.traffic.slices.at(index).turn_to_replica(status);
+        let slice = self.traffic.slices.peek(index);
+        let (mut spent, mut heals) = (false, false);
+        if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {
+            let counted = slice.tries.attempts.saturating_add(1);
+            // An owner that died is replaced by the next map, and one that restarts is there again soon: losing it
+            // never uses up the budget, it only has the slice prefer another path.
+            heals = status == Status::Unreachable
+                && self.placement.has_successors(&slice.request, self.traffic.network.host.config.fetches);
+            let slice = self.traffic.slices.at(index);
+            slice.tries.attempts =
+                if heals { slice.tries.attempts.max(counted.min(Limits::ATTEMPTS / 2)) } else { counted };
+            spent = slice.tries.attempts >= Limits::ATTEMPTS;
+        }
+        let slice = self.traffic.slices.at(index);
+        if spent {
+            self.traffic.leave_lane(index);
+            let ended = self.traffic.ended(index);
+            self.complete(index, ended.unwrap_or(status));
+        } else {
+            let peer = slice.way.peer;
+            // Beyond the peer's budget of retries it waits, as it does for a busy peer. So does what lost its owner
+            // more than once: a peer that ends each connection when the request comes is not sent it without a pause.
+            let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded)
+                || heals && slice.tries.attempts >= Limits::ATTEMPTS / 2;
+            let now_ns = self.traffic.network.host.now_ns;
+            let within = self.traffic.network.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(now_ns));
+            let most_ns = if status == Status::Busy || heals { PARK_BUSY_NS } else { PARK_LAST_NS };
+            self.send_again(index, (waits || !within).then_some(most_ns));
+        }
+        if matches!(status, Status::WrongOwner | Status::Unreachable) {
+            self.want_map();
+        }
+    }
+
+    /// Asks the host for a newer map, unless that was done lately.
+    fn want_map(&mut self) {
+        let host = &mut self.traffic.network.host;
+        if self.placement.wants_map(host.now_ns) {
+            host.outbox.push(Output::WantMap);
+        }
+    }
+
+    /// Puts a slice back to the start, on another lane or, where there is a longest pause, among the parked.
+    pub(crate) fn send_again(&mut self, index: u32, later: Option<u64>) {
+        self.traffic.leave_lane(index);
+        if let Some(ended) = self.traffic.ended(index) {
+            self.complete(index, ended);
+            return;
+        }
+        self.traffic.books.counters.retries += 1;
+        self.traffic.count_retry(index);
+        let id = slice_id(index, self.traffic.slices.generation(index));
+        let slice = self.traffic.slices.at(index);
+        slice.step(SliceEvent::Requeue);
+        slice.answer.held = HeldHandle::Nothing;
+        (slice.answer.bytes, slice.answer.version, slice.answer.expected_checksum) = (0, 0, None);
+        // What asks a peer that was left does not wait: the id may be another's by then.
+        let request = slice.request;
+        if let Some(most_ns) = later.filter(|_| !self.traffic.network.asks_departed(&request)) {
+            let slice = self.traffic.slices.at(index);
+            let wait_ns = (PARK_FIRST_NS << slice.tries.parkings.min(16)).min(most_ns);
+            slice.tries.parkings = slice.tries.parkings.saturating_add(1);
+            let host = &mut self.traffic.network.host;
+            host.timers.park(id, host.now_ns.saturating_add(wait_ns));
+        } else {
+            self.route(id);
+        }
+    }
+
+    /// Routes the parked slices whose time has come.
+    pub(crate) fn unpark(&mut self, now_ns: u64) {
+        // Taken out first: a slice that is parked again waits for its next time.
+        for id in self.traffic.network.host.timers.due_parked(now_ns) {
+            self.route(id);
+        }
+    }
+
+    /// Its connection is gone: it fails, is charged, or goes elsewhere for free.
+    pub(crate) fn slice_lost(&mut self, index: u32, refusal: Option<Status>, cause: Option<Cause>) {
+        match (refusal, cause) {
+            (Some(status), _) => self.settle(index, status),
+            (None, None | Some(Cause::Peer)) => self.retry(index, Status::Unreachable),
+            (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, None),
+        }
+    }
+
+    /// Leaves the shards that the map in use does not name any more: lanes are reset, what was queued goes elsewhere.
+    pub(crate) fn leave_departed(&mut self) {
+        for index in 0..self.traffic.network.peers.len() {
+            let peer = &self.traffic.network.peers[index];
+            if peer.pinned || peer.departed || self.placement.names(&self.traffic.network, PeerId(index)) {
+                continue;
+            }
+            self.depart(PeerId(index));
+        }
+    }
+
+    /// A peer gets no requests any more: what is on its lanes and what waits for them is sent on its way again.
+    pub(crate) fn depart(&mut self, peer: PeerId) {
+        self.traffic.network.peers.depart(peer);
+        for lane in self.traffic.network.lanes_of(peer) {
+            self.traffic.reset_lane(lane, Cause::Withdrawn);
+        }
+        self.traffic.network.peers.leave_fences(peer);
+        for number in 0..self.traffic.network.peers[peer.0].groups.len() as u8 {
+            for slice in self.traffic.drain_group(peer.0, number) {
+                self.route(slice_id(slice, self.traffic.slices.generation(slice)));
+            }
+        }
+        self.traffic.reclaim(peer);
+    }
+
+    /// One of several requests that share a slice may have failed it: each is sent on its own.
+    fn split(&mut self, slice: &Slice) {
+        let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return };
+        let first = self.traffic.batches.at(slice.batch.index).slices.len();
+        for task in slice.task..slice.task + slice.tasks {
+            let (offset, bytes) = self.traffic.batches.at(slice.batch.index).overlap(task, local);
+            let target = SegmentTarget { offset: target.offset + (offset - local.offset), ..target };
+            let part = Local { buffer: local.buffer, offset, bytes };
+            let request = match slice.request {
+                Request::Read(..) => Request::Read(target, part),
+                _ => Request::Write(target, part),
+            };
+            self.traffic.add_slice(slice.batch, task, request);
+            self.traffic.batches.at(slice.batch.index).open_slices[task as usize] -= 1;
+        }
+        for position in first..first + slice.tasks as usize {
+            let id = self.traffic.batches.at(slice.batch.index).slices[position];
+            self.route(id);
+        }
+    }
+
+    /// Gives a slice its outcome.
+    pub(crate) fn complete(&mut self, index: u32, status: Status) {
+        if self.traffic.slices.peek(index).hedge_ns > 0 {
+            self.traffic.unwatch(slice_id(index, self.traffic.slices.generation(index)));
+        }
+        let ended = self.traffic.slices.end(index);
+        ended.step(SliceEvent::Finish);
+        let slice = *ended;
+        if slice.link.rail != NOWHERE && matches!(status, Status::Ok | Status::NotFound) && slice.is_get_of_owner() {
+            let took_ns = self.traffic.network.host.now_ns.saturating_sub(slice.times.begun_ns);
+            self.got_after(slice.way.peer, took_ns);
+        }
+        self.traffic.count_end(&slice, status);
+        let batch = self.traffic.batches.at(slice.batch.index);
+        if slice.tasks > 1 && batch.ended.is_none() && is_of_one(status) {
+            self.split(&slice);
+            return;
+        }
+        for task in slice.task..slice.task + slice.tasks {
+            let shared = slice.request.local().filter(|_| slice.tasks > 1);
+            let bytes = shared.map_or(slice.answer.bytes, |local| batch.overlap(task, local).1);
+            let result = &mut batch.results[task as usize];
+            if result.status == Status::Ok {
+                result.status = status;
+            }
+            if matches!(status, Status::Ok | Status::BufferTooSmall) {
+                result.bytes += bytes;
+            }
+            if status == Status::Ok {
+                let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
+                result.version = Version(slice.answer.version);
+                let has_replicas = put || slice.request.is_get();
+                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.answer.is_replicated);
+                result.from_replica = slice.request.is_get() && slice.is_of_replica();
+                if matches!(slice.request, Request::Begin(..)) {
+                    result.incarnation = self.traffic.network.peers[slice.way.peer].incarnation;
+                }
+            }
+            let open = &mut batch.open_slices[task as usize];
+            *open -= 1;
+            if *open == 0 {
+                batch.remaining -= 1;
+                if self.traffic.network.host.config.report_tasks {
+                    self.traffic.network.host.outbox.report(slice.batch, task);
+                }
+                if batch.remaining == 0 {
+                    self.traffic.network.host.outbox.push(Output::Done { batch: slice.batch });
+                }
+            }
+        }
+    }
+
+    /// Ends a batch early: queued slices complete now, others when their lane has been reset.
+    pub(crate) fn end_batch(&mut self, id: BatchId, status: Status, cause: Cause) {
+        let Some(batch) = self.traffic.batches.get_mut(id) else { return };
+        if batch.remaining == 0 || batch.ended.is_some() {
+            return;
+        }
+        batch.ended = Some(status);
+        let slices = core::mem::take(&mut batch.slices);
+        for &SliceId { index, generation } in &slices {
+            let Some(slice) = self.traffic.slices.get(index, generation) else { continue };
+            let lane = slice.link.lane;
+            if slice.state == SliceState::Queued {
+                self.traffic.leave_lane(index);
+                self.complete(index, status);
+            } else {
+                self.traffic.reset_lane(lane, cause);
+            }
+        }
+    }
+}
+
+/// Whether this outcome of a slice may be the fault of one of the requests that share it, and of no other.
+const fn is_of_one(status: Status) -> bool {
+    matches!(
+        status,
+        Status::NotFound
+            | Status::TooLarge
+            | Status::BadRequest
+            | Status::Unauthorized
+            | Status::Stale
+            | Status::OutOfRange
+    )
+}

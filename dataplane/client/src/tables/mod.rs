@@ -1,0 +1,20 @@
+//! Tables: batches, their slices, and requests on the wire.
+//!
+//! Tables know positions, generations and what is there; none of them decides anything.
+
+mod batches;
+mod existence;
+mod free_list;
+mod put_book;
+mod slice;
+mod table;
+mod wires;
+
+pub use batches::Batches;
+pub(crate) use existence::ExistenceBatch;
+pub(crate) use free_list::FreeList;
+pub use put_book::PutBook;
+pub(crate) use slice::{HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, ReplicaUse, Slice, Times, readable, slice_id};
+pub use slice::{SliceEvent, SliceState};
+pub(crate) use table::Table;
+pub(crate) use wires::{Wire, Wires};

@@ -1,0 +1,8 @@
+//! Peers, their paths, rails and lanes.
+
+mod closing;
+mod fences;
+mod paths;
+mod rdma;
+mod schedule;
+mod ways;

@@ -1,0 +1,374 @@
+//! RDMA: which requests a device does alone, what stands in for it, and ways between several devices.
+
+use kvplane_proto::ids::SegmentId;
+use kvplane_proto::message::Operation;
+use kvplane_proto::status::Status;
+
+use crate::LaneEvent;
+use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
+use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
+
+const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
+
+fn at(peer: PeerId, offset: u64) -> SegmentTarget {
+    SegmentTarget { peer, segment: SEGMENT, offset, shareable: false, place: crate::Place::UNKNOWN }
+}
+
+fn config(devices: usize) -> Config {
+    Config { rdma: vec![12_500_000_000; devices], lanes: 1, ..stream_config() }
+}
+
+/// Acts until nothing is left to do; connections over these paths are lost instead. What was sent and connected.
+fn run(rig: &mut Rig, mut lost: impl FnMut(&mut Rig, LaneId, Path) -> bool) -> (Vec<Operation>, Vec<Path>) {
+    let (mut sent, mut connected) = (Vec::new(), Vec::new());
+    loop {
+        let seen = rig.drain();
+        if seen.is_empty() {
+            return (sent, connected);
+        }
+        for seen in seen {
+            match seen {
+                ClientOutput::Connect { lane, path } => {
+                    connected.push(path);
+                    if lost(rig, lane, path) {
+                        rig.lose(lane);
+                        continue;
+                    }
+                }
+                ClientOutput::Frame(ref frame) => sent.push(frame.operation()),
+                _ => {}
+            }
+            rig.act(seen);
+        }
+    }
+}
+
+#[test]
+fn segments_are_the_device_s_and_objects_travel_as_frames() {
+    let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[
+        Request::Read(at(peer, 0), local(0, 0, 100)),
+        Request::Write(at(peer, 4096), local(1, 0, 100_000)),
+        Request::Get(digest(1), local(2, 0, 5000)),
+        Request::Put(digest(2), local(3, 0, 77)),
+    ]);
+    let (sent, connected) = run(&mut rig, |_, _, _| false);
+    assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));
+    assert_eq!(rig.ways, [Some(Via::Rdma), Some(Via::Rdma)]);
+    assert!(sent.contains(&Operation::Get) && sent.contains(&Operation::Put));
+    assert!(!sent.contains(&Operation::Read) && !sent.contains(&Operation::WriteMany), "{sent:?}");
+    assert!(connected.iter().all(|path| *path == Path::Rdma), "{connected:?}");
+    rig.assert_empty();
+}
+
+#[test]
+fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
+    let mut rig = Rig::new(config(1), 1);
+    let peer = rig.segment_peer(false);
+    let read = Request::Read(at(peer, 0), local(0, 0, 100));
+    for round in 0..2 {
+        let batch = rig.submit(&[read]);
+        loop {
+            let seen = rig.drain();
+            if seen.is_empty() {
+                break;
+            }
+            for seen in seen {
+                match seen {
+                    ClientOutput::Copy { lane, slice, .. } => {
+                        assert_eq!(round, 0, "it is not tried again");
+                        rig.client.copied(lane, slice, Err(Status::Unsupported), rig.now_ns);
+                    }
+                    other => rig.act(other),
+                }
+            }
+        }
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    }
+    assert_eq!(rig.ways, [Some(Via::Rdma)]);
+}
+
+#[test]
+fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
+    let mut rig = Rig::new(config(2), 1);
+    let peer = rig.segment_peer(false);
+    let read = Request::Read(at(peer, 0), local(0, 0, 100));
+    let refuse = |rig: &mut Rig, lane: LaneId, path: Path| {
+        if path == Path::Rdma {
+            rig.client.lane_event(lane, LaneEvent::PathRefused("no device"), rig.now_ns);
+        }
+        path == Path::Rdma
+    };
+    let batch = rig.submit(&[read]);
+    let (_, connected) = run(&mut rig, refuse);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert_eq!(connected.last(), Some(&Path::Stream));
+    // The devices are left alone for a while.
+    let batch = rig.submit(&[read]);
+    let (_, connected) = run(&mut rig, refuse);
+    assert_eq!((rig.finish(batch)[0].0, connected), (Status::Ok, Vec::new()));
+    rig.now_ns += 61 * SECOND_NS;
+    let batch = rig.submit(&[read]);
+    let (_, connected) = run(&mut rig, |_, _, _| false);
+    assert_eq!((rig.finish(batch)[0].0, connected.first()), (Status::Ok, Some(&Path::Rdma)));
+    assert_eq!(rig.ways, [Some(Via::Rdma)]);
+    // Where streams are not to be used, that is the answer.
+    let mut rig = Rig::new(Config { stream: false, ..config(1) }, 1);
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[Request::Read(at(peer, 0), local(0, 0, 100))]);
+    run(&mut rig, refuse);
+    assert_eq!(rig.finish(batch)[0].0, Status::Unsupported);
+}
+
+#[test]
+fn each_device_is_a_rail_and_one_that_fails_leaves_its_work_to_the_others() {
+    let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 1 << 20))]);
+    let mut devices = Vec::new();
+    let (_, connected) = run(&mut rig, |rig, lane, path| {
+        let rail = rig.client.rail_of(lane).and_then(|rail| rail.rdma).expect("devices");
+        assert_eq!((path, rail.own), (Path::Rdma, rail.peer));
+        devices.push(rail.own);
+        rail.own == 0
+    });
+    assert_eq!(rig.finish(batch)[0], (Status::Ok, 1 << 20, 0));
+    assert!(devices.contains(&0) && devices.contains(&1) && connected.len() == devices.len());
+    assert!(rig.ways.iter().all(|way| *way == Some(Via::Rdma)));
+}
+
+#[test]
+fn the_memory_of_answers_is_known_while_they_are_awaited() {
+    let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
+    let batch = rig.submit(&[Request::Get(digest(1), local(2, 40, 6000))]);
+    let frames = rig.frames();
+    let request = frames[0].items::<kvplane_proto::message::GetItem>()[0].request;
+    assert_eq!(rig.client.answer_memory(request), Some(local(2, 40, 6000)));
+    assert_eq!(rig.client.answer_memory(kvplane_proto::ids::RequestId { generation: !0, ..request }), None);
+    for reply in rig.answers(&frames[0]) {
+        rig.deliver(&reply);
+    }
+    rig.run();
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert_eq!(rig.client.answer_memory(request), None);
+}
+
+/// What a device was told to write may still be on the network when its lane ends; what it was told to read changes
+/// nothing at the peer.
+#[test]
+fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_asked() {
+    for write in [false, true] {
+        let mut rig = Rig::new(config(1), 1);
+        let peer = rig.segment_peer(false);
+        let (target, memory) = (at(peer, 0), local(0, 0, 100));
+        let batch = rig.submit(&[if write { Request::Write(target, memory) } else { Request::Read(target, memory) }]);
+        let (mut under_way, mut sent) = (None, Vec::new());
+        loop {
+            let seen = rig.drain();
+            if seen.is_empty() {
+                break;
+            }
+            for seen in seen {
+                match seen {
+                    ClientOutput::Copy { lane, .. } if under_way.is_none() => {
+                        under_way = Some(lane);
+                        rig.lose(lane);
+                        rig.now_ns += SECOND_NS / 10;
+                        rig.client.handle_timeout(rig.now_ns);
+                        continue;
+                    }
+                    ClientOutput::Frame(ref frame) if under_way.is_some() => sent.push(frame.operation()),
+                    _ => {}
+                }
+                rig.act(seen);
+            }
+        }
+        assert_eq!(sent.contains(&Operation::Fence), write, "{sent:?}");
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    }
+}
+
+/// Two devices on two nodes at both ends.
+fn two_nodes() -> Near {
+    let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
+    Near::new(vec![vec![near(true), near(false)], vec![near(false), near(true)]])
+}
+
+/// A client whose buffer 0 is on node 0 and buffer 1 on node 1, and a peer of two nodes.
+fn two_sockets() -> (Rig, PeerId) {
+    let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
+    rig.client.set_rdma(vec![12_500_000_000; 2], two_nodes());
+    rig.client.set_buffer_place(0, Place::at(0));
+    rig.client.set_buffer_place(1, Place::at(1));
+    let address = crate::PeerAddress::native(([127, 0, 0, 1], 1001).into(), None);
+    let peer = rig.client.open_peer_near(address, two_nodes());
+    (rig, peer)
+}
+
+/// Slices done by the devices of each rail, and what was counted of nodes: ours, the peer's.
+fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
+    let rails = rig.client.metrics().rail_metrics().filter(|rail| rail.counts.operations > 0);
+    let rail = |rail: crate::RailMetrics<'_>| {
+        let devices = rail.devices.expect("devices");
+        ((devices.own, devices.peer), rail.counts.operations, rail.counts.own_node, rail.counts.peer_node)
+    };
+    rails.map(rail).collect()
+}
+
+#[test]
+fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
+    for ours in [0, 1] {
+        for theirs in [0, 1] {
+            let (mut rig, peer) = two_sockets();
+            let target = SegmentTarget { place: Place::at(usize::from(theirs)), ..at(peer, 0) };
+            let batch = rig.submit(&[Request::Write(target, local(u32::from(ours), 0, 1 << 20))]);
+            let (_, connected) = run(&mut rig, |_, _, _| false);
+            assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+            let same = NodeCounts { same: 256, ..NodeCounts::default() };
+            assert_eq!(carried(&rig), [((ours, theirs), 256, same, same)]);
+            assert_eq!(connected, [Path::Rdma], "only the nearest is connected");
+        }
+    }
+}
+
+#[test]
+fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
+    let (mut rig, peer) = two_sockets();
+    let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
+    let down = |rig: &mut Rig, lane: LaneId, _| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
+    let batch = rig.submit(&[request]);
+    let (_, connected) = run(&mut rig, down);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert!(connected.len() > 1);
+    let far: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.other).sum();
+    assert_eq!((far, carried(&rig)[0].0), (256, (1, 0)), "near to the peer's memory at least");
+    // Back again: it is tried, and after a while it has all.
+    for round in 0..20 {
+        rig.now_ns += SECOND_NS;
+        rig.client.handle_timeout(rig.now_ns);
+        let before: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        let batch = rig.submit(&[request]);
+        run(&mut rig, |_, _, _| false);
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+        let after: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        if after - before == 256 {
+            return;
+        }
+        assert!(round < 19, "{:?}", carried(&rig));
+    }
+}
+
+#[test]
+fn a_large_object_has_the_time_that_a_slow_way_takes() {
+    let mut rig = Rig::new(config(2), 1);
+    let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 16 << 20))]);
+    let put = loop {
+        let mut seen = rig.drain();
+        let put = |seen: &ClientOutput| matches!(seen, ClientOutput::Frame(sent) if sent.operation() == Operation::Put);
+        match seen.iter().position(put) {
+            Some(at) => break seen.swap_remove(at),
+            None => seen.into_iter().for_each(|seen| rig.act(seen)),
+        }
+    };
+    // The peer fetches at a hundredth of what the devices are said to do.
+    for _ in 0..30 {
+        rig.now_ns += SECOND_NS / 10;
+        rig.client.handle_timeout(rig.now_ns);
+        let seen = rig.drain();
+        assert!(!seen.iter().any(|seen| matches!(seen, ClientOutput::Reset(_))), "given up {} ns later", rig.now_ns);
+    }
+    rig.act(put);
+    run(&mut rig, |_, _, _| false);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    // What says nothing at all is given up, and soon where the slices are small.
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 4096))]);
+    let copy = loop {
+        let mut seen = rig.drain();
+        match seen.iter().position(|seen| matches!(seen, ClientOutput::Copy { .. })) {
+            Some(at) => break seen.swap_remove(at),
+            None => seen.into_iter().for_each(|seen| rig.act(seen)),
+        }
+    };
+    let ClientOutput::Copy { lane, .. } = copy else { unreachable!("a copy") };
+    rig.now_ns += SECOND_NS;
+    rig.client.handle_timeout(rig.now_ns);
+    assert!(rig.drain().iter().any(|seen| matches!(seen, ClientOutput::Reset(reset) if *reset == lane)));
+    rig.lose(lane);
+    rig.run_until(rig.now_ns + SECOND_NS);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+}
+
+/// Batches are over before the near device's connection has moved a step, and nobody looks in between.
+#[test]
+fn a_device_comes_back_though_its_host_looks_rarely() {
+    let (mut rig, peer) = two_sockets();
+    let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
+    let near = |rig: &Rig, lane: LaneId| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
+    let mut batch = rig.submit(&[request]);
+    run(&mut rig, |rig, lane, _| near(rig, lane));
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert!(!rig.client.metrics().is_connecting());
+    let mut late: Vec<ClientOutput> = Vec::new();
+    for _ in 0..20 {
+        let since_ns = rig.now_ns;
+        rig.now_ns += 3 * SECOND_NS;
+        rig.client.was_away(since_ns, rig.now_ns);
+        core::mem::take(&mut late).into_iter().for_each(|seen| rig.act(seen));
+        rig.client.handle_timeout(rig.now_ns);
+        let before: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        batch = rig.submit(&[request]);
+        loop {
+            let seen = rig.drain();
+            if seen.is_empty() {
+                break;
+            }
+            for seen in seen {
+                match seen {
+                    ClientOutput::Connect { lane, .. } if near(&rig, lane) => late.push(seen),
+                    ClientOutput::Frame(ref sent) if sent.operation() == Operation::Hello && near(&rig, sent.lane) => {
+                        late.push(seen);
+                    }
+                    ClientOutput::Reset(lane) => panic!("{lane:?} had no time"),
+                    other => rig.act(other),
+                }
+            }
+        }
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+        assert_eq!(rig.client.metrics().is_connecting(), !late.is_empty());
+        let after: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        if after - before == 256 {
+            return;
+        }
+    }
+    panic!("{:?}", carried(&rig));
+}
+
+#[test]
+fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
+    let (mut rig, peer) = two_sockets();
+    let to = |node: usize| SegmentTarget { place: Place::at(node), ..at(peer, (node as u64) << 24) };
+    let bulk = rig.submit(&[Request::Write(to(0), local(0, 0, 64 << 20))]);
+    let other = rig.submit(&[Request::Write(to(1), local(1, 0, 1 << 20))]);
+    // The first device never gets on: its copies stay with it.
+    let mut held = Vec::new();
+    loop {
+        let seen = rig.drain();
+        if seen.is_empty() {
+            break;
+        }
+        for seen in seen {
+            let device = match &seen {
+                ClientOutput::Copy { lane, .. } => rig.client.rail_of(*lane).and_then(|rail| rail.rdma).unwrap().own,
+                _ => 1,
+            };
+            if device == 0 { held.push(seen) } else { rig.act(seen) }
+        }
+    }
+    assert!(rig.client.batches().is_complete(other) && !rig.client.batches().is_complete(bulk));
+    held.into_iter().for_each(|seen| rig.act(seen));
+    run(&mut rig, |_, _, _| false);
+    assert!([bulk, other].iter().all(|batch| rig.finish(*batch)[0].0 == Status::Ok));
+    rig.assert_empty();
+}

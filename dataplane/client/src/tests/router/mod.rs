@@ -1,0 +1,6 @@
+//! Whom slices go to: by maps, after failures, and to replica owners.
+
+mod failures;
+mod hedges;
+mod maps;
+mod spread;

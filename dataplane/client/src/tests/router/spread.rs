@@ -1,0 +1,253 @@
+//! Gets of objects that two owners have: who is asked, and what happens when the second turns out not to have it.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::flags::FrameFlags;
+use kvplane_proto::ids::{Epoch, NodeId};
+use kvplane_proto::limits::Limits;
+use kvplane_proto::map::ClusterMap;
+use kvplane_proto::message::{DigestItem, Operation};
+use kvplane_proto::status::Status;
+
+use crate::SourcePeers;
+use crate::tests::rig::{
+    ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config,
+};
+use crate::{Config, PutBook, Request, SubmitOptions};
+
+const BYTES: u64 = 100_000;
+const MS: u64 = 1_000_000;
+
+fn two_owners(epoch: u64) -> ClusterMap {
+    ClusterMap { replicas: 2, ..map(epoch, 2, 1) }
+}
+
+/// A client in a cluster of two nodes that have every object, as the version of the first says.
+fn rig(config: Config) -> Rig {
+    let mut rig = Rig::new(config, 2);
+    rig.client.set_map(two_owners(2), 1);
+    rig.now_ns = MS;
+    rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
+    rig
+}
+
+/// Gets the object so many times, `at_once` of them together; whom each asked, in turns of `MS`.
+fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
+    let mut asked = BTreeMap::new();
+    for _ in 0..count {
+        rig.now_ns += MS;
+        let requests: Vec<Request> =
+            (0..at_once).map(|at| Request::Get(digest(0), local(0, at * BYTES, BYTES))).collect();
+        let batch = rig.submit(&requests);
+        loop {
+            let frames = rig.frames();
+            if frames.is_empty() {
+                break;
+            }
+            for sent in frames {
+                if matches!(sent.operation(), Operation::Get | Operation::Lookup) {
+                    assert!(sent.header.flags.has(FrameFlags::REPLICA_LEASE));
+                    *asked.entry(rig.addresses[&sent.lane].node).or_default() += u64::from(sent.header.items);
+                }
+                rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
+            }
+        }
+        for result in rig.finish(batch) {
+            assert_eq!(result, (Status::Ok, BYTES, 7), "the version is the owner's");
+        }
+    }
+    asked
+}
+
+/// Who owns the object first.
+fn first(rig: &mut Rig) -> NodeId {
+    let asked = gets(rig, 1, 1);
+    *asked.keys().next().expect("somebody was asked")
+}
+
+#[test]
+fn what_two_owners_have_is_asked_of_both() {
+    for config in [stream_config(), shared_config()] {
+        let mut rig = rig(config);
+        let asked = gets(&mut rig, 100, 4);
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert!(asked.values().all(|asked| *asked > 100), "{asked:?}");
+        assert_eq!(rig.client.counters().second_asked, 0);
+        assert!(rig.client.counters().second_chosen > 100);
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
+    let mut rig = rig(stream_config());
+    rig.objects.insert(digest(0), Object::new(BYTES, 7));
+    assert_eq!(gets(&mut rig, 50, 2).len(), 1);
+    // Of one object in two requests nothing is known to be the same.
+    rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
+    gets(&mut rig, 2, 1);
+    let chosen = rig.client.counters().second_chosen;
+    for _ in 0..20 {
+        let batch = rig.submit(&[Request::GetRange(digest(0), 5, local(0, 0, 10))]);
+        rig.run();
+        assert_eq!(rig.finish(batch), [(Status::Ok, 10, 7)]);
+    }
+    assert_eq!(rig.client.counters().second_chosen, chosen);
+    let mut plain = self::rig(Config { spread: false, ..stream_config() });
+    let batch = plain.submit(&[Request::Get(digest(0), local(0, 0, BYTES))]);
+    plain.run();
+    plain.finish(batch);
+    assert_eq!(plain.client.counters().second_chosen, 0);
+}
+
+#[test]
+fn a_get_says_how_many_owners_have_the_object() {
+    for config in [stream_config(), shared_config()] {
+        for (object, replicas) in [(Object::replicated(BYTES, 7), 2), (Object::new(BYTES, 7), 1)] {
+            let mut rig = rig(config.clone());
+            rig.objects.insert(digest(0), object);
+            let whole = Request::Get(digest(0), local(0, 0, BYTES));
+            for request in [whole, Request::GetRange(digest(0), 0, local(0, BYTES, 1))] {
+                let batch = rig.submit(&[request]);
+                rig.run();
+                let result = rig.client.batches().results(batch)[0];
+                assert_eq!(
+                    (result.status, result.version.0, result.replicas),
+                    (Status::Ok, 7, replicas),
+                    "{request:?}"
+                );
+                rig.finish(batch);
+            }
+            let batch = rig.submit(&[Request::Size(digest(0))]);
+            rig.run();
+            assert_eq!(rig.client.batches().results(batch)[0].replicas, 0, "a length says nothing of owners");
+            rig.finish(batch);
+        }
+    }
+}
+
+#[test]
+fn a_lease_ends_with_its_time_and_with_the_map() {
+    let mut rig = rig(stream_config());
+    let home = first(&mut rig);
+    // Nobody asks the first meanwhile, so nobody knows.
+    for _ in 0..20 {
+        rig.now_ns += Limits::COPY_LEASE_NS;
+        assert_eq!(first(&mut rig), home);
+        rig.now_ns += MS;
+        rig.client.set_map(two_owners(rig.client.epoch().0 + 1), rig.now_ns);
+        assert_eq!(first(&mut rig), home);
+    }
+}
+
+/// The second owner has evicted its copy: the first is asked, and for a while only it.
+#[test]
+fn a_copy_that_is_gone_costs_one_question() {
+    let mut rig = rig(stream_config());
+    let home = first(&mut rig);
+    let mut missed = 0;
+    for _ in 0..200 {
+        rig.now_ns += MS;
+        let batch = rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))]);
+        loop {
+            let frames = rig.frames();
+            if frames.is_empty() {
+                break;
+            }
+            for sent in frames {
+                let second = rig.addresses[&sent.lane].node != home;
+                let object = second.then(|| rig.objects.remove(&digest(0))).flatten();
+                assert_eq!(sent.header.flags.has(FrameFlags::READ_REPLICA), second, "from its replica");
+                missed += u64::from(second);
+                rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
+                if let Some(object) = object {
+                    rig.objects.insert(digest(0), object);
+                }
+            }
+        }
+        assert_eq!(rig.finish(batch), [(Status::Ok, BYTES, 7)]);
+    }
+    assert_eq!(missed, 1, "in less than a second");
+    rig.assert_empty();
+}
+
+/// Who cannot be reached is not asked, and what was asked of it is asked of the first.
+#[test]
+fn a_second_owner_that_dies_costs_nothing_but_a_try() {
+    let mut rig = rig(stream_config());
+    let home = first(&mut rig);
+    for _ in 0..50 {
+        rig.now_ns += MS;
+        let batch = rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))]);
+        for sent in rig.frames() {
+            match rig.addresses[&sent.lane].node == home {
+                true => rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply)),
+                false => rig.lose(sent.lane),
+            }
+        }
+        rig.run_until(rig.now_ns + 5_000 * MS);
+        assert_eq!(rig.finish(batch), [(Status::Ok, BYTES, 7)]);
+    }
+    assert!(rig.client.counters().second_chosen > 0);
+}
+
+#[test]
+fn only_gets_want_leases_on_replicas() {
+    let mut rig = rig(stream_config());
+    first(&mut rig);
+    let batch = rig.submit(&[Request::Exists(digest(0))]);
+    for sent in rig.frames() {
+        assert_eq!(sent.header.flags, FrameFlags::NONE);
+        assert_eq!(sent.items::<DigestItem>().len(), 1);
+        rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
+    }
+    rig.run();
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+}
+
+/// What a shard was to do as the first owner waits for its connection, and the owners change meanwhile.
+#[test]
+fn copies_go_by_the_map_by_which_they_were_to_be_made() {
+    for config in [stream_config(), shared_config()] {
+        let mut rig = Rig::new(Config { fetches: true, ..config }, 1);
+        let second = rig.segment_peer(false);
+        let every = || SourcePeers::each(|_| Some(second));
+        let peers = |epoch| SourcePeers { epoch, sources: every(), replica_keepers: every() };
+        rig.client.set_sources(peers(Epoch(5)), rig.now_ns);
+        let of = |request| vec![request];
+        let batches = [
+            of(Request::PutCopy(digest(1), local(0, 0, 10), 0)),
+            of(Request::DropCopy(digest(2))),
+            of(Request::Remove(digest(3))),
+            of(Request::Size(digest(4))),
+        ];
+        let mut book = PutBook::new();
+        push_name(&mut book, 1, 10);
+        let until = SubmitOptions::until(rig.now_ns + SECOND_NS);
+        for requests in &batches {
+            rig.client.submit_puts(requests, &book, &until, rig.now_ns).expect("a valid batch");
+        }
+        rig.client.set_sources(peers(Epoch(6)), rig.now_ns);
+        let mut arguments = Vec::new();
+        loop {
+            let frames = rig.frames();
+            if frames.is_empty() {
+                break;
+            }
+            for sent in frames {
+                arguments.push((sent.operation(), (sent.header.argument, sent.header.flags)));
+                rig.act(ClientOutput::Frame(sent));
+            }
+        }
+        let puts = [Operation::Put, Operation::Reserve];
+        arguments.retain(|(operation, _)| !matches!(operation, Operation::Hello | Operation::Commit));
+        let by =
+            |operation| arguments.iter().filter(|(one, _)| *one == operation).map(|(_, by)| *by).collect::<Vec<_>>();
+        let routing = |epoch, flag| (epoch, flag);
+        let replicates = |(epoch, flags): (u64, FrameFlags)| routing(epoch, flags.has(FrameFlags::REPLICATE));
+        let routed = |operation| by(operation).into_iter().map(replicates).collect::<Vec<_>>();
+        assert_eq!(puts.map(routed).concat(), [routing(5, true)]);
+        assert_eq!(routed(Operation::Remove), [routing(5, true), routing(5, false)]);
+        assert_eq!(routed(Operation::Size), [routing(6, false)], "by the newest map");
+    }
+}
