@@ -13,8 +13,9 @@ pub mod pacing;
 pub mod shard;
 
 pub use host::{
-    DeviceSnapshot, FetchConfig, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices,
-    StockAnswer, StockEngines, TierNotice, TierSetup, node_of_region,
+    ClientHost, DeviceSnapshot, FetchConfig, Handshake, HostConfig, HostFiles, NearDevices, PART_LEAST_BYTES,
+    PlaceName, RdmaDevices, ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice, TierNotice, TierSetup,
+    node_of_region,
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;

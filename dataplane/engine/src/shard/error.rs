@@ -1,8 +1,9 @@
-//! Why a shard did not start, or did not do what it was asked for.
+//! Why a shard did not start, or did not carry out a command.
 
 use std::time::Duration;
 
-use super::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
+use super::MAILBOX_ENTRIES;
+use super::handle::ANSWER_DEADLINE;
 
 /// Why a shard did not start, or did not answer.
 #[derive(Debug)]

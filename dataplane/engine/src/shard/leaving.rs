@@ -7,7 +7,7 @@ use kvplane_proto::SegmentId;
 use kvplane_sys::cpu;
 
 use super::error::ShardError;
-use crate::host::Host;
+use crate::host::ShardHost;
 
 /// How long the segment's users have before their connections are closed.
 const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
@@ -31,8 +31,8 @@ impl QuietWaiter {
 }
 
 /// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
-pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
-    while let Some(segment) = host.poll_unregistered() {
+pub(super) fn see_off(host: &mut ShardHost, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
+    while let Some(segment) = host.segments().poll_unregistered() {
         leaving.retain(|one| {
             if one.segment == segment {
                 let _ = one.answer.send(Ok(()));
@@ -42,12 +42,12 @@ pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<QuietWaiter>, now_ns: u
     }
     for one in leaving.iter_mut().filter(|one| one.evict_ns <= now_ns) {
         one.evict_ns = u64::MAX;
-        host.evict_users(one.segment);
+        host.segments().evict_users(one.segment);
     }
     leaving.retain(|one| {
         let late = one.give_up_ns <= now_ns;
         if late {
-            let held = ShardError::Held { pids: host.segment_users(one.segment), waited: one.within };
+            let held = ShardError::Held { pids: host.segments().users(one.segment), waited: one.within };
             let _ = one.answer.send(Err(held));
         }
         !late
