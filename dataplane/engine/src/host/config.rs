@@ -39,7 +39,7 @@ pub struct HostConfig {
     pub tickets: Option<Challenges>,
     /// What TCP connections are sealed with, and when; without, they are plain.
     pub tls: Option<Arc<Keychain>>,
-    /// How many peers may be connected that have not said who they are.
+    /// How many peers may be connected that have not greeted yet.
     pub strangers: StrangerLimits,
     /// From how many nanoseconds on a request that was answered here is remembered as slow.
     pub slow_after_ns: u64,

@@ -11,7 +11,7 @@
 //! * [`service_side`]: a service, and what it needs of a host.
 //! * [`client_side`]: a client, and what it needs of a host.
 //! * [`tier`], [`fetch`]: the SSD under a shard's store, and the client of a shard.
-//! * [`reports`]: what is counted, and notices for whoever drives the host.
+//! * [`reports`]: what is counted, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
 //! event. A host that spins asks the poller now and then only, as long as there is something better to look at: rings in

@@ -99,7 +99,7 @@ impl Reports {
         }
     }
 
-    /// A connection could not be sealed. Said now and then: whoever connects may have that as often as it likes.
+    /// A connection could not be sealed. The log says so now and then only: a peer may cause it as often as it likes.
     fn tls_failed(&mut self, text: &str, now_ns: u64) {
         self.counters.tls_failed += 1;
         if self.may_log_tls(now_ns) {

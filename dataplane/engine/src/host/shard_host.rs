@@ -363,7 +363,7 @@ impl ShardHost {
     fn wait_for_device(&mut self) -> io::Result<()> {
         let busy = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
         let step = if busy { Duration::ZERO } else { STEP.min(self.reactor.until_timer(self.poll_timeout())) };
-        // What else became ready is told again: nothing but edges of connections is forgotten, and those are looked
+        // What else became ready is found again: nothing but edges of connections is forgotten, and those are looked
         // at before the host parks.
         self.reactor.wait(step)
     }

@@ -8,12 +8,11 @@ use std::time::Duration;
 use kvplane_proto::SegmentId;
 use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
-use kvplane_store::service::{SegmentInfo, TierOrder};
+use kvplane_store::service::SegmentInfo;
 use kvplane_sys::Region;
 
 use super::error::ShardError;
 use super::leaving::QuietWaiter;
-use super::snapshot::{self, ShardSnapshot};
 use crate::host::ShardHost;
 
 /// What a shard's thread is to do.
@@ -23,8 +22,6 @@ pub(super) enum Command {
     ListenShm { listener: UnixListener },
     BeginIncarnation { incarnation: Incarnation },
     Follow { state: u64, owners: Arc<SlotOwners> },
-    Tier { order: TierOrder, answer: SyncSender<bool> },
-    Snapshot { answer: SyncSender<ShardSnapshot> },
     Ask(Box<dyn FnOnce(&mut ShardHost) + Send>),
 }
 
@@ -36,7 +33,7 @@ pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<Qui
             if let Ok(segment) = registered {
                 host.segments().add(segment, region);
             }
-            // Whoever asked may have given up; the segment is then simply unused.
+            // The caller may have given up; the segment is then simply unused.
             let _ = answer.send(registered);
         }
         Command::Unregister { segment, within, answer } => {
@@ -50,14 +47,5 @@ pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<Qui
         Command::BeginIncarnation { incarnation } => host.service().begin_incarnation(incarnation),
         Command::Follow { state, owners } => host.follow_owners(state, &owners),
         Command::Ask(question) => question(host),
-        Command::Tier { order, answer } => {
-            let now_ns = host.now_ns();
-            // Whoever asked may have given up; the order stands.
-            let _ = answer.send(host.service().order_tier(order, now_ns));
-        }
-        Command::Snapshot { answer } => {
-            // Whoever asked may have given up.
-            let _ = answer.send(snapshot::of(host));
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! A shard's objects, seen from outside the data path: their events, what there is, and single objects.
 
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
@@ -9,8 +9,9 @@ use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
 use kvplane_store::{TenantLease, TenantUse};
 
 use super::command::Command;
-use super::{ShardError, ShardHandle};
-use crate::host::ShardHost;
+use super::error::ShardError;
+use super::handle::ShardHandle;
+use super::limits::ANSWER_DEADLINE;
 
 /// Where an object is, and how long it is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -74,16 +75,10 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<ReplicaProgress>, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut ShardHost| {
-            let now_ns = host.now_ns();
-            let service = host.service();
-            let wished = digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect();
-            // Whoever asked may have given up.
-            let _ = answer.send(wished);
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| {
+            let (now_ns, service) = (host.now_ns(), host.service());
+            digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
+        })
     }
 
     /// These tenants there are from now on: see [`Service::set_tenants`].
@@ -112,26 +107,14 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn names_of(&self, digests: Vec<Digest>) -> Result<Vec<PlacedName>, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut ShardHost| {
-            // Whoever asked may have given up.
-            let _ = answer.send(host.names_of(&digests));
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| host.names_of(&digests))
     }
 
     fn ask_service<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Service) -> T + Send + 'static,
     ) -> Result<T, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut ShardHost| {
-            // Whoever asked may have given up.
-            let _ = answer.send(question(host.service()));
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| question(host.service()))
     }
 }
 

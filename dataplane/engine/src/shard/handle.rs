@@ -17,12 +17,12 @@ use kvplane_ticket::{Credential, TicketKey};
 
 use super::command::Command;
 use super::error::ShardError;
+use super::limits::ANSWER_DEADLINE;
 use super::listeners::{listen_unix, when_free};
-use super::snapshot::ShardSnapshot;
+use super::snapshot::{self, ShardSnapshot};
 use super::thread::StartFacts;
+use crate::host::ShardHost;
 
-/// How long a command may take to be answered.
-pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to put something into a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 
@@ -78,7 +78,7 @@ impl ShardHandle {
     pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
         let (answer, wait) = sync_channel(1);
         self.send(Command::Register { info, region, answer })?;
-        self.wait(&wait)?.map_err(ShardError::Refused)
+        self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Refused)
     }
 
     /// Takes memory from peers; returns when nothing uses it any more. See [`Self::unregister_within`].
@@ -89,8 +89,8 @@ impl ShardHandle {
         self.unregister_within(segment, ANSWER_DEADLINE)
     }
 
-    /// Takes memory from peers; returns when nothing uses it any more, or after about this time. It may be asked again
-    /// after any error, and waits again for those who still use it; no new user comes.
+    /// Takes memory from peers; returns when nothing uses it any more, or after about this time. It may be
+    /// called again after any error, and waits again for users that are left; no new one comes.
     ///
     /// # Errors
     /// [`ShardError::Held`] when peers still use the memory: a process of this host that was stopped in the middle of a
@@ -133,7 +133,7 @@ impl ShardHandle {
         self.send(Command::BeginIncarnation { incarnation })
     }
 
-    /// Tells who owns the slots by a map of this state of the control plane.
+    /// Tells the owners of the slots by a map of this state of the control plane.
     ///
     /// # Errors
     /// When its mailbox is full.
@@ -146,9 +146,10 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        self.send(Command::Tier { order, answer })?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| {
+            let now_ns = host.now_ns();
+            host.service().order_tier(order, now_ns)
+        })
     }
 
     /// Gives the shard the keys that the control plane has, when its ticket time is so many seconds. Until the
@@ -181,9 +182,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn snapshot(&self) -> Result<ShardSnapshot, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        self.send(Command::Snapshot { answer })?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, snapshot::of)
     }
 
     pub(super) fn send(&self, command: Command) -> Result<(), ShardError> {
@@ -198,11 +197,19 @@ impl ShardHandle {
         Ok(())
     }
 
-    pub(super) fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, ShardError> {
-        self.wait_for(answer, ANSWER_DEADLINE)
+    /// Has the shard's thread answer a question, at most within this time.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        longest: Duration,
+        question: impl FnOnce(&mut ShardHost) -> T + Send + 'static,
+    ) -> Result<T, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        // The caller may have given up by then.
+        self.send(Command::Ask(Box::new(move |host| drop(answer.send(question(host))))))?;
+        self.wait_for(&wait, longest)
     }
 
-    pub(super) fn wait_for<T>(&self, answer: &Receiver<T>, longest: Duration) -> Result<T, ShardError> {
+    fn wait_for<T>(&self, answer: &Receiver<T>, longest: Duration) -> Result<T, ShardError> {
         answer.recv_timeout(longest).map_err(|error| match error {
             RecvTimeoutError::Timeout => ShardError::Timeout,
             RecvTimeoutError::Disconnected => ShardError::Ended(self.end()),

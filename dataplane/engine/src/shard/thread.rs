@@ -9,9 +9,10 @@ use kvplane_store::service::Service;
 use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 
 use super::command::{Command, obey};
+use super::config::ShardConfig;
 use super::leaving::{QuietWaiter, see_off};
 use super::listeners::{listen_unix, when_free};
-use super::{ShardConfig, tables};
+use super::tables;
 use crate::host::{ShardHost, TierDevice};
 use crate::pacing::Pacer;
 

@@ -69,7 +69,7 @@ impl DeviceCopies {
                     counters.rdma_copies += tokens.len() as u64;
                     client.all_copied(lane, slices, now_ns);
                 }
-                // What a failed connection leaves undone is told by its end.
+                // The end of a failed connection tells what it leaves undone.
                 Err(Status::Unreachable) => {}
                 Err(status) => slices.for_each(|slice| client.copied(lane, slice, Err(status), now_ns)),
             }

@@ -22,7 +22,7 @@ pub(crate) struct FileRange {
 #[derive(Default)]
 pub struct HostFiles {
     files: Files,
-    /// For whom each transfer is, by its token.
+    /// The slice that waits for each transfer, by its token.
     waiting: slab::Slab<(LaneId, SliceId)>,
     lanes: Vec<LaneId>,
     /// Lanes that are gone as soon as nothing of theirs is in flight.
@@ -124,7 +124,7 @@ impl HostFiles {
         self.files.poll().map(drop)
     }
 
-    /// A transfer that has ended, and for whom it was.
+    /// A transfer that has ended, and the slice that waited for it.
     pub(crate) fn poll_done(&mut self) -> Option<(LaneId, SliceId, Result<(), Status>)> {
         let (token, result) = self.files.poll_done()?;
         let (lane, slice) = self.waiting.remove(token as usize);

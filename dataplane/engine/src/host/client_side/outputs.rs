@@ -61,7 +61,7 @@ impl ClientSide {
                 self.pool_copied(reactor, lane, slice, local, copied, now_ns);
             }
             Output::CopySegment { lane, slice, via: Via::Rdma, segment, offset, local, write } => {
-                // Where the lane is gone, whoever waited for the copies knows it.
+                // Where the lane is gone, the client knows it.
                 let Some(Link::Rdma(id)) = self.lanes.get(lane) else { return };
                 let Self { device_copies, client, buffers, .. } = self;
                 let first = DeviceCopy { slice, segment, offset, local, write };
@@ -195,7 +195,7 @@ impl ClientSide {
         self.client.copied(lane, slice, result, now_ns);
     }
 
-    /// Copies a range of a segment, now or with others of its kind; then the client is told.
+    /// Copies a range of a segment, now or with others of its kind; then tells the client.
     fn copy_segment(
         &mut self,
         reactor: &mut Reactor,
@@ -207,7 +207,7 @@ impl ClientSide {
         let shm = &mut reactor.connections.shm;
         let result = match (copy.via, self.lanes.get(lane)) {
             (Via::Own, _) => copy.make_own(&self.segments, &self.buffers),
-            // It ended in this round, which the client is told in the next: then it takes another way.
+            // It ended in this round, as the client learns in the next: then it takes another way.
             (_, Some(Link::Shm(id))) if !shm.is_up(id) => return,
             (Via::Map, Some(Link::Shm(id))) if self.mapped.has(id, copy.segment) => {
                 self.mapped.make(shm, id, copy, &self.buffers)
@@ -229,7 +229,7 @@ impl ClientSide {
                 self.crossings.push(lane, copy);
                 return;
             }
-            // The lane is gone, and whoever waited for the copy knows it.
+            // The lane is gone, and the client knows it.
             _ => return,
         };
         self.segment_copied(reactor, reports, lane, copy, result, now_ns);
@@ -262,7 +262,7 @@ impl ClientSide {
             let waiting = self.mapped.take_waiting(id, segment);
             let mapped = answer.map(|region| self.mapped.set(id, segment, region));
             for (lane, copy) in waiting {
-                // Of another incarnation of the lane, whoever waited for it knows that it has ended.
+                // Of another incarnation of the lane: the client knows that it has ended.
                 if self.lanes.get(lane) != Some(Link::Shm(id)) {
                     continue;
                 }

@@ -153,7 +153,7 @@ impl MappedSegments {
         self.waiting.remove(&(id, segment)).unwrap_or_default()
     }
 
-    /// A connection is gone, and whoever waited for its copies knows it.
+    /// A connection is gone, as the client knows.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.mapped.retain(|&(of, _), _| of != id);
         self.waiting.retain(|&(of, _), _| of != id);

@@ -1,7 +1,7 @@
 //! The connections of a host: the drivers that carry them, what each connection is for, and payloads that are leaving.
 //!
 //! A driver keeps its connections to itself. What concerns one of any driver is done here, by its [`Link`]; what only
-//! one driver has is asked of that driver.
+//! one driver has is called on that driver.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,11 +1,11 @@
-//! How near a host's RDMA devices are to its memory: told by whoever knows the machine, looked up by names.
+//! How near a host's RDMA devices are to its memory: as the embedder knows the machine, looked up by names.
 
 use std::collections::HashMap;
 
 use kvplane_client::{Near, Nearness, Place};
 use kvplane_sys::{Region, cpu};
 
-/// Pages of a region whose node the kernel is asked for.
+/// Pages of a region whose node the kernel is asked.
 const PAGES_ASKED: usize = 8;
 
 /// A place where memory may be.

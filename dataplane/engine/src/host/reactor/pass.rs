@@ -1,6 +1,6 @@
 //! Passes over the connections of one driver: what they bring, one frame or payload after the other.
 //!
-//! A pass holds no borrow of the reactor, so whoever takes an arrival may send and close in between.
+//! A pass holds no borrow of the reactor, so a shell that takes an arrival may send and close in between.
 
 use kvplane_transport::{ConnectionId, Input};
 
@@ -190,5 +190,51 @@ impl Reactor {
         }
         self.scratch = core::mem::take(&mut pass.body);
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use kvplane_proto::RequestId;
+    use kvplane_proto::frame::Header;
+    use kvplane_proto::message::{Kind, Operation};
+    use kvplane_transport::{Event, Fault, ZeroCopyOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_has_its_share_of_each_pass() {
+        let connections = Connections::new(Fault::new(None, ZeroCopyOptions::default()), None, None);
+        let mut reactor = Reactor::new(connections.expect("a poller"));
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.set_nonblocking(true).expect("a listener");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("an address")).expect("a listener");
+        reactor.connections.listen_tcp(listener).expect("a listener");
+        let frames = FRAMES_PER_ROUND + 10;
+        let header = Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(b"body", 0);
+        let frame = [&header.encode()[..], b"body"].concat();
+        peer.write_all(&frame.repeat(frames)).expect("room in a socket");
+        let mut shares = Vec::new();
+        while shares.iter().sum::<usize>() < frames {
+            reactor.wait(Duration::from_millis(10)).expect("a working poller");
+            reactor.look(|_| unreachable!("there is no server for stock engines")).expect("a working poller");
+            while let Some(event) = reactor.connections.tcp.poll_event() {
+                assert!(matches!(event, Event::Accepted(_)), "{event:?} after {shares:?}");
+            }
+            let (mut share, mut pass) = (0, reactor.begin_pass());
+            while let Some(arrival) = reactor.next_tcp(&mut pass) {
+                assert!(matches!(arrival.input, Input::Frame(_)) && pass.body() == b"body");
+                share += 1;
+            }
+            // The end of a round: those that have used up their share come again.
+            reactor.connections.flush();
+            shares.push(share);
+            assert!(shares.len() < 1000, "the frames do not come: {shares:?}");
+        }
+        assert!(shares.iter().all(|share| *share <= FRAMES_PER_ROUND), "{shares:?}");
     }
 }

@@ -165,7 +165,7 @@ impl ServiceSide {
     }
 
     /// The target of a peer's payload, unless its memory was freed without being unregistered: then the payload is
-    /// thrown away and the peer told. Touching it would end the process.
+    /// thrown away and the peer learns it. Touching it would end the process.
     fn target_there(&mut self, link: Link, target: Target) -> Target {
         let there = match &target {
             Target::Discard => true,
@@ -286,8 +286,8 @@ impl ServiceSide {
         self.memory.segments.set(segment, region);
     }
 
-    /// Takes a segment from peers. [`Reports::take_free`] says when nothing uses it any more; asked for again, it says
-    /// so again.
+    /// Takes a segment from peers. [`Reports::take_free`] says when nothing uses it any more; unregistered again, it
+    /// says so again.
     pub(crate) fn unregister(&mut self, connections: &Connections, segment: SegmentId) {
         // At once, also where a request on a stream has to end first.
         connections.shm.retract(segment);
