@@ -1,6 +1,6 @@
 //! The host of the dataplane: it runs the pure cores on real rings, sockets and memory.
 //!
-//! * [`host`]: one thread's drivers, service and client, and the round that feeds them.
+//! * [`host`]: drivers with a service, or with a client, and the rounds that feed them.
 //! * [`shard`]: a pinned thread that runs a host for a node, reached by a mailbox.
 //! * [`initiator`]: a host that its caller's thread drives, for clients.
 //! * [`pacing`]: when to spin and when to park.

@@ -1,8 +1,8 @@
 //! A shard: a pinned thread that runs a host, and the mailbox by which others reach it.
 //!
 //! Everything that the thread owns is made on it, so that its memory is local to it. Others send commands through a
-//! bounded ring; a full ring is `Busy`, never a wait. The thread spins or parks by its [`Pacing`](crate::Pacing) and ends when its
-//! handle is dropped.
+//! bounded ring; a full ring is `Busy`, never a wait. The thread spins or parks by its [`Pacing`](crate::Pacing) and
+//! ends when its handle is dropped.
 
 mod command;
 mod config;

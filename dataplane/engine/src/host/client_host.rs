@@ -298,8 +298,8 @@ impl ClientHost {
         self.client.remove_buffer(&mut self.reactor.connections, buffer);
     }
 
-    /// Gives many pieces of caller's memory one name, under which they lie in a row. For objects: requests for ranges of
-    /// segments name regions. The name is of use until [`Self::remove_parts`].
+    /// Gives many pieces of caller's memory one name, under which they lie in a row. For objects: requests for ranges
+    /// of segments name regions. The name is of use until [`Self::remove_parts`].
     pub fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
         self.client.buffers_mut().add_parts(pieces)
     }

@@ -1,5 +1,4 @@
-//! Hosts: one part of the dataplane each, its drivers with the service that answers peers, or the client that sends them
-//! requests.
+//! Hosts: the drivers of one part of the dataplane, with a service that answers peers or a client that calls them.
 //!
 //! * [`ShardHost`]: a service with its memory, the SSD under its store, and a client that fetches for it.
 //! * [`ClientHost`]: a client, with files and memory of its own process.
@@ -14,8 +13,8 @@
 //! * [`reports`]: what is counted, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
-//! event. A host that spins asks the poller now and then only, as long as there is something better to look at: rings in
-//! shared memory, or the one or two connections that were active last.
+//! event. A host that spins asks the poller now and then only, as long as there is something better to look at: rings
+//! in shared memory, or the one or two connections that were active last.
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 

@@ -128,7 +128,7 @@ impl ShardHost {
         let now_ns = self.reactor.now_ns();
         let mut progress = self.reactor.connections.rdma.poll(now_ns);
         progress |= self.take_events(now_ns);
-        // At once, so that the limit on waiting answers holds between two frames.
+        // Answers on streams leave at once, so that the limit on waiting answers holds between two frames.
         progress |= self.take_inputs(Reactor::next_tcp, true);
         progress |= self.take_inputs(Reactor::next_rdma, true);
         progress |= self.take_inputs(Reactor::next_shm, false);
@@ -227,8 +227,8 @@ impl ShardHost {
         }
     }
 
-    /// Takes what connections of one driver bring; `drains` says whether answers are sent in between. Inlined, so that
-    /// the driver is known where it is called: this runs for every frame.
+    /// Takes what connections of one driver bring; `drains` says whether answers are given to the drivers in between.
+    /// Inlined, so that the driver is known where it is called: this runs for every frame.
     #[inline(always)]
     fn take_inputs(&mut self, next: fn(&mut Reactor, &mut Pass) -> Option<Arrival>, drains: bool) -> bool {
         let mut progress = false;

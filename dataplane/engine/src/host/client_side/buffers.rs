@@ -1,9 +1,9 @@
 //! The caller's memory by name: whole regions, and memory in parts, which is many pieces under one name, as if they lay
 //! in a row.
 //!
-//! A request names a range of memory in parts like any other. Whoever moves the bytes gets the pieces: TCP sends and receives them
-//! in order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or read into, as
-//! many pieces as there are, under one checksum.
+//! A request names a range of memory in parts like any other. Whoever moves the bytes gets the pieces: TCP sends and
+//! receives them in order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or
+//! read into, as many pieces as there are, under one checksum.
 
 use std::sync::Arc;
 

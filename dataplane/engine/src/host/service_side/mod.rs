@@ -4,8 +4,8 @@
 //! payload goes to; its end is [`ServiceSide::payload_done`]. Answers are the service's outputs: [`ServiceSide::drain`]
 //! → a driver; when their payloads have left, [`ServiceSide::payload_left`] gives back what the service holds for them.
 //!
-//! [`ServiceSide`] owns the service, the memory behind what it names, and the server for stock engines. It knows neither
-//! the SSD under the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
+//! [`ServiceSide`] owns the service, the memory behind what it names, and the server for stock engines. It knows
+//! neither the SSD under the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
 
 mod follower;
 mod leaving;
