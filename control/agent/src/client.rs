@@ -268,7 +268,7 @@ impl Client {
     /// How many gets have asked a second owner until now, as the first said nothing for too long
     /// ([`ClientConfig::hedge`]) or could not be reached.
     pub fn hedged_gets(&mut self) -> u64 {
-        self.initiator.counters().second_asked
+        self.initiator.books().counters().second_asked
     }
 
     /// The digest under which this client's key is stored.

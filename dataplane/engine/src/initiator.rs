@@ -1,7 +1,7 @@
-//! A host that its caller's thread drives: requests are sent, and their answers taken, on the thread that asks.
+//! A host that its caller's thread drives: requests are sent, and their answers taken, on the thread that submits them.
 //!
 //! No thread is between the caller and the socket, so a small request costs no wake-up but the caller's own. Several
-//! threads that ask have an initiator each.
+//! threads that submit requests have an initiator each.
 //!
 //! Quiescence: [`Initiator::wait`] returns when nothing touches the batch's memory any more, whatever the outcome.
 
@@ -13,18 +13,17 @@ use kvplane_client::{
     Client, ClientMetrics, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions,
     TaskResult,
 };
-use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::map::ClusterMap;
-use kvplane_proto::{BatchId, Digest, Epoch, SegmentId, Status};
+use kvplane_proto::{BatchId, Digest, SegmentId, Status};
 use kvplane_sys::{Doorbell, IoBuf, Region, cpu};
 use kvplane_ticket::Credential;
 
-use crate::host::{Host, HostConfig, HostCounters};
+use crate::host::{ClientHost, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 
-/// Asks shards, from one thread.
+/// Sends requests to shards, from one thread.
 pub struct Initiator {
-    host: Host,
+    host: ClientHost,
     pacer: Pacer,
 }
 
@@ -34,7 +33,7 @@ impl Initiator {
     /// # Errors
     /// When the kernel gives no poller.
     pub fn new(client: Config, host: &HostConfig, pacing: Pacing) -> io::Result<Self> {
-        let host = Host::new(host, None, Some(Client::new(client)), None)?;
+        let host = ClientHost::new(host, Client::new(client))?;
         Ok(Self { host, pacer: Pacer::new(pacing, cpu::preemptions) })
     }
 
@@ -48,42 +47,37 @@ impl Initiator {
 
     /// Proves this ticket to shards that want one, from now on.
     pub fn set_credential(&mut self, credential: Arc<Credential>) {
-        self.client().set_credential(credential, cpu::monotonic_ns());
+        self.host.client().set_credential(credential, cpu::monotonic_ns());
     }
 
     /// Routes by this map from now on.
     pub fn set_map(&mut self, map: ClusterMap) {
-        self.client().set_map(map, cpu::monotonic_ns());
+        self.host.client().set_map(map, cpu::monotonic_ns());
     }
 
     /// Routes by a map of another state of the control plane, whose epochs do not compare with those before.
     pub fn adopt_map(&mut self, map: ClusterMap) {
-        self.client().adopt_map(map, cpu::monotonic_ns());
+        self.host.client().adopt_map(map, cpu::monotonic_ns());
     }
 
-    /// Epoch of the map in use.
-    pub fn epoch(&mut self) -> Epoch {
-        self.client().epoch()
-    }
-
-    /// Whether a newer map is wanted; asked once.
+    /// Whether a newer map is wanted; said once.
     pub const fn take_map_wanted(&mut self) -> bool {
         self.host.take_map_wanted()
     }
 
     /// A shard to read and write segments of.
     pub fn open_peer(&mut self, address: PeerAddress) -> PeerId {
-        self.client().open_peer(address)
+        self.host.client().open_peer(address)
     }
 
     /// The same for a peer that told how near its devices are to its memory.
     pub fn open_peer_near(&mut self, address: PeerAddress, near: Near) -> PeerId {
-        self.client().open_peer_near(address, near)
+        self.host.client().open_peer_near(address, near)
     }
 
     /// Leaves a peer; see [`Client::close_peer`]. False for one that is not open.
     pub fn close_peer(&mut self, peer: PeerId) -> bool {
-        self.client().close_peer(peer, cpu::monotonic_ns())
+        self.host.client().close_peer(peer, cpu::monotonic_ns())
     }
 
     /// Gives memory a name for requests.
@@ -92,7 +86,7 @@ impl Initiator {
     }
 
     /// Gives memory this name for requests, in place of what had it. No open batch may use that.
-    /// `location` is where the memory is (`cpu:0`); `*` asks the kernel.
+    /// `location` is where the memory is (`cpu:0`); for `*` the kernel says.
     pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
         self.host.set_buffer(buffer, region, location);
     }
@@ -129,7 +123,7 @@ impl Initiator {
     }
 
     /// The host, for what only it knows: files, counters.
-    pub const fn host(&mut self) -> &mut Host {
+    pub const fn host(&mut self) -> &mut ClientHost {
         &mut self.host
     }
 
@@ -140,7 +134,7 @@ impl Initiator {
     pub fn submit(&mut self, requests: &[Request], deadline: Duration) -> Result<BatchId, SubmitError> {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.client().submit(requests, deadline_ns, now_ns)
+        self.host.client().submit(requests, deadline_ns, now_ns)
     }
 
     /// Asks which of these objects are there: see [`Client::submit_asks`].
@@ -150,7 +144,7 @@ impl Initiator {
     pub fn submit_asks(&mut self, digests: &[Digest], deadline: Duration) -> Result<BatchId, SubmitError> {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.client().submit_asks(digests, deadline_ns, now_ns)
+        self.host.client().submit_asks(digests, deadline_ns, now_ns)
     }
 
     /// As [`Self::submit`], with a book in which puts say more about their objects.
@@ -165,7 +159,7 @@ impl Initiator {
     ) -> Result<BatchId, SubmitError> {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.client().submit_puts(requests, puts, &SubmitOptions::until(deadline_ns), now_ns)
+        self.host.client().submit_puts(requests, puts, &SubmitOptions::until(deadline_ns), now_ns)
     }
 
     /// Starts a batch with more to say about it; times are those of [`cpu::monotonic_ns`].
@@ -173,17 +167,17 @@ impl Initiator {
     /// # Errors
     /// When a request is malformed; then nothing was done.
     pub fn submit_with(&mut self, requests: &[Request], options: &SubmitOptions) -> Result<BatchId, SubmitError> {
-        self.client().submit_puts(requests, &PutBook::new(), options, cpu::monotonic_ns())
+        self.host.client().submit_puts(requests, &PutBook::new(), options, cpu::monotonic_ns())
     }
 
-    /// What the client knows of its peers and rails.
+    /// What the client knows of its peers and rails, and what it counted.
     pub const fn books(&mut self) -> ClientMetrics<'_> {
-        self.client().metrics()
+        self.host.client().metrics()
     }
 
     /// A task that has ended since the last call: see [`Client::poll_finished`].
     pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
-        self.client().poll_finished()
+        self.host.client().poll_finished()
     }
 
     /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when
@@ -212,7 +206,7 @@ impl Initiator {
 
     /// Whether a batch has completed.
     pub fn is_complete(&mut self, batch: BatchId) -> bool {
-        self.client().batches().is_complete(batch)
+        self.host.client().batches().is_complete(batch)
     }
 
     /// Waits for a batch to complete. Its deadline bounds the wait.
@@ -234,47 +228,37 @@ impl Initiator {
 
     /// The results of a complete batch.
     pub fn results(&mut self, batch: BatchId) -> &[TaskResult] {
-        self.client().batches().results(batch)
+        self.host.client().batches().results(batch)
     }
 
     /// Which objects of a complete [`Self::submit_asks`] are there: see [`Batches::found`](kvplane_client::Batches::found).
     pub fn found(&mut self, batch: BatchId) -> &[bool] {
-        self.client().batches().found(batch)
+        self.host.client().batches().found(batch)
     }
 
     /// Those of them that name stripes: see [`Batches::found_heads`](kvplane_client::Batches::found_heads).
     pub fn found_heads(&mut self, batch: BatchId) -> &[usize] {
-        self.client().batches().found_heads(batch)
+        self.host.client().batches().found_heads(batch)
     }
 
     /// Those of them that nobody answered for: see [`Batches::unanswered`](kvplane_client::Batches::unanswered).
     pub fn unanswered(&mut self, batch: BatchId) -> Vec<(usize, Status)> {
-        self.client().batches().unanswered(batch)
+        self.host.client().batches().unanswered(batch)
     }
 
     /// What a shard told about its segment, in answer to [`Request::OpenSegment`].
     pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
-        self.client().take_description(batch)
+        self.host.client().take_description(batch)
     }
 
     /// Forgets a complete batch.
     pub fn release(&mut self, batch: BatchId) {
-        self.client().release(batch);
+        self.host.client().release(batch);
     }
 
     /// Withdraws a batch; it completes soon.
     pub fn cancel(&mut self, batch: BatchId) {
-        self.client().cancel(batch, cpu::monotonic_ns());
-    }
-
-    /// Nodes that owe answers and say nothing: see [`kvplane_client::ClientMetrics::silent_nodes`].
-    pub fn silent_nodes(&mut self, for_ns: u64) -> Vec<(NodeId, Incarnation)> {
-        self.client().metrics().silent_nodes(for_ns).collect()
-    }
-
-    /// What the client counted.
-    pub fn counters(&mut self) -> kvplane_client::Counters {
-        *self.client().counters()
+        self.host.client().cancel(batch, cpu::monotonic_ns());
     }
 
     /// The names of the RDMA devices that are open, by their numbers: see
@@ -296,13 +280,9 @@ impl Initiator {
         self.host.faults()
     }
 
-    /// The last connection's end that was not of our asking, in words.
+    /// The last end of a connection that this host did not want, in words.
     #[must_use]
     pub fn last_problem(&self) -> Option<&str> {
         self.host.last_problem()
-    }
-
-    const fn client(&mut self) -> &mut Client {
-        self.host.client().expect("an initiator has a client")
     }
 }

@@ -1,6 +1,6 @@
 //! The host of the dataplane: it runs the pure cores on real rings, sockets and memory.
 //!
-//! * [`host`]: one thread's drivers, service and client, and the round that feeds them.
+//! * [`host`]: drivers with a service, or with a client, and the rounds that feed them.
 //! * [`shard`]: a pinned thread that runs a host for a node, reached by a mailbox.
 //! * [`initiator`]: a host that its caller's thread drives, for clients.
 //! * [`buffers`]: registered memory of an initiator, and ranges of it.
@@ -21,8 +21,9 @@ pub mod sockets;
 
 pub use buffers::{Buffer, Slice};
 pub use host::{
-    DeviceSnapshot, FetchConfig, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices,
-    StockAnswer, StockEngines, TierNotice, TierSetup, node_of_region,
+    ClientHost, DeviceSnapshot, FetchConfig, Handshake, HostConfig, HostFiles, NearDevices, PART_LEAST_BYTES,
+    PlaceName, RdmaDevices, ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice, TierNotice, TierSetup,
+    node_of_region,
 };
 pub use initiator::Initiator;
 pub use machine::{discover_machine, scheduler_affinity};

@@ -50,7 +50,7 @@ impl Client {
             return;
         }
         self.reports.looked = Some(now);
-        let silent = self.initiator.silent_nodes(SILENT.as_nanos() as u64);
+        let silent: Vec<_> = self.initiator.books().silent_nodes(SILENT.as_nanos() as u64).collect();
         if silent.is_empty() && self.reports.silent.is_empty() {
             return;
         }

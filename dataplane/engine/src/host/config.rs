@@ -1,14 +1,20 @@
-//! What a host may be told, and what it counts.
+//! Settings of a host.
 
+use std::io;
 use std::sync::Arc;
 
 use kvplane_store::service::SLOW_AFTER_NS;
+use kvplane_sys::Region;
 use kvplane_ticket::Challenges;
 use kvplane_tls::Keychain;
 use kvplane_transport::mooncake::ServerOptions;
-use kvplane_transport::{FaultPlan, StrangerLimits, ZeroCopyCounters, ZeroCopyOptions};
+use kvplane_transport::{Fault, FaultPlan, StrangerLimits, ZeroCopyOptions};
 
-use super::{FetchConfig, RdmaDevices, StockEngines, TierSetup};
+use super::client_side::foreign::StockEngines;
+use super::fetch::FetchConfig;
+use super::reactor::connections::Connections;
+use super::reactor::devices::RdmaDevices;
+use super::tier::TierSetup;
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -17,23 +23,23 @@ pub struct HostConfig {
     pub verify_shared: bool,
     /// Faults to make on TCP connections, for drills and tests.
     pub fault: Option<FaultPlan>,
-    /// Limits of what stock Mooncake engines may ask.
+    /// Limits of requests of stock Mooncake engines.
     pub mooncake: ServerOptions,
     /// RDMA devices to use, if any.
     pub rdma: Option<RdmaDevices>,
-    /// Stock engines that are asked over RDMA, and the number of this host among those that ask them.
+    /// Stock engines that are reached over RDMA, and the number of this host among those that reach them.
     pub stock: Option<(Arc<dyn StockEngines>, u64)>,
     /// Which payloads leave over TCP without a copy.
     pub zero_copy: ZeroCopyOptions,
     /// The SSD under the service's store.
     pub tier: Option<TierSetup>,
-    /// How former owners of the service's slots are asked for what was in them; without it nobody is.
+    /// How objects are fetched from former owners of the service's slots; without it none are.
     pub fetch: Option<FetchConfig>,
-    /// Whoever asks the service must prove a ticket, and is challenged with these; without, nobody is asked for one.
+    /// Peers of the service must prove a ticket, and are challenged with these; without, none needs one.
     pub tickets: Option<Challenges>,
     /// What TCP connections are sealed with, and when; without, they are plain.
     pub tls: Option<Arc<Keychain>>,
-    /// How many peers may be connected that have not said who they are.
+    /// How many peers may be connected that have not greeted yet.
     pub strangers: StrangerLimits,
     /// From how many nanoseconds on a request that was answered here is remembered as slow.
     pub slow_after_ns: u64,
@@ -58,29 +64,16 @@ impl Default for HostConfig {
     }
 }
 
-/// What a host counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HostCounters {
-    /// Rounds that did something.
-    pub busy_rounds: u64,
-    /// Parks.
-    pub parks: u64,
-    /// Frames that broke the protocol, ours or a peer's view of it.
-    pub broken: u64,
-    /// Connections accepted.
-    pub accepted: u64,
-    /// Of those, closed for others that came before they had said who they are.
-    pub crowded_out: u64,
-    /// Connections that ended because they could not be sealed, or a record was wrong.
-    pub tls_failed: u64,
-    /// Segments' bytes that this host copied through mappings of its peers' memory.
-    pub map_bytes: u64,
-    /// The same by the kernel, between processes.
-    pub cma_bytes: u64,
-    /// The same within this process.
-    pub local_bytes: u64,
-    /// Copies between this host's memory and its peers' segments that RDMA devices made.
-    pub rdma_copies: u64,
-    /// Payloads that left over TCP without a copy, or should have.
-    pub zero_copy: ZeroCopyCounters,
+impl HostConfig {
+    /// The connections of a host with these settings: none yet. `pool` is what peers on this host may map.
+    ///
+    /// # Errors
+    /// When the kernel gives no poller.
+    pub(super) fn connections(&self, pool: Option<Arc<Region>>) -> io::Result<Connections> {
+        let mut tcp = Fault::new(self.fault.as_ref(), self.zero_copy);
+        if let Some(keychain) = &self.tls {
+            tcp.set_tls(Arc::clone(keychain));
+        }
+        Connections::new(tcp, self.rdma.as_ref(), pool)
+    }
 }

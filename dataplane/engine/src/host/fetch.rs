@@ -1,42 +1,47 @@
-//! What a shard's service asks of former owners of its slots, and of the second owners, by a client of its own: objects
-//! come straight into the pool, and copies leave from there.
+//! What a shard's service wants of former owners of its slots, and of their replica owners, by a client of its own:
+//! objects come straight into the pool, and replicas leave from there.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use kvplane_client::{Client, Config, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::{ObjectName, PageQuery};
 use kvplane_proto::{BatchId, Status};
-use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Want, copy_of};
+use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Service, Want, copy_of};
 use kvplane_sys::Region;
 
-use super::{Host, PoolView};
+use super::client_side::ClientSide;
+use super::reactor::connections::Connections;
+use super::reports::Reports;
+use super::service_side::ServiceSide;
+use super::service_side::memory::PoolView;
 
-/// Somebody waits for these answers.
-const ASK_NS: u64 = 500_000_000;
-/// Nobody waits for these.
+/// The deadline of what a request waits for.
+const WAITED_NS: u64 = 500_000_000;
+/// The deadline of what nobody waits for.
 const BACKGROUND_NS: u64 = 5_000_000_000;
 /// Bytes that are summed up at a time.
 const PART_BYTES: usize = 64 << 10;
 
-/// How a shard asks former owners of its slots.
+/// How a shard reaches former owners of its slots.
 #[derive(Clone, Debug)]
 pub struct FetchConfig {
-    /// A random number that no other asker has.
+    /// A random number that no other client has.
     pub client: u64,
     /// The cluster's name.
     pub cluster: String,
-    /// Boot id of this host: a former owner on it is asked over shared memory.
+    /// Boot id of this host: a former owner on it is reached over shared memory.
     pub host: String,
     /// How much is fetched in the background.
     pub limits: FetchLimits,
 }
 
 impl FetchConfig {
-    /// The client that asks.
-    pub(super) fn client(&self) -> Client {
+    /// The client that fetches.
+    fn client(&self) -> Client {
         Client::new(Config {
             cluster: self.cluster.clone(),
             client: self.client,
@@ -49,8 +54,9 @@ impl FetchConfig {
     }
 }
 
-/// Questions under way.
-pub(super) struct FetchWork {
+/// The client of a shard, and the fetches that it has in flight for the service.
+pub(crate) struct Fetcher {
+    side: ClientSide,
     /// The client's name for the pool.
     buffer: u32,
     host: String,
@@ -58,101 +64,78 @@ pub(super) struct FetchWork {
     open: BTreeMap<BatchId, (u64, Want)>,
 }
 
-impl FetchWork {
-    pub(super) fn new(buffer: u32, host: String) -> Self {
-        Self { buffer, host, sources: Sources::default(), open: BTreeMap::new() }
-    }
-
-    /// The requests of a question.
-    fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
-        let one = PageQuery { names: true, one: true, ..Default::default() };
-        match want {
-            Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
-            Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
-            Want::Describe(digest) => vec![Request::List(*digest, one)],
-            Want::List(digest, from) => vec![Request::List(*digest, *from)],
-            Want::Object(digest, place) => {
-                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
-                // Also what names the stripes of another object.
-                vec![Request::GetHead(*digest, local)]
-            }
-            Want::Copy { digest, place, tail_at, is_head, .. } => {
-                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
-                let (item, tenant, key) = copy_of(*digest, place.bytes, *is_head, *tail_at, &PoolView(pool));
-                let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
-                vec![Request::PutCopy(*digest, local, number)]
-            }
-            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
-        }
-    }
-}
-
-impl Host {
-    /// Lets the service ask former owners, if that is wanted.
-    pub(super) fn begin_fetches(&mut self, config: Option<&FetchConfig>) {
-        let (Some(config), Some(pool), Some(service)) = (config, self.regions.pool.clone(), &mut self.service) else {
-            return;
-        };
+impl Fetcher {
+    /// A client for this service, which fetches into the service's pool from now on.
+    ///
+    /// # Errors
+    /// When the kernel gives no descriptor, or does not let it be watched.
+    pub(crate) fn new(
+        config: &FetchConfig,
+        connections: &mut Connections,
+        service: &mut Service,
+        pool: &Arc<Region>,
+        verify_shared: bool,
+    ) -> io::Result<Self> {
         service.set_fetch_limits(config.limits);
-        self.fetch_work = Some(FetchWork::new(self.add_buffer(pool), config.host.clone()));
+        let mut side = ClientSide::new(config.client(), connections, None, verify_shared)?;
+        let buffer = side.add_buffer(connections, Arc::clone(pool));
+        Ok(Self { side, buffer, host: config.host.clone(), sources: Sources::default(), open: BTreeMap::new() })
     }
 
-    /// Serves the slots that a map of this state of the control plane gives to this shard, and fetches what was in
-    /// those that came.
-    pub fn follow_owners(&mut self, state: u64, owners: &SlotOwners) {
-        let now_ns = self.rounds.now_ns();
-        let Some(service) = &mut self.service else { return };
-        service.follow(state, owners);
-        let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
+    /// The client with its lanes.
+    pub(crate) const fn side(&mut self) -> &mut ClientSide {
+        &mut self.side
+    }
+
+    /// The same, to be looked at.
+    pub(crate) const fn side_ref(&self) -> &ClientSide {
+        &self.side
+    }
+
+    /// Fetches from the former owners that the service knows after it has followed this map.
+    pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
         let seconds = |slot| service.second_of(slot);
-        work.sources.follow(client, owners, &work.host, |slot| service.source_of(slot), seconds, now_ns);
+        let client = self.side.client();
+        self.sources.follow(client, owners, &self.host, |slot| service.source_of(slot), seconds, now_ns);
     }
 
-    /// Takes what former owners have answered, and asks what is next. Whether there was anything.
-    pub(super) fn drive_fetches(&mut self, now_ns: u64) -> bool {
-        if self.fetch_work.is_none() {
-            return false;
-        }
+    /// Takes what former owners have answered, and submits what is wanted next. Whether there was anything.
+    pub(crate) fn drive(&mut self, serving: &mut ServiceSide, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
-        while let Some(batch) = self.notices.take_done() {
+        while let Some(batch) = reports.take_done() {
             progress = true;
-            self.fetched(batch, now_ns);
-            self.write_tails();
+            self.finish(serving, batch, now_ns);
+            serving.write_tails();
         }
-        while let Some(Fetch { token, source, want }) =
-            self.service.as_mut().and_then(|service| service.poll_fetch(now_ns))
-        {
+        while let Some(fetch) = serving.service().poll_fetch(now_ns) {
             progress = true;
-            self.write_tails();
-            self.ask_former(token, source, want, now_ns);
+            serving.write_tails();
+            self.submit(serving, fetch, now_ns);
         }
         progress
     }
 
-    fn ask_former(&mut self, token: u64, source: ShardKey, want: Want, now_ns: u64) {
-        let (Some(work), Some(client), Some(service)) = (&mut self.fetch_work, &mut self.client, &mut self.service)
-        else {
-            return;
-        };
+    fn submit(&mut self, serving: &mut ServiceSide, fetch: Fetch, now_ns: u64) {
+        let Fetch { token, source, want } = fetch;
         let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
-        let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
-        let Some(pool) = &self.regions.pool else { return };
+        let within_ns = if waited { WAITED_NS } else { BACKGROUND_NS };
+        let Some(pool) = serving.pool() else { return };
         let mut book = PutBook::new();
-        let requests = work.requests(&want, pool, &mut book);
-        // A source that the map does not name is not asked: it could be another of that address.
-        let known = work.sources.contains(&source);
+        let requests = self.requests(&want, pool, &mut book);
+        // Nothing is sent to a source that the map does not name: it could be another of that address.
+        let known = self.sources.contains(&source);
         let options = SubmitOptions::until(now_ns.saturating_add(within_ns));
-        let submitted = known.then(|| client.submit_puts(&requests, &book, &options, now_ns));
+        let submitted = known.then(|| self.side.client().submit_puts(&requests, &book, &options, now_ns));
         match submitted {
-            Some(Ok(batch)) => drop(work.open.insert(batch, (token, want))),
-            Some(Err(_)) | None => service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns),
+            Some(Ok(batch)) => drop(self.open.insert(batch, (token, want))),
+            Some(Err(_)) | None => serving.service().fetched(token, FetchDone::Failed(Status::Unreachable), now_ns),
         }
     }
 
-    /// A question is answered, or was in vain.
-    fn fetched(&mut self, batch: BatchId, now_ns: u64) {
-        let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
-        let Some((token, want)) = work.open.remove(&batch) else { return };
+    /// A fetch is over: it was answered, or was in vain.
+    fn finish(&mut self, serving: &mut ServiceSide, batch: BatchId, now_ns: u64) {
+        let Some((token, want)) = self.open.remove(&batch) else { return };
+        let client = self.side.client();
         let results = client.batches().results(batch).to_vec();
         let page = client.take_description(batch);
         client.release(batch);
@@ -172,13 +155,34 @@ impl Host {
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
             (Want::Object(_, place), None) if first == Status::Ok => {
                 let bytes = results[0].bytes;
-                let checksum = self.regions.pool.as_ref().map_or(0, |pool| checksum_of(pool, place.offset, bytes));
+                let checksum = serving.pool().map_or(0, |pool| checksum_of(pool, place.offset, bytes));
                 FetchDone::Object(bytes, checksum)
             }
             (Want::Object(..), None) => FetchDone::Failed(first),
         };
-        if let Some(service) = &mut self.service {
-            service.fetched(token, done, now_ns);
+        serving.service().fetched(token, done, now_ns);
+    }
+
+    /// The requests that bring what is wanted.
+    fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
+        let one = PageQuery { names: true, one: true, ..Default::default() };
+        match want {
+            Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
+            Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
+            Want::Describe(digest) => vec![Request::List(*digest, one)],
+            Want::List(digest, from) => vec![Request::List(*digest, *from)],
+            Want::Object(digest, place) => {
+                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
+                // Also what names the stripes of another object.
+                vec![Request::GetHead(*digest, local)]
+            }
+            Want::Copy { digest, place, tail_at, is_head, .. } => {
+                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
+                let (item, tenant, key) = copy_of(*digest, place.bytes, *is_head, *tail_at, &PoolView(pool));
+                let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                vec![Request::PutCopy(*digest, local, number)]
+            }
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
         }
     }
 }

@@ -1,16 +1,16 @@
-//! The SSD under the store: what the service's tier asks of its device, and how that ended.
+//! The SSD under the store: operations of the service's tier on their way to its device, and their completions.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_store::service::{Admission, Service, TierPolicy};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
 
-use super::Host;
+use super::reports::Reports;
 
 /// Blocks of a tier: what every device can, whatever its own are.
 const BLOCK_BYTES: u32 = 4096;
@@ -19,7 +19,7 @@ pub const PART_LEAST_BYTES: u64 = 24 << 20;
 /// How long completions are gone through before the host looks at its peers again, in nanoseconds.
 const ROUND_NS: u64 = 1_000_000;
 /// How long one step of waiting for the device is.
-const STEP: Duration = Duration::from_millis(20);
+pub(crate) const STEP: Duration = Duration::from_millis(20);
 
 /// A tier for a shard.
 #[derive(Clone, Debug)]
@@ -43,8 +43,9 @@ const SHORTER: &str = "give it the size that it had, and as many shards and SSDs
 const OTHERWISE: &str = "start with as many shards and SSDs, and with the size, that it was made with";
 
 /// The device of a host's tier.
-pub(super) struct TierWork {
+pub struct TierDevice {
     nvme: Nvme,
+    /// Whether it is known how opening it has ended.
     is_open: bool,
     /// How many of the driver's remarks were taken.
     told: usize,
@@ -72,9 +73,9 @@ impl TierNotice {
     }
 }
 
-impl TierWork {
+impl TierDevice {
     /// Gives the service a tier on this device.
-    pub(super) fn new(
+    pub(crate) fn new(
         setup: &TierSetup,
         service: &mut Service,
         pool: &Arc<Region>,
@@ -110,9 +111,9 @@ impl TierWork {
             poller.add(fd, token.to_bits(), Interest::Readable)?;
         }
         service.attach_tier(tier, setup.policy);
-        let mut work = Self { nvme, is_open: false, told: 0, notices: VecDeque::new(), device: None };
-        work.take_remarks();
-        Ok(work)
+        let mut device = Self { nvme, is_open: false, told: 0, notices: VecDeque::new(), device: None };
+        device.take_remarks();
+        Ok(device)
     }
 
     fn take_remarks(&mut self) {
@@ -122,78 +123,10 @@ impl TierWork {
         self.notices.extend(new);
         self.told = self.nvme.remarks().len();
     }
-}
-
-impl Host {
-    /// Waits until the tier's device is taken, at most `longest`; without a tier, not at all. Recovery goes on after.
-    ///
-    /// # Errors
-    /// When it is another's, damaged, or does not answer: says what to do.
-    pub fn open_tier(&mut self, longest: Duration) -> Result<(), String> {
-        let until = Instant::now() + longest;
-        while let Some(work) = &self.tier_work {
-            let path = work.nvme.part().path().display().to_string();
-            self.drive_tier(cpu::monotonic_ns()).map_err(|error| format!("{path}: {error}"))?;
-            while let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice) {
-                match event {
-                    Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
-                        let shorter = field == "segments" && expected < found;
-                        return Err(format!("{path}: {error}; {}", if shorter { SHORTER } else { OTHERWISE }));
-                    }
-                    // A device that fails is no reason to do without the memory.
-                    Event::Refused(error) if error.is_fault() => {
-                        self.note(&event);
-                        self.tier_work.iter_mut().for_each(|work| work.is_open = true);
-                        return Ok(());
-                    }
-                    Event::Refused(error) => return Err(format!("{path}: {error}")),
-                    Event::Opened { uuid, .. } => {
-                        self.tier_work.iter_mut().for_each(|work| (work.is_open, work.device) = (true, Some(uuid)));
-                        return Ok(());
-                    }
-                    event => self.note(&event),
-                }
-            }
-            if Instant::now() >= until {
-                return Err(format!("{path} did not answer within {} s: check the device", longest.as_secs()));
-            }
-            self.wait_for_device()?;
-        }
-        Ok(())
-    }
-
-    /// Writes what waits to be written, at most for `longest`. Whether all is written.
-    pub fn close_tier(&mut self, longest: Duration) -> bool {
-        let until = Instant::now() + longest;
-        while self.tier_work.is_some() {
-            let closed = self.service.as_mut().is_none_or(Service::close_tier);
-            if closed {
-                return true;
-            }
-            let went_on = self.drive_tier(cpu::monotonic_ns());
-            if went_on.is_err() || Instant::now() >= until {
-                return false;
-            }
-            if self.wait_for_device().is_err() {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn wait_for_device(&mut self) -> Result<(), String> {
-        let busy = self.tier_work.as_ref().is_some_and(|work| work.nvme.must_be_polled());
-        let step = if busy { Duration::ZERO } else { STEP.min(self.until_timer()) };
-        // What else became ready is told again: nothing but edges of connections is forgotten, and those are looked
-        // at before the host parks.
-        self.poller.wait(step, &mut self.readiness).map_err(|error| error.to_string())?;
-        Ok(())
-    }
 
     /// Takes what the device has done, lets the tier work, and gives the device what is next.
-    pub(super) fn drive_tier(&mut self, now_ns: u64) -> io::Result<bool> {
-        let (Some(work), Some(service)) = (&mut self.tier_work, &mut self.service) else { return Ok(false) };
-        let nvme = &mut work.nvme;
+    pub(crate) fn drive(&mut self, service: &mut Service, reports: &mut Reports, now_ns: u64) -> io::Result<bool> {
+        let nvme = &mut self.nvme;
         let mut progress = nvme.poll()?;
         // What recovery reads takes time to go through: the rest waits for the next round, peers do not.
         let until_ns = cpu::monotonic_ns() + ROUND_NS;
@@ -207,34 +140,57 @@ impl Host {
         progress |= service.drive_tier(now_ns, nvme.memory(), &mut |op| started.push(op));
         started.into_iter().for_each(|op| nvme.start(op));
         nvme.flush()?;
-        work.take_remarks();
-        let nvme = &mut work.nvme;
+        self.take_remarks();
         if progress {
-            if let Some(problem) = nvme.take_problem() {
-                self.notices.problem(problem);
+            if let Some(problem) = self.nvme.take_problem() {
+                reports.problem(problem);
             }
-            self.take_tier_notices();
-            self.tell_admission();
-            self.tell_harm();
+            // Whoever opens it wants to know first how that ended.
+            while self.is_open
+                && let Some(event) = service.poll_tier_notice()
+            {
+                self.note(&event, reports);
+            }
+            self.tell_admission(service);
+            self.tell_harm(service);
         }
-        self.tell_voided();
+        self.tell_voided(service);
         Ok(progress)
     }
 
-    fn take_tier_notices(&mut self) {
-        // Who opens it wants to know first how that ended.
-        while self.tier_work.as_ref().is_some_and(|work| work.is_open)
-            && let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice)
-        {
-            self.note(&event);
+    /// Goes through what the tier has said while it opens: nothing as long as that goes on.
+    ///
+    /// # Errors
+    /// When the device is another's or damaged: says what to do.
+    pub(crate) fn take_opening(&mut self, service: &mut Service, reports: &Reports) -> Result<Option<()>, String> {
+        while let Some(event) = service.poll_tier_notice() {
+            let path = self.path();
+            match event {
+                Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
+                    let shorter = field == "segments" && expected < found;
+                    return Err(format!("{path}: {error}; {}", if shorter { SHORTER } else { OTHERWISE }));
+                }
+                // A device that fails is no reason to do without the memory.
+                Event::Refused(error) if error.is_fault() => {
+                    self.note(&event, reports);
+                    self.is_open = true;
+                    return Ok(Some(()));
+                }
+                Event::Refused(error) => return Err(format!("{path}: {error}")),
+                Event::Opened { uuid, .. } => {
+                    (self.is_open, self.device) = (true, Some(uuid));
+                    return Ok(Some(()));
+                }
+                event => self.note(&event, reports),
+            }
         }
+        Ok(None)
     }
 
     /// Says so when less is written than is wanted, and when that is over.
-    fn tell_admission(&mut self) {
-        let Some(admission) = self.service.as_mut().and_then(Service::poll_admission) else { return };
-        let Some(work) = &mut self.tier_work else { return };
-        let path = work.nvme.part().path().display();
+    fn tell_admission(&mut self, service: &mut Service) {
+        let Some(admission) = service.poll_admission() else { return };
+        let path = self.path();
         let what = match admission {
             Admission::Full => "the bytes that may be written suffice again: all that is wanted is written",
             Admission::Selective => {
@@ -245,13 +201,12 @@ impl Host {
             }
         };
         let text = format!("{path}: {what}");
-        work.notices.push_back(TierNotice { is_trouble: admission != Admission::Full, text });
+        self.notices.push_back(TierNotice { is_trouble: admission != Admission::Full, text });
     }
 
-    fn note(&mut self, event: &Event) {
-        let Some(work) = &mut self.tier_work else { return };
-        let path = work.nvme.part().path().display();
-        work.notices.push_back(match event {
+    fn note(&mut self, event: &Event, reports: &Reports) {
+        let path = self.path();
+        self.notices.push_back(match event {
             Event::Recovered(report) => {
                 let text = format!("{path}: {report}");
                 TierNotice {
@@ -259,24 +214,22 @@ impl Host {
                     text,
                 }
             }
-            Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, self.notices.last_problem())),
-            Event::Refused(error) => TierNotice::trouble(alone(&path, error, self.notices.last_problem())),
+            Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, reports.last_problem())),
+            Event::Refused(error) => TierNotice::trouble(alone(&path, error, reports.last_problem())),
             other => TierNotice::report(format!("{path}: {other:?}")),
         });
     }
 
     /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
-    fn tell_harm(&mut self) {
-        let Some(harm) = self.service.as_mut().and_then(Service::poll_tier_harm) else { return };
-        let Some(work) = &mut self.tier_work else { return };
-        let path = work.nvme.part().path().display();
+    fn tell_harm(&mut self, service: &mut Service) {
+        let Some(harm) = service.poll_tier_harm() else { return };
+        let path = self.path();
         let text = "they are misses, and can be put again; if there are more and more, replace the device";
-        work.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
+        self.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
     }
 
     /// Says so when the first map of this incarnation left nothing of what the device had, or less than it had.
-    fn tell_voided(&mut self) {
-        let Some(service) = &mut self.service else { return };
+    fn tell_voided(&mut self, service: &mut Service) {
         let text = match (service.poll_tier_voided(), service.poll_slots_voided()) {
             (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
             (None, Some(slots)) => format!(
@@ -286,35 +239,39 @@ impl Host {
             ),
             (None, None) => return,
         };
-        let Some(work) = &mut self.tier_work else { return };
-        let path = work.nvme.part().path().display();
-        work.notices.push_back(TierNotice::trouble(format!("{path}: {text}")));
+        let path = self.path();
+        self.notices.push_back(TierNotice::trouble(format!("{path}: {text}")));
     }
 
     /// Something about the tier that the operator should know.
-    pub fn poll_tier_notice(&mut self) -> Option<TierNotice> {
-        self.tier_work.as_mut()?.notices.pop_front()
+    pub fn poll_notice(&mut self) -> Option<TierNotice> {
+        self.notices.pop_front()
     }
 
-    /// Which device the tier has, once it is open.
+    /// Where the device is, for people.
+    pub(crate) fn path(&self) -> String {
+        self.nvme.part().path().display().to_string()
+    }
+
+    /// Which device it is, once it is open.
     #[must_use]
-    pub fn tier_device(&self) -> Option<u128> {
-        self.tier_work.as_ref()?.device
+    pub const fn device(&self) -> Option<u128> {
+        self.device
     }
 
-    /// What the tier's device did.
+    /// What the device did.
     #[must_use]
-    pub fn device_counters(&self) -> Option<NvmeCounters> {
-        Some(self.tier_work.as_ref()?.nvme.counters())
+    pub fn counters(&self) -> NvmeCounters {
+        self.nvme.counters()
     }
 
-    /// Whether the device's completions come only to who asks.
-    pub(super) fn tier_must_be_polled(&self) -> bool {
-        self.tier_work.as_ref().is_some_and(|work| work.nvme.must_be_polled())
+    /// Whether completions come only to a host that polls for them.
+    pub(crate) fn must_be_polled(&self) -> bool {
+        self.nvme.must_be_polled()
     }
 }
 
-fn alone(path: &std::path::Display<'_>, why: &dyn std::fmt::Display, problem: Option<&str>) -> String {
+fn alone(path: &str, why: &dyn std::fmt::Display, problem: Option<&str>) -> String {
     let problem = problem.map_or_else(String::new, |problem| format!(" ({problem})"));
     format!("{path}: {why}; memory alone is used for what is new{problem}")
 }

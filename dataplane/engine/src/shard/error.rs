@@ -1,8 +1,8 @@
-//! Why a shard did not start, or did not do what it was asked for.
+//! Why a shard did not start, or did not carry out a command.
 
 use std::time::Duration;
 
-use super::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
+use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
 
 /// Why a shard did not start, or did not answer.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub enum ShardError {
     Refused(String),
     /// Memory that was taken from peers is still used by some.
     Held {
-        /// Those who copy by themselves, on this host; 0 for one whose process is not visible from here.
+        /// Processes of this host that copy by themselves; 0 for one that is not visible from here.
         pids: Vec<i32>,
         /// How long they were waited for.
         waited: Duration,

@@ -1,6 +1,6 @@
-//! What others ask of a shard's objects from outside the data path: its events, what there is, and single objects.
+//! A shard's objects, seen from outside the data path: their events, what there is, and single objects.
 
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
@@ -8,8 +8,10 @@ use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
 
 use kvplane_store::{TenantLease, TenantUse};
 
-use super::{Command, ShardError, ShardHandle};
-use crate::host::Host;
+use super::command::Command;
+use super::error::ShardError;
+use super::handle::ShardHandle;
+use super::limits::ANSWER_DEADLINE;
 
 /// Where an object is, and how long it is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,9 +33,7 @@ impl ShardHandle {
     /// When its mailbox is full.
     pub fn keep_events(&self, capacity: usize, bell: Option<SyncSender<()>>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
-            if let Some(service) = host.service() {
-                service.keep_events(capacity);
-            }
+            host.service().keep_events(capacity);
             host.follow(bell);
         })))
     }
@@ -75,17 +75,10 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<ReplicaProgress>, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut Host| {
-            let now_ns = host.now_ns();
-            let wished = host.service().map_or_else(Vec::new, |service| {
-                digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
-            });
-            // Whoever asked may have given up.
-            let _ = answer.send(wished);
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| {
+            let (now_ns, service) = (host.now_ns(), host.service());
+            digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
+        })
     }
 
     /// These tenants there are from now on: see [`Service::set_tenants`].
@@ -94,9 +87,7 @@ impl ShardHandle {
     /// When its mailbox is full.
     pub fn set_tenants(&self, leases: Vec<TenantLease>, strict: bool) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
-            if let Some(service) = host.service() {
-                service.set_tenants(&leases, strict);
-            }
+            host.service().set_tenants(&leases, strict);
         })))
     }
 
@@ -116,26 +107,14 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn names_of(&self, digests: Vec<Digest>) -> Result<Vec<PlacedName>, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut Host| {
-            // Whoever asked may have given up.
-            let _ = answer.send(host.names_of(&digests));
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| host.names_of(&digests))
     }
 
-    fn ask_service<T: Default + Send + 'static>(
+    fn ask_service<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Service) -> T + Send + 'static,
     ) -> Result<T, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        let ask = move |host: &mut Host| {
-            // Whoever asked may have given up.
-            let _ = answer.send(host.service().map_or_else(T::default, question));
-        };
-        self.send(Command::Ask(Box::new(ask)))?;
-        self.wait(&wait)
+        self.ask(ANSWER_DEADLINE, move |host| question(host.service()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Segments that peers are to let go, and who waits for that.
+//! Segments that peers are to let go, and callers that wait for that.
 
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use kvplane_proto::SegmentId;
 use kvplane_sys::cpu;
 
 use super::error::ShardError;
-use crate::host::Host;
+use crate::host::ShardHost;
 
 /// How long the segment's users have before their connections are closed.
 const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
 
-/// Somebody who waits for a segment to fall quiet.
+/// A caller that waits for a segment to fall quiet.
 pub(super) struct QuietWaiter {
     segment: SegmentId,
-    /// When its users' connections are closed, and when he is told that they use it still.
+    /// When its users' connections are closed, and when the caller learns that they use it still.
     evict_ns: u64,
     give_up_ns: u64,
     within: Duration,
@@ -30,9 +30,9 @@ impl QuietWaiter {
     }
 }
 
-/// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
-pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
-    while let Some(segment) = host.poll_unregistered() {
+/// Answers callers that wait for a segment to fall quiet; hurries its users when that takes too long.
+pub(super) fn see_off(host: &mut ShardHost, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
+    while let Some(segment) = host.segments().poll_unregistered() {
         leaving.retain(|one| {
             if one.segment == segment {
                 let _ = one.answer.send(Ok(()));
@@ -42,12 +42,12 @@ pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<QuietWaiter>, now_ns: u
     }
     for one in leaving.iter_mut().filter(|one| one.evict_ns <= now_ns) {
         one.evict_ns = u64::MAX;
-        host.evict_users(one.segment);
+        host.segments().evict_users(one.segment);
     }
     leaving.retain(|one| {
         let late = one.give_up_ns <= now_ns;
         if late {
-            let held = ShardError::Held { pids: host.segment_users(one.segment), waited: one.within };
+            let held = ShardError::Held { pids: host.segments().users(one.segment), waited: one.within };
             let _ = one.answer.send(Err(held));
         }
         !late

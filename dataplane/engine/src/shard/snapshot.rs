@@ -7,7 +7,7 @@ use kvplane_sys::cpu;
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{FaultCounters, NvmeCounters};
 
-use crate::host::{DeviceSnapshot, Host, HostCounters};
+use crate::host::{DeviceSnapshot, HostCounters, ShardHost};
 
 /// What a shard tells about itself.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +32,7 @@ pub struct ShardSnapshot {
     pub host: HostCounters,
     /// Its RDMA devices.
     pub rdma: Vec<DeviceSnapshot>,
-    /// What stock Mooncake engines asked of it.
+    /// Requests of stock Mooncake engines.
     pub mooncake: ServerCounters,
     /// Faults that it made by plan.
     pub faults: FaultCounters,
@@ -42,12 +42,13 @@ pub struct ShardSnapshot {
     pub cpu_ns: u64,
 }
 
-/// All of it; nothing of a host that serves nobody.
-pub(super) fn of(host: &mut Host) -> Option<ShardSnapshot> {
+/// All of it.
+pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let (counters, now_ns) = (*host.counters(), host.now_ns());
     let (faults, connections) = (host.faults(), host.connections() as u64);
-    let (mooncake, device, rdma) = (*host.stock_served(), host.device_counters(), host.rdma_snapshot());
-    let service = host.service()?;
+    let (mooncake, device, rdma) =
+        (*host.stock_served(), host.tier().map(|tier| tier.counters()), host.rdma_snapshot());
+    let service = host.service();
     let snapshot = ShardSnapshot {
         store: service.store().map(Store::stats),
         tier: service.tier_snapshot(),
@@ -71,5 +72,5 @@ pub(super) fn of(host: &mut Host) -> Option<ShardSnapshot> {
     digests.dedup();
     let named = host.names_of(&digests).into_iter();
     let names = named.filter_map(|(at, tenant, key)| Some((*digests.get(at)?, tenant, key))).collect();
-    Some(ShardSnapshot { names, ..snapshot })
+    ShardSnapshot { names, ..snapshot }
 }

@@ -1,15 +1,14 @@
-//! What the handshakes of stock Mooncake engines ask of a shard: its devices, the keys of its memory, connections.
+//! What the handshakes of stock Mooncake engines need of a shard: its devices, the keys of its memory, connections.
 //!
 //! Callable from any thread. The shard answers within a time that a handshake can bear, or not at all.
 
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use kvplane_proto::SegmentId;
 use kvplane_transport::{ForeignDevice, ForeignHalf};
 
-use super::{Command, ShardError, ShardHandle};
-use crate::host::Host;
+use super::error::ShardError;
+use super::handle::ShardHandle;
 
 /// How long a handshake waits for a shard. Whoever waits serves no other peer meanwhile.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
@@ -23,7 +22,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn stock_devices(&self) -> Result<Vec<ForeignDevice>, ShardError> {
-        self.ask(|host| host.foreign_devices())
+        self.ask(HANDSHAKE_DEADLINE, |host| host.rdma().foreign_devices())
     }
 
     /// The keys of each of these segments, on each device by position.
@@ -31,17 +30,20 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn stock_keys(&self, segments: Vec<SegmentId>) -> Result<Vec<StockKeys>, ShardError> {
-        self.ask(move |host| segments.into_iter().map(|segment| host.foreign_keys(segment)).collect())
+        self.ask(HANDSHAKE_DEADLINE, move |host| {
+            segments.into_iter().map(|segment| host.rdma().foreign_keys(segment)).collect()
+        })
     }
 
-    /// Connects a stock engine that asks, from a device of its, for this device of ours.
+    /// Connects a stock engine's device of this name to a device of ours.
     ///
     /// # Errors
     /// When the device cannot, as [`ShardError::Refused`]; when the shard does not answer.
     pub fn accept_stock(&self, device: &str, from: &str, half: &ForeignHalf) -> Result<ForeignHalf, ShardError> {
         let (device, from, half) = (device.to_owned(), from.to_owned(), half.clone());
-        let accepted =
-            self.ask(move |host| host.accept_foreign(&device, &from, &half).map_err(|error| error.to_string()))?;
+        let accepted = self.ask(HANDSHAKE_DEADLINE, move |host| {
+            host.rdma().accept_foreign(&device, &from, &half).map_err(|error| error.to_string())
+        })?;
         accepted.map_err(ShardError::Refused)
     }
 
@@ -51,14 +53,6 @@ impl ShardHandle {
     /// When the shard does not answer.
     pub fn has_stock(&self, device: &str, from: &str, queue_pairs: &[u32]) -> Result<bool, ShardError> {
         let (device, from, queue_pairs) = (device.to_owned(), from.to_owned(), queue_pairs.to_vec());
-        self.ask(move |host| host.has_foreign(&device, &from, &queue_pairs))
-    }
-
-    fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Host) -> T + Send + 'static) -> Result<T, ShardError> {
-        let (answer, wait) = sync_channel(1);
-        // Whoever asked may have given up.
-        let command = Box::new(move |host: &mut Host| drop(answer.send(question(host))));
-        self.send(Command::Ask(command))?;
-        self.wait_for(&wait, HANDSHAKE_DEADLINE)
+        self.ask(HANDSHAKE_DEADLINE, move |host| host.rdma().has_foreign(&device, &from, &queue_pairs))
     }
 }

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Host, HostConfig, HugePages, Region, RegionOptions};
+use kvplane_engine::{HostConfig, HugePages, Region, RegionOptions, ShardHost};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{Hello, IdItem, Item, Kind, Operation, RunItem, WriteItem};
@@ -49,7 +49,7 @@ enum OldWrite {
 }
 
 struct Bed {
-    host: Host,
+    host: ShardHost,
     region: Arc<Region>,
     segment: SegmentId,
     address: std::net::SocketAddr,
@@ -67,7 +67,7 @@ impl Bed {
     fn new() -> Self {
         let identity = support::identity();
         let service = Service::new(identity, None);
-        let mut host = Host::new(&HostConfig::default(), Some(service), None, None).expect("a poller");
+        let mut host = ShardHost::new(&HostConfig::default(), service, None).expect("a poller");
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a listener");
         let address = listener.local_addr().expect("an address");
@@ -81,8 +81,8 @@ impl Bed {
             shareable: false,
             remote_accessible: true,
         };
-        let segment = host.service().expect("a service").segments_mut().register(info).expect("a free range");
-        host.add_segment(segment, Arc::clone(&region));
+        let segment = host.service().segments_mut().register(info).expect("a free range");
+        host.segments().add(segment, Arc::clone(&region));
         Self { host, region, segment, address }
     }
 
@@ -242,15 +242,15 @@ fn a_connection_that_was_fenced_ends_and_gives_its_segment_back() {
     old.write_all(&write[..write.len() / 2]).expect("room in a socket");
     bed.settle();
     let segment = bed.segment;
-    bed.host.service().expect("a service").unregister(segment);
+    bed.host.service().unregister(segment);
     bed.settle();
-    assert_eq!(bed.host.poll_unregistered(), None, "half a write is under way");
+    assert_eq!(bed.host.segments().poll_unregistered(), None, "half a write is under way");
     let mut body = Vec::new();
     IdItem { id: 1 }.encode(&mut body);
     new.write_all(&frame(Operation::Fence, &body, &[])).expect("room in a socket");
     assert_eq!(bed.hear(&mut new).status, Status::Ok);
     bed.settle();
-    assert_eq!(bed.host.poll_unregistered(), Some(segment));
+    assert_eq!(bed.host.segments().poll_unregistered(), Some(segment));
     assert_eq!((bed.host.connections(), bed.host.counters().broken), (1, 0), "an end that is nobody's fault");
     let ended = matches!(old.read(&mut [0; 1]), Ok(0)) || old.take_error().is_ok();
     assert!(ended);

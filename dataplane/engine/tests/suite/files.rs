@@ -95,7 +95,7 @@ fn whole_files_and_odd_ranges_survive() {
             assert!(bed.holds(5, at, bytes, offset), "{bytes} bytes of {offset}");
         }
         assert!(bed.holds(6, 2, 1, 2), "what lies beside was left alone");
-        bed.initiator.host().sync_file(bed.file).expect("synced");
+        bed.initiator.host().files().sync(bed.file).expect("synced");
     }
 }
 
@@ -132,6 +132,6 @@ fn cancelled_and_refused_batches_end_and_the_next_works() {
     assert_eq!(bed.run(&[bed.request(false, 0, 0, FILE_BYTES)]), [Status::Ok]);
     assert!(bed.holds(2, 0, FILE_BYTES, 0));
     let file = bed.file;
-    bed.initiator.host().close_file(file);
+    bed.initiator.host().files().close(file);
     assert_eq!(bed.run(&[bed.request(false, 0, 0, 4096)]), [Status::Stale]);
 }

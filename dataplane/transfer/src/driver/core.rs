@@ -187,7 +187,7 @@ impl Core {
             if !held {
                 initiator.close_peer(known.id);
                 if let Some(file) = known.file {
-                    initiator.host().close_file(file);
+                    initiator.host().files().close(file);
                 }
             }
             held
@@ -247,7 +247,7 @@ impl Core {
         }
         // Taken out: should it panic too, it is not there any more when this is tried again. Its end waits as well.
         if let Some(mut ending) = self.ending.take()
-            && !ending.host().end_files(longest.min(BURY_LONGEST))
+            && !ending.host().files().end(longest.min(BURY_LONGEST))
         {
             self.ending = Some(ending);
             return;

@@ -7,7 +7,7 @@
 /// Empty rounds after which the clock is read again. Where something has come it is read in any case.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Bytes copied or moved after which the clock is read again, whatever else there is to do.
-pub(super) const BYTES_PER_CLOCK: u64 = 32 << 10;
+pub(crate) const BYTES_PER_CLOCK: u64 = 32 << 10;
 /// Rounds after which the poller is asked although there is something better to look at, and although there is
 /// enough to do without asking.
 const ROUNDS_PER_LOOK: u32 = 16;
@@ -17,7 +17,7 @@ const LONG_ROUND_BYTES: usize = 64 << 10;
 
 /// The time of the current round, and how many rounds ago things were done that are not done in each.
 #[derive(Debug)]
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     now_ns: u64,
     since_clock: u32,
     since_look: u32,
@@ -33,12 +33,12 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// No round yet, at this time.
-    pub(super) const fn new(now_ns: u64) -> Self {
+    pub(crate) const fn new(now_ns: u64) -> Self {
         Self { now_ns, since_clock: 0, since_look: 0, idle: 0, is_long: false, clocked_bytes: 0, copied_bytes: 0 }
     }
 
     /// When the clock was read last.
-    pub(super) const fn now_ns(&self) -> u64 {
+    pub(crate) const fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
@@ -46,7 +46,7 @@ impl Rounds {
     ///
     /// It is not asked right after something was done: a host that parks asks then anyway, and one that spins is back
     /// at once.
-    pub(super) fn takes_look(&mut self, tries: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn takes_look(&mut self, tries: impl FnOnce() -> bool) -> bool {
         self.since_look += 1;
         let due = if self.idle == 0 {
             self.is_long || self.since_look >= BUSY_ROUNDS_PER_LOOK
@@ -60,7 +60,7 @@ impl Rounds {
     }
 
     /// A round begins. True if the clock is to be read: something has come, or it was not read for long.
-    pub(super) const fn begin(&mut self, something_came: bool) -> bool {
+    pub(crate) const fn begin(&mut self, something_came: bool) -> bool {
         let due = something_came || self.since_clock >= ROUNDS_PER_CLOCK;
         self.since_clock = if due { 1 } else { self.since_clock + 1 };
         self.clocked_bytes = 0;
@@ -68,13 +68,13 @@ impl Rounds {
     }
 
     /// The clock was read. When it was read before.
-    pub(super) const fn read(&mut self, now_ns: u64) -> u64 {
+    pub(crate) const fn read(&mut self, now_ns: u64) -> u64 {
         core::mem::replace(&mut self.now_ns, now_ns)
     }
 
     /// When what is being taken has come: the clock is read for the first thing of a round, and again after many bytes.
     /// By the time of the last empty round a request could be answered before it was sent, and any rail would be fast.
-    pub(super) fn arrival_ns(&mut self, moved_bytes: usize, clock: impl FnOnce() -> u64) -> u64 {
+    pub(crate) fn arrival_ns(&mut self, moved_bytes: usize, clock: impl FnOnce() -> u64) -> u64 {
         if self.since_clock > 1 || moved_bytes - self.clocked_bytes >= BYTES_PER_CLOCK as usize {
             self.now_ns = clock();
             (self.since_clock, self.clocked_bytes) = (1, moved_bytes);
@@ -84,7 +84,7 @@ impl Rounds {
 
     /// When a copy of so many bytes, done just now, ended. Several in a row (`more`) share a look at the clock, up to
     /// what takes a few microseconds: the last of them is exact, and so is one alone.
-    pub(super) fn copied_ns(&mut self, bytes: u64, more: bool, clock: impl FnOnce() -> u64) -> u64 {
+    pub(crate) fn copied_ns(&mut self, bytes: u64, more: bool, clock: impl FnOnce() -> u64) -> u64 {
         self.copied_bytes += bytes;
         if !more || self.copied_bytes >= BYTES_PER_CLOCK {
             self.copied_bytes = 0;
@@ -94,13 +94,13 @@ impl Rounds {
     }
 
     /// A round ends, in which connections moved so many bytes.
-    pub(super) const fn end(&mut self, progress: bool, moved_bytes: usize) {
+    pub(crate) const fn end(&mut self, progress: bool, moved_bytes: usize) {
         self.is_long = moved_bytes >= LONG_ROUND_BYTES;
         self.idle = if progress { 0 } else { self.idle.saturating_add(1) };
     }
 
     /// A park ends: the next round reads the clock.
-    pub(super) const fn wake(&mut self) {
+    pub(crate) const fn wake(&mut self) {
         (self.since_clock, self.since_look, self.idle) = (ROUNDS_PER_CLOCK, 0, 0);
     }
 }

@@ -1,14 +1,11 @@
-//! How near a host's RDMA devices are to its memory: told by whoever knows the machine, looked up by names.
+//! How near a host's RDMA devices are to its memory: as the embedder knows the machine, looked up by names.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use kvplane_client::{Near, Nearness, NodeCounts, Place};
+use kvplane_client::{Near, Nearness, Place};
 use kvplane_sys::{Region, cpu};
 
-use super::Host;
-
-/// Pages of a region that are asked for their node.
+/// Pages of a region whose node the kernel is asked.
 const PAGES_ASKED: usize = 8;
 
 /// A place where memory may be.
@@ -61,41 +58,6 @@ pub fn node_of_region(region: &Region) -> Option<u32> {
     let mut nodes = (0..region.bytes()).step_by(step).filter_map(|at| cpu::node_of(region.address() + at as u64));
     let first = nodes.next()?;
     nodes.all(|node| node == first).then_some(first)
-}
-
-/// An RDMA device of a host, and payloads that it moved for peers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeviceSnapshot {
-    /// Its name.
-    pub name: String,
-    /// Bits per second; 0 when it is down or its speed is not known.
-    pub bits_per_second: u64,
-    /// Payloads between the pool and peers, by whether pool and device are on one NUMA node.
-    pub served: NodeCounts,
-}
-
-impl Host {
-    /// Where a region is, by its name if somebody gave one, else by the kernel's word.
-    pub(super) fn place_of(&self, region: &Arc<Region>, location: Option<&str>) -> Place {
-        let near = &self.rdma_work.near;
-        match location.filter(|location| *location != "*") {
-            _ if near.places.is_empty() => Place::UNKNOWN,
-            Some(location) => near.place(location),
-            None => node_of_region(region).map_or(Place::UNKNOWN, |node| near.place_of_node(node)),
-        }
-    }
-
-    /// RDMA devices that are open, with what they did for peers.
-    #[must_use]
-    pub fn rdma_snapshot(&self) -> Vec<DeviceSnapshot> {
-        let served = &self.rdma_work.served;
-        let device = |(number, (name, bits_per_second, _)): (usize, (&str, u64, Option<String>))| DeviceSnapshot {
-            name: name.to_owned(),
-            bits_per_second,
-            served: served.get(number).copied().unwrap_or_default(),
-        };
-        self.rdma_work.driver.devices().enumerate().map(device).collect()
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Memory in parts: many pieces of caller's memory under one name, as if they lay in a row.
+//! The caller's memory by name: whole regions, and memory in parts, which is many pieces under one name, as if they lay
+//! in a row.
 //!
-//! A request names a range of it like any other. Whoever moves the bytes gets the pieces: TCP sends and receives them
-//! in order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or read into, as
-//! many pieces as there are, under one checksum.
+//! A request names a range of memory in parts like any other. Whoever moves the bytes gets the pieces: TCP sends and
+//! receives them in order, RDMA devices are given each, and copies go piece by piece. So one object is put from, or
+//! read into, as many pieces as there are, under one checksum.
 
 use std::sync::Arc;
 
@@ -10,13 +11,11 @@ use kvplane_client::Local;
 use kvplane_sys::{IoBuf, Region};
 use kvplane_transport::Pieces;
 
-use super::Host;
-
 /// Names of memory in parts are from here on; those below are of whole regions.
 const PARTS_AT: u32 = 1 << 31;
 
 /// Pieces in a row, and where each ends.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     pieces: Vec<IoBuf>,
     ends: Vec<u64>,
 }
@@ -53,24 +52,24 @@ impl Parts {
 
 /// What names of caller's memory stand for.
 #[derive(Default)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     regions: Vec<Option<Arc<Region>>>,
     parts: Vec<Option<Parts>>,
 }
 
 impl Buffers {
     /// The regions that have names.
-    pub(super) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
         self.regions.iter().flatten()
     }
 
     /// The first name that nobody has.
-    pub(super) fn vacant(&self) -> u32 {
+    pub(crate) fn vacant(&self) -> u32 {
         self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len()) as u32
     }
 
     /// Gives a region a name; what had it before.
-    pub(super) fn set(&mut self, buffer: u32, region: Arc<Region>) -> Option<Arc<Region>> {
+    pub(crate) fn set(&mut self, buffer: u32, region: Arc<Region>) -> Option<Arc<Region>> {
         let index = buffer as usize;
         if self.regions.len() <= index {
             self.regions.resize(index + 1, None);
@@ -79,16 +78,17 @@ impl Buffers {
     }
 
     /// Takes a region's name away.
-    pub(super) fn remove(&mut self, buffer: u32) -> Option<Arc<Region>> {
+    pub(crate) fn remove(&mut self, buffer: u32) -> Option<Arc<Region>> {
         self.regions.get_mut(buffer as usize).and_then(Option::take)
     }
 
     /// The region of a name.
-    pub(super) fn region(&self, buffer: u32) -> Option<&Arc<Region>> {
+    pub(crate) fn region(&self, buffer: u32) -> Option<&Arc<Region>> {
         self.regions.get(buffer as usize).and_then(Option::as_ref)
     }
 
-    fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
+    /// Gives pieces one name, under which they lie in a row.
+    pub(crate) fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
         let parts = Parts::new(pieces);
         let index = self.parts.iter().position(Option::is_none).unwrap_or(self.parts.len());
         if index == self.parts.len() {
@@ -98,17 +98,25 @@ impl Buffers {
         PARTS_AT + index as u32
     }
 
-    fn remove_parts(&mut self, buffer: u32) {
+    /// Takes the name of pieces away.
+    pub(crate) fn remove_parts(&mut self, buffer: u32) {
         if let Some(entry) = buffer.checked_sub(PARTS_AT).and_then(|index| self.parts.get_mut(index as usize)) {
             *entry = None;
         }
+    }
+
+    /// The memory of a range of a region; `None` when its name is nobody's, or it is not inside.
+    pub(crate) fn inside(&self, local: Local) -> Option<IoBuf> {
+        let region = self.region(local.buffer)?;
+        let inside = local.offset.checked_add(local.bytes).is_some_and(|end| end <= region.bytes() as u64);
+        inside.then(|| self.one(local))
     }
 
     /// The memory behind a name.
     ///
     /// # Panics
     /// When the memory was forgotten while a batch used it, or the range is not inside.
-    pub(super) fn pieces(&self, local: Local) -> Pieces {
+    pub(crate) fn pieces(&self, local: Local) -> Pieces {
         if local.buffer < PARTS_AT {
             return self.one(local).into();
         }
@@ -122,7 +130,7 @@ impl Buffers {
     ///
     /// # Panics
     /// As [`Self::pieces`].
-    pub(super) fn one(&self, local: Local) -> IoBuf {
+    pub(crate) fn one(&self, local: Local) -> IoBuf {
         let region = self.region(local.buffer).expect("memory stays registered while a batch uses it");
         IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
     }
@@ -131,33 +139,12 @@ impl Buffers {
     ///
     /// # Panics
     /// As [`Self::pieces`].
-    pub(super) fn all(&self, locals: &[Local]) -> Vec<IoBuf> {
+    pub(crate) fn all(&self, locals: &[Local]) -> Vec<IoBuf> {
         let mut found = Vec::with_capacity(locals.len());
         for &local in locals {
             found.extend_from_slice(self.pieces(local).as_slice());
         }
         found
-    }
-}
-
-impl Host {
-    /// Gives many pieces of caller's memory one name, under which they lie in a row. For objects: ranges of segments
-    /// are asked for by the names of regions. The name is of use until [`Self::remove_parts`].
-    pub fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
-        self.regions.buffers.add_parts(pieces)
-    }
-
-    /// The memory of a range of a region; `None` when its name is nobody's, or it is not inside.
-    #[must_use]
-    pub fn buffer(&self, local: Local) -> Option<IoBuf> {
-        let region = self.regions.buffers.region(local.buffer)?;
-        let inside = local.offset.checked_add(local.bytes).is_some_and(|end| end <= region.bytes() as u64);
-        inside.then(|| self.regions.buffers.one(local))
-    }
-
-    /// Forgets memory in parts. No open batch may use it.
-    pub fn remove_parts(&mut self, buffer: u32) {
-        self.regions.buffers.remove_parts(buffer);
     }
 }
 

@@ -1,0 +1,328 @@
+//! The connections of a host: the drivers that carry them, what each connection is for, and payloads that are leaving.
+//!
+//! A driver keeps its connections to itself. What concerns one of any driver is done here, by its [`Link`]; what only
+//! one driver has is called on that driver.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use kvplane_client::LaneId;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_store::service::{Hold, LeavingPayload};
+use kvplane_sys::{Poller, Readiness, Region};
+use kvplane_transport::mooncake::Lanes;
+use kvplane_transport::mooncake::wire::Dialect;
+use kvplane_transport::{
+    CloseCause, ConnectionId, Fault, Input, OutgoingPayload, Rdma, RdmaError, Shm, Source, Target, Token, rdma,
+};
+
+use super::devices::{DeviceFacts, RdmaDevices};
+use super::links::{Link, Role, Roles};
+
+/// What waits for a payload to have left.
+#[derive(Debug)]
+pub(crate) enum LentPayload {
+    /// What the service holds for an answer.
+    Answer(Hold, LeavingPayload),
+    /// The caller's memory, for this request.
+    Upload(RequestId),
+}
+
+/// How a peer has answered to our offer of an RDMA connection.
+pub(crate) enum OfferAnswer {
+    /// With something else: the connection is closed.
+    Broken,
+    /// With its half, or with a refusal that concerns nobody but the driver.
+    Taken,
+    /// With a refusal that the client is to know of.
+    Refused(LaneId, Status),
+}
+
+/// All connections of a host.
+pub(crate) struct Connections {
+    pub(crate) poller: Poller,
+    pub(crate) tcp: Fault,
+    pub(crate) shm: Shm,
+    pub(crate) rdma: Rdma,
+    /// To stock engines.
+    pub(crate) stock_lanes: Lanes,
+    /// What is known of the devices of `rdma`.
+    pub(crate) devices: DeviceFacts,
+    roles: Roles,
+    /// The TCP connection that each RDMA connection came from.
+    carriers: HashMap<ConnectionId, ConnectionId>,
+    lent: slab::Slab<LentPayload>,
+}
+
+impl Connections {
+    /// No connections yet. `pool` is what peers on this host may map.
+    ///
+    /// # Errors
+    /// When the kernel gives no poller.
+    pub(crate) fn new(tcp: Fault, rdma: Option<&RdmaDevices>, pool: Option<Arc<Region>>) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let (rdma, devices) = DeviceFacts::open(rdma, &poller);
+        Ok(Self {
+            poller,
+            tcp,
+            shm: Shm::new(pool),
+            rdma,
+            stock_lanes: Lanes::new(),
+            devices,
+            roles: Roles::default(),
+            carriers: HashMap::new(),
+            lent: slab::Slab::new(),
+        })
+    }
+
+    pub(crate) fn listen_tcp(&mut self, listener: TcpListener) -> io::Result<()> {
+        self.tcp.listen(&self.poller, listener)
+    }
+
+    pub(crate) fn listen_shm(&mut self, listener: UnixListener) -> io::Result<()> {
+        self.shm.listen(&self.poller, listener)
+    }
+
+    pub(crate) fn connect_tcp(&mut self, address: SocketAddr) -> Result<Link, CloseCause> {
+        self.tcp.connect(&self.poller, address).map(Link::Tcp).map_err(|error| CloseCause::Setup(error.to_string()))
+    }
+
+    pub(crate) fn connect_shm(&mut self, path: &str, now_ns: u64) -> Result<Link, CloseCause> {
+        self.shm.connect(&self.poller, path, now_ns).map(Link::Shm)
+    }
+
+    pub(crate) fn connect_stock(
+        &mut self,
+        address: SocketAddr,
+        dialect: Dialect,
+        now_ns: u64,
+    ) -> Result<Link, CloseCause> {
+        let link = self.stock_lanes.connect(&self.poller, address, dialect, now_ns);
+        link.map(Link::Mooncake).map_err(|error| CloseCause::Setup(error.to_string()))
+    }
+
+    /// What a connection is for.
+    #[inline]
+    pub(crate) fn role(&self, link: Link) -> Role {
+        self.roles.get(link)
+    }
+
+    pub(crate) fn set_role(&mut self, link: Link, role: Role) {
+        self.roles.set(link, role);
+    }
+
+    /// Connections that are worth a try without asking the poller.
+    pub(crate) fn are_worth_trying(&mut self) -> bool {
+        self.tcp.try_active() || self.shm.open() > 0 || self.rdma.open() > 0
+    }
+
+    /// Tells a driver what the poller has said of its connections.
+    pub(crate) fn ready(&mut self, token: Token, readiness: &Readiness) {
+        match token.source {
+            Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
+            Source::RdmaCompletions | Source::RdmaEvents => self.rdma.ready(token),
+            Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
+                self.shm.ready(&self.poller, token, readiness);
+            }
+            Source::MooncakeLane => self.stock_lanes.ready(token, readiness.readable, readiness.writable),
+            _ => {}
+        }
+    }
+
+    /// Sends a frame, and a payload behind it. Over shared memory the payload goes along with the frame: see
+    /// [`Shm::send`].
+    #[inline]
+    pub(crate) fn send(&mut self, link: Link, header: &Header, body: &[u8], payload: Option<OutgoingPayload>) {
+        match link {
+            Link::Tcp(id) => self.tcp.send(id, header, body, payload),
+            Link::Shm(id) => self.shm.send(id, header, body, &[]),
+            Link::Rdma(id) => self.rdma.send(id, header, body, payload),
+            Link::Mooncake(id) => self.stock_lanes.send(id, header, body, payload),
+        };
+    }
+
+    /// Notes what waits for a payload to have left; the number is the payload's hold.
+    #[inline]
+    pub(crate) fn lend(&mut self, payload: LentPayload) -> u64 {
+        self.lent.insert(payload) as u64
+    }
+
+    /// A payload has left, or never will.
+    #[inline]
+    pub(crate) fn take_back(&mut self, hold: u64) -> LentPayload {
+        self.lent.remove(hold as usize)
+    }
+
+    /// Says where the payload of the last frame goes. Over shared memory it has come along with its frame, and is there
+    /// now: what [`Shm::receive_payload`] gives.
+    #[inline]
+    pub(crate) fn receive_payload(&mut self, link: Link, target: Target) -> Option<Input> {
+        match link {
+            Link::Tcp(id) => self.tcp.receive_payload(id, target),
+            Link::Rdma(id) => self.rdma.receive_payload(id, target),
+            Link::Mooncake(id) => self.stock_lanes.receive_payload(id, target),
+            Link::Shm(id) => return Some(self.shm.receive_payload(id, &target)),
+        }
+        None
+    }
+
+    /// Closes a connection at once.
+    pub(crate) fn close(&mut self, link: Link, why: CloseCause) {
+        match link {
+            Link::Tcp(id) => self.tcp.close(id, why),
+            Link::Shm(id) => self.shm.close(&self.poller, id, why),
+            Link::Rdma(id) => self.rdma.close(id, why),
+            Link::Mooncake(id) => self.stock_lanes.close(&self.poller, id, why),
+        }
+    }
+
+    /// Closes a connection after what was sent on it has left.
+    pub(crate) fn close_after_sending(&mut self, link: Link, why: CloseCause) {
+        match link {
+            Link::Tcp(id) => self.tcp.close_after_sending(id, why),
+            Link::Rdma(id) => self.rdma.close_after_sending(id, why),
+            Link::Shm(id) => {
+                self.shm.flush(&self.poller);
+                self.shm.close(&self.poller, id, why);
+            }
+            Link::Mooncake(_) => self.close(link, why),
+        }
+    }
+
+    /// A connection is gone: what it was for. An RDMA connection and the one that it came from end together.
+    pub(crate) fn gone(&mut self, link: Link) -> Role {
+        let role = self.roles.get(link);
+        self.roles.set(link, Role::None);
+        if let Link::Rdma(id) = link
+            // Gone before, its place may be another's by now.
+            && let Some(carrier) = self.carriers.remove(&id)
+            && self.roles.get(Link::Tcp(carrier)) == Role::Carrier(id)
+        {
+            self.roles.set(Link::Tcp(carrier), Role::None);
+            self.tcp.close(carrier, CloseCause::Closed);
+        }
+        if let Role::Carrier(id) = role {
+            self.carriers.remove(&id);
+            self.rdma.close(id, CloseCause::Peer);
+        }
+        role
+    }
+
+    /// Offers a peer an RDMA connection for a lane, between our device of this number and the peer's: the offer goes
+    /// over a TCP connection, which says nothing more afterwards.
+    pub(crate) fn offer_rdma(
+        &mut self,
+        carrier: ConnectionId,
+        lane: LaneId,
+        own: u16,
+        peer: u16,
+    ) -> Result<Link, RdmaError> {
+        let (id, offer) = self.rdma.offer(usize::from(own), peer)?;
+        self.roles.set(Link::Tcp(carrier), Role::Carrier(id));
+        self.roles.set(Link::Rdma(id), Role::Lane(lane, None));
+        self.carriers.insert(id, carrier);
+        let header = Header::request(Kind::Request(Operation::Rdma), RequestId::default()).with_body(&offer, 1);
+        self.tcp.send(carrier, &header, &offer, None);
+        Ok(Link::Rdma(id))
+    }
+
+    /// A peer has answered to our offer of this RDMA connection.
+    pub(crate) fn take_offer_answer(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> OfferAnswer {
+        if header.kind != Kind::Reply(Operation::Rdma) {
+            self.rdma.close(id, CloseCause::Closed);
+            return OfferAnswer::Broken;
+        }
+        self.rdma.complete(id, body);
+        match (header.status, self.roles.get(Link::Rdma(id))) {
+            (Status::Unsupported | Status::Prove, Role::Lane(lane, _)) => OfferAnswer::Refused(lane, header.status),
+            _ => OfferAnswer::Taken,
+        }
+    }
+
+    /// Answers a peer's offer of an RDMA connection, which came over this TCP connection. Nothing is made for a peer
+    /// that is not `welcome`.
+    pub(crate) fn answer_offer(&mut self, carrier: ConnectionId, header: &Header, body: &[u8], welcome: bool) {
+        let (accepted, answer) = if welcome { self.rdma.accept(body) } else { (None, rdma::refusal(Status::Prove)) };
+        let status = rdma::answer_status(&answer);
+        let reply = Header::reply(Kind::Reply(Operation::Rdma), header.request, status).with_body(&answer, 1);
+        self.tcp.send(carrier, &reply, &answer, None);
+        match accepted {
+            Some(id) => {
+                self.roles.set(Link::Tcp(carrier), Role::Carrier(id));
+                self.carriers.insert(id, carrier);
+            }
+            None => {
+                self.roles.set(Link::Tcp(carrier), Role::None);
+                self.tcp.close_after_sending(carrier, CloseCause::Closed);
+            }
+        }
+    }
+
+    /// Answers a peer on this host that wants to map a segment.
+    pub(crate) fn offer_segment(
+        &mut self,
+        id: ConnectionId,
+        segment: SegmentId,
+        region: Option<&Arc<Region>>,
+        writable: bool,
+    ) {
+        self.shm.offer_segment(&self.poller, id, segment, region, writable);
+    }
+
+    /// Ends what peers on this host have not answered in time.
+    pub(crate) fn expire(&mut self, now_ns: u64) {
+        if self.shm.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.shm.expire(&self.poller, now_ns);
+        }
+    }
+
+    /// Has the drivers of what is answered here send what was queued.
+    pub(crate) fn flush(&mut self) {
+        self.tcp.flush(&self.poller);
+        self.shm.flush(&self.poller);
+        self.rdma.flush();
+    }
+
+    /// The same of lanes to stock engines. Whether there was anything.
+    pub(crate) fn flush_stock(&mut self, now_ns: u64) -> bool {
+        self.stock_lanes.flush(&self.poller, now_ns)
+    }
+
+    /// Connections open, by any driver.
+    pub(crate) const fn open(&self) -> usize {
+        self.tcp.open() + self.shm.open() + self.rdma.open() + self.stock_lanes.open()
+    }
+
+    /// Whether there is work that the poller does not tell of.
+    pub(crate) fn have_work(&self) -> bool {
+        self.shm.is_overflowing() || self.stock_lanes.has_work()
+    }
+
+    /// Whether a ring in shared memory has something.
+    pub(crate) fn has_shared_input(&self) -> bool {
+        self.shm.next_ready(0).is_some()
+    }
+
+    /// The host is about to park. Whether it may.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.shm.prepare_sleep();
+        // A device that cannot be armed is gone, and says so by an event.
+        self.rdma.prepare_sleep().unwrap_or(true)
+    }
+
+    /// The host does not park any more.
+    pub(crate) fn awake(&self) {
+        self.shm.awake();
+    }
+
+    /// When the next timer of a driver is.
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        let timeouts = [self.tcp.poll_timeout(), self.shm.poll_timeout(), self.stock_lanes.poll_timeout()];
+        timeouts.into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,49 @@
+//! The follower of a service's events.
+
+use std::sync::mpsc::SyncSender;
+
+/// A bell that rings when objects have new events.
+#[derive(Default)]
+pub(super) struct Follower {
+    /// The bell, and the number of the next event when it rang last.
+    bell: Option<(SyncSender<()>, u64)>,
+}
+
+impl Follower {
+    /// Rings this bell from now on.
+    pub(super) fn set(&mut self, bell: Option<SyncSender<()>>) {
+        self.bell = bell.map(|bell| (bell, 0));
+    }
+
+    /// Rings if there is something new; `next_event` is the number of the next event.
+    pub(super) fn ring(&mut self, next_event: impl FnOnce() -> u64) {
+        if let Some((bell, told)) = &mut self.bell {
+            let next = next_event();
+            if next != *told {
+                *told = next;
+                // A full one is not read yet; its reader will see this too.
+                let _ = bell.try_send(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    #[test]
+    fn the_bell_rings_once_for_what_is_new() {
+        let (bell, rings) = sync_channel(2);
+        let mut follower = Follower::default();
+        follower.ring(|| unreachable!("nobody listens"));
+        follower.set(Some(bell));
+        follower.ring(|| 0);
+        assert!(rings.try_recv().is_err());
+        follower.ring(|| 3);
+        follower.ring(|| 3);
+        assert!(rings.try_recv().is_ok() && rings.try_recv().is_err());
+    }
+}

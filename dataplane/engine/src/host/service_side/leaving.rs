@@ -1,0 +1,78 @@
+//! Segments that were unregistered, and that peers were using then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_proto::SegmentId;
+use kvplane_sys::Region;
+use kvplane_transport::Shm;
+
+use crate::host::reactor::PARK_WAITING;
+
+/// How long peers that are in the middle of a copy are waited for closely.
+const CLOSE_NS: u64 = 2_000_000_000;
+/// The longest park while peers are waited for that ring no bell, after that was in vain for long.
+const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
+
+/// Unregistered segments that peers of this host still copy from or to by themselves.
+#[derive(Default)]
+pub(super) struct LeavingSegments {
+    segments: Vec<(SegmentId, Option<Arc<Region>>)>,
+    /// Until when those are waited for closely.
+    closely_until_ns: u64,
+}
+
+impl LeavingSegments {
+    /// A segment leaves; its memory is kept until its last user has let go. Asked for again, it is waited for once.
+    pub(super) fn add(&mut self, segment: SegmentId, region: Option<Arc<Region>>, now_ns: u64) {
+        self.closely_until_ns = now_ns.saturating_add(CLOSE_NS);
+        if !self.segments.iter().any(|(leaving, _)| *leaving == segment) {
+            self.segments.push((segment, region));
+        }
+    }
+
+    /// How long the host may park: peers ring no bell when they are done. A peer that was stopped in the middle of a
+    /// copy may stay so for days: it is not worth looking for many times a second.
+    pub(super) fn longest_park(&self, now_ns: u64) -> Duration {
+        match (self.segments.is_empty(), now_ns < self.closely_until_ns) {
+            (true, _) => Duration::MAX,
+            (false, true) => PARK_WAITING,
+            (false, false) => PARK_WAITING_LONG,
+        }
+    }
+
+    /// Lets go of the segments that no peer is using any more, and says which.
+    pub(super) fn see_off(&mut self, shm: &mut Shm, mut free: impl FnMut(SegmentId)) {
+        self.segments.retain(|&(segment, _)| {
+            let used = shm.is_named(segment);
+            if !used {
+                free(segment);
+            }
+            used
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_is_waited_for_closely_at_first() {
+        let mut leaving = LeavingSegments::default();
+        assert_eq!(leaving.longest_park(0), Duration::MAX);
+        leaving.add(SegmentId { index: 1, generation: 1 }, None, 5);
+        assert_eq!(leaving.longest_park(5), PARK_WAITING);
+        assert_eq!(leaving.longest_park(5 + CLOSE_NS), PARK_WAITING_LONG);
+    }
+
+    #[test]
+    fn a_segment_that_nobody_uses_is_free_once() {
+        let (mut leaving, mut shm, mut free) = (LeavingSegments::default(), Shm::new(None), Vec::new());
+        let segment = SegmentId { index: 1, generation: 1 };
+        leaving.add(segment, None, 5);
+        leaving.add(segment, None, 6);
+        leaving.see_off(&mut shm, |segment| free.push(segment));
+        assert_eq!((free, leaving.longest_park(6)), (vec![segment], Duration::MAX));
+    }
+}

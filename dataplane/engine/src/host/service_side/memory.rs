@@ -1,0 +1,61 @@
+//! The memory that the service names: its pool, and registered segments.
+
+use std::sync::Arc;
+
+use kvplane_store::service::{Memory, Place, PoolBytes};
+use kvplane_sys::{IoBuf, Region};
+
+use crate::host::segments::SegmentRegions;
+
+/// The pool, as lists and copies read names from it.
+pub(crate) struct PoolView<'a>(pub(crate) &'a Region);
+
+impl PoolBytes for PoolView<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.0.copy_out(offset as usize, into);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes() as u64
+    }
+}
+
+/// The memory behind a service.
+pub(super) struct ServedMemory {
+    /// Behind its store, if it has one.
+    pub(super) pool: Option<Arc<Region>>,
+    /// Of registered segments.
+    pub(super) segments: SegmentRegions,
+}
+
+impl ServedMemory {
+    pub(super) fn new(pool: Option<Arc<Region>>) -> Self {
+        Self { pool, segments: SegmentRegions::default() }
+    }
+
+    /// The memory behind a place that the service named.
+    ///
+    /// # Panics
+    /// When the service names memory that it was not given.
+    pub(super) fn of(&self, place: Place) -> IoBuf {
+        let region = match place.memory {
+            Memory::Pool => self.pool.as_ref(),
+            Memory::Segment(segment) => self.segments.get(segment),
+        };
+        let region = region.expect("the service names only memory that the host gave it");
+        IoBuf::new(Arc::clone(region), place.offset as usize, place.bytes as usize)
+    }
+
+    /// The memory behind several places, in a row.
+    ///
+    /// # Panics
+    /// As [`Self::of`].
+    pub(super) fn all(&self, places: &[Place]) -> Vec<IoBuf> {
+        places.iter().map(|&place| self.of(place)).collect()
+    }
+
+    /// Whether a region still is the pool, or some segment's.
+    pub(super) fn has(&self, region: &Arc<Region>) -> bool {
+        self.pool.iter().chain(self.segments.regions()).any(|held| Arc::ptr_eq(held, region))
+    }
+}

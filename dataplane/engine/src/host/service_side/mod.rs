@@ -1,0 +1,365 @@
+//! The service's side of a host: requests of peers, their answers, and the memory that they name.
+//!
+//! A request comes as a frame: [`ServiceSide::take_frame`] → [`Service::request`], which names the memory that its
+//! payload goes to; its end is [`ServiceSide::payload_done`]. Answers are the service's outputs: [`ServiceSide::drain`]
+//! → a driver; when their payloads have left, [`ServiceSide::payload_left`] gives back what the service holds for them.
+//!
+//! [`ServiceSide`] owns the service, the memory behind what it names, and the server for stock engines. It knows
+//! neither the SSD under the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
+
+mod follower;
+mod leaving;
+pub(crate) mod memory;
+pub(crate) mod served;
+mod stock;
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_proto::{Digest, SegmentId};
+use kvplane_store::service::{CloseReason, Hold, LeavingPayload, Output, PayloadTo, PeerKey, Places, Service};
+use kvplane_sys::{IoBuf, Region, cpu};
+use kvplane_transport::mooncake::{Server, ServerOptions};
+use kvplane_transport::shm::Extent;
+use kvplane_transport::{CloseCause, OutgoingPayload, Pieces, Target, Token};
+
+use self::follower::Follower;
+use self::leaving::LeavingSegments;
+use self::memory::{PoolView, ServedMemory};
+use self::served::{DeviceSnapshot, ServedPayloads};
+use self::stock::RegisteredRanges;
+use super::reactor::connections::{Connections, LentPayload};
+use super::reactor::links::{Link, Role};
+use super::reports::Reports;
+
+/// A service, and what it needs of a host.
+pub(crate) struct ServiceSide {
+    service: Service,
+    memory: ServedMemory,
+    /// For stock engines, which send their requests over TCP in a protocol of their own.
+    stock_server: Server,
+    leaving: LeavingSegments,
+    served: ServedPayloads,
+    follower: Follower,
+}
+
+impl ServiceSide {
+    /// This service over these connections. `pool` is the memory behind its store.
+    pub(crate) fn new(
+        service: Service,
+        connections: &mut Connections,
+        pool: Option<Arc<Region>>,
+        stock: ServerOptions,
+    ) -> Self {
+        Self {
+            service,
+            stock_server: Server::new(stock),
+            leaving: LeavingSegments::default(),
+            served: ServedPayloads::new(connections, pool.as_ref()),
+            follower: Follower::default(),
+            memory: ServedMemory::new(pool),
+        }
+    }
+
+    /// The service.
+    pub(crate) const fn service(&mut self) -> &mut Service {
+        &mut self.service
+    }
+
+    /// The memory behind the store.
+    pub(crate) const fn pool(&self) -> Option<&Arc<Region>> {
+        self.memory.pool.as_ref()
+    }
+
+    /// The server for stock engines.
+    pub(crate) const fn stock_server(&self) -> &Server {
+        &self.stock_server
+    }
+
+    /// Serves stock engines that connect here.
+    pub(crate) fn listen_stock(&mut self, connections: &Connections, listener: TcpListener) -> io::Result<()> {
+        self.stock_server.listen(&connections.poller, listener)
+    }
+
+    /// The poller has said something of a connection of a stock engine.
+    pub(crate) fn stock_ready(&mut self, token: Token) {
+        self.stock_server.ready(token);
+    }
+
+    /// The names of these objects: see [`Service::names_of`].
+    pub(crate) fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
+        match &self.memory.pool {
+            Some(pool) => self.service.names_of(digests, &PoolView(pool)),
+            None => Vec::new(),
+        }
+    }
+
+    /// RDMA devices that are open, with what they did for peers.
+    pub(crate) fn rdma_snapshot(&self, connections: &Connections) -> Vec<DeviceSnapshot> {
+        self.served.snapshot(&connections.rdma)
+    }
+
+    /// A peer has connected.
+    pub(crate) fn accepted(&mut self, connections: &mut Connections, link: Link, now_ns: u64) {
+        connections.set_role(link, Role::Served);
+        self.service.peer_joined(link.peer(), link.path(), now_ns);
+    }
+
+    /// A peer's connection is gone.
+    pub(crate) fn gone(&mut self, link: Link, now_ns: u64) {
+        self.service.peer_gone(link.peer(), now_ns);
+    }
+
+    /// The payload of an answer has left, or never will.
+    pub(crate) fn payload_left(&mut self, hold: Hold, leaving: &LeavingPayload, now_ns: u64) {
+        self.service.left(leaving, hold, now_ns);
+        self.service.sent(hold);
+    }
+
+    /// Takes a peer's frame; says where its payload goes.
+    pub(crate) fn take_frame(
+        &mut self,
+        connections: &mut Connections,
+        link: Link,
+        header: &Header,
+        body: &[u8],
+        now_ns: u64,
+    ) -> Target {
+        if header.kind == Kind::Request(Operation::Rdma) {
+            self.answer_offer(connections, link, header, body, now_ns);
+            return Target::Discard;
+        }
+        let to = self.service.request(link.peer(), header, body, now_ns);
+        // Before the payload, which over shared memory is here already, and ends the reservation.
+        self.write_tails();
+        if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
+            && self.service.is_welcome(link.peer())
+        {
+            connections.tcp.trust(id);
+        }
+        let checksum = header.checksum().is_some();
+        let target = match to {
+            PayloadTo::Discard => Target::Discard,
+            PayloadTo::Place(place) => Target::Memory { buffer: self.memory.of(place), checksum },
+            PayloadTo::Places(range) => {
+                Target::Scatter { buffers: self.memory.all(self.service.places(range)), checksum }
+            }
+        };
+        let target = self.target_there(link, target);
+        if let (Link::Rdma(id), Some(buffer)) = (link, target.first())
+            && header.payload_bytes > 0
+        {
+            self.served.count(&connections.rdma, &connections.devices, id, buffer.region());
+        }
+        target
+    }
+
+    /// The payload of a peer's last frame is where it was to go.
+    pub(crate) fn payload_done(&mut self, link: Link, checksum: Option<u64>, now_ns: u64) {
+        self.service.payload_done(link.peer(), checksum, now_ns);
+    }
+
+    /// The target of a peer's payload, unless its memory was freed without being unregistered: then the payload is
+    /// thrown away and the peer learns it. Touching it would end the process.
+    fn target_there(&mut self, link: Link, target: Target) -> Target {
+        let there = match &target {
+            Target::Discard => true,
+            Target::Memory { buffer, .. } => buffer.is_mapped(),
+            Target::Scatter { buffers, .. } => IoBuf::all_mapped(buffers),
+        };
+        if there {
+            return target;
+        }
+        self.service.refuse_payload(link.peer());
+        Target::Discard
+    }
+
+    /// A peer offers an RDMA connection: from now on it is agreed on over this one.
+    fn answer_offer(&mut self, connections: &mut Connections, link: Link, header: &Header, body: &[u8], now_ns: u64) {
+        let Link::Tcp(carrier) = link else {
+            connections.close(link, CloseCause::Closed);
+            return;
+        };
+        let may = self.service.may_carry(link.peer());
+        self.service.peer_gone(link.peer(), now_ns);
+        connections.tcp.trust(carrier);
+        connections.answer_offer(carrier, header, body, may);
+    }
+
+    /// Answers peers on this host that want to map segments.
+    pub(crate) fn offer_segments(&mut self, connections: &mut Connections) {
+        while let Some((id, segment)) = connections.shm.poll_wanted() {
+            // A segment that is being unregistered is not given out any more.
+            let info = self.service.segments().info(segment);
+            let info = info.filter(|info| info.remote_accessible && info.shareable);
+            let region = self.memory.segments.get(segment).filter(|_| info.is_some());
+            let writable = info.is_some_and(|info| info.writable);
+            connections.offer_segment(id, segment, region, writable);
+        }
+    }
+
+    /// Sends the service's answers, and ends connections that it wants ended. Whether there was anything.
+    #[inline]
+    pub(crate) fn drain(&mut self, connections: &mut Connections, reports: &mut Reports, now_ns: u64) -> bool {
+        let mut progress = false;
+        self.write_tails();
+        while let Some(output) = self.service.poll_output() {
+            progress = true;
+            self.output(connections, reports, output, now_ns);
+        }
+        progress
+    }
+
+    /// Writes the tails of objects for which the service has just made room.
+    #[inline]
+    pub(crate) fn write_tails(&mut self) {
+        let Some(pool) = &self.memory.pool else { return };
+        while let Some(tail) = self.service.poll_tail() {
+            pool.copy_in(tail.offset as usize, self.service.body(tail.bytes));
+        }
+    }
+
+    fn output(&mut self, connections: &mut Connections, reports: &mut Reports, output: Output, now_ns: u64) {
+        match output {
+            Output::Frame { peer, header, body, payload } => {
+                let payload = payload.map(|(places, hold)| {
+                    let buffers: Pieces = match places {
+                        Places::One(place) => self.memory.of(place).into(),
+                        Places::Many(range) => self.memory.all(self.service.places(range)).into(),
+                    };
+                    (buffers, hold)
+                });
+                // Freed without being unregistered: touching it would end the process.
+                if let Some((buffers, hold)) = &payload
+                    && !IoBuf::all_mapped(buffers.as_slice())
+                {
+                    self.service.refuse_read(peer, &header, *hold);
+                    return;
+                }
+                let payload = payload.map(|(buffers, hold)| {
+                    let leaving = self.service.leaving(&header, now_ns);
+                    OutgoingPayload { buffers, hold: Some(connections.lend(LentPayload::Answer(hold, leaving))) }
+                });
+                let link = Link::of_peer(peer);
+                if let Link::Rdma(id) = link
+                    && let Some(buffer) = payload.as_ref().and_then(|payload| payload.buffers.as_slice().first())
+                {
+                    self.served.count(&connections.rdma, &connections.devices, id, buffer.region());
+                }
+                connections.send(link, &header, self.service.body(body), payload);
+            }
+            Output::Close { peer, reason } => {
+                if reason != CloseReason::Fenced {
+                    reports.broken();
+                    reports.problem(reason.to_string());
+                }
+                close(connections, peer, &reason);
+            }
+            Output::Unregistered { segment } => self.segment_left(connections, reports, segment, now_ns),
+        }
+    }
+
+    /// Goes on with lists of keys by one step each. Whether there was anything.
+    pub(crate) fn drive_lists(&mut self) -> bool {
+        self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_lists(&PoolView(pool)))
+    }
+
+    /// Serves stock engines. Whether there was anything.
+    pub(crate) fn serve_stock(&mut self, connections: &Connections, now_ns: u64) -> bool {
+        let mut ranges = RegisteredRanges { service: &mut self.service, segments: &self.memory.segments };
+        self.stock_server.drive(&connections.poller, &mut ranges, now_ns)
+    }
+
+    /// Gives a registered segment memory, which peers may use from now on.
+    pub(crate) fn add_segment(&mut self, connections: &mut Connections, segment: SegmentId, region: Arc<Region>) {
+        if let Some(info) = self.service.segments().info(segment).filter(|info| info.remote_accessible) {
+            let bytes = info.bytes.min(region.bytes() as u64);
+            let writable = info.writable && region.writable();
+            connections.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
+            connections.rdma.publish(segment, &region, bytes, writable);
+        }
+        self.memory.segments.set(segment, region);
+    }
+
+    /// Takes a segment from peers. [`Reports::take_free`] says when nothing uses it any more; unregistered again, it
+    /// says so again.
+    pub(crate) fn unregister(&mut self, connections: &Connections, segment: SegmentId) {
+        // At once, also where a request on a stream has to end first.
+        connections.shm.retract(segment);
+        self.service.unregister(segment);
+    }
+
+    /// The service lets go of a segment: peers that copy by themselves start no more, and those that have started are
+    /// waited for.
+    fn segment_left(&mut self, connections: &mut Connections, reports: &mut Reports, segment: SegmentId, now_ns: u64) {
+        connections.shm.retract(segment);
+        // From here on the devices let nobody in.
+        connections.rdma.retract(segment);
+        let region = self.memory.segments.take(segment);
+        if let Some(region) = region.as_ref().filter(|region| !self.memory.has(region)) {
+            connections.rdma.forget(region);
+        }
+        self.leaving.add(segment, region, now_ns);
+        self.see_off(connections, reports);
+    }
+
+    /// Reports the segments that no peer is using any more.
+    pub(crate) fn see_off(&mut self, connections: &mut Connections, reports: &mut Reports) {
+        self.leaving.see_off(&mut connections.shm, |segment| reports.segment_free(segment));
+    }
+
+    /// Closes the connections that still use a segment whose unregistering takes too long.
+    pub(crate) fn evict_users(&mut self, connections: &Connections, segment: SegmentId) {
+        self.service.evict_users(segment);
+        let mut ranges = RegisteredRanges { service: &mut self.service, segments: &self.memory.segments };
+        self.stock_server.close_users(&connections.poller, &mut ranges, segment.to_bits());
+    }
+
+    /// Rings this bell when there are new events of the service's objects.
+    pub(crate) fn follow(&mut self, bell: Option<SyncSender<()>>) {
+        self.follower.set(bell);
+    }
+
+    /// Rings the follower's bell if there is something new.
+    pub(crate) fn ring_follower(&mut self) {
+        self.follower.ring(|| self.service.next_event());
+    }
+
+    /// The service's timers that are due.
+    pub(crate) fn run_timers(&mut self, now_ns: u64) {
+        if self.service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.service.handle_timeout(now_ns);
+        }
+    }
+
+    /// When the next timer is.
+    pub(crate) fn poll_timeout(&self) -> Option<u64> {
+        [self.service.poll_timeout(), self.stock_server.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// How long the host may park for peers that ring no bell.
+    pub(crate) fn longest_park(&self, now_ns: u64) -> Duration {
+        self.leaving.longest_park(now_ns)
+    }
+
+    /// A round ends.
+    pub(crate) fn round_over(&mut self) {
+        self.service.round_over(cpu::monotonic_ns);
+    }
+}
+
+/// Ends a peer's connection: after the answers that say why, unless it is ended because the peer does not read them.
+fn close(connections: &mut Connections, peer: PeerKey, reason: &CloseReason) {
+    let link = Link::of_peer(peer);
+    let heard = matches!(reason, CloseReason::Refused(_) | CloseReason::Malformed(_));
+    if heard || matches!(link, Link::Shm(_)) {
+        connections.close_after_sending(link, CloseCause::Closed);
+    } else {
+        connections.close(link, CloseCause::Closed);
+    }
+}

@@ -1,0 +1,488 @@
+//! A host with a service, for a shard: its connections, the memory and the SSD of its store, and a client that fetches
+//! for it.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use kvplane_client::Client;
+use kvplane_proto::map::SlotOwners;
+use kvplane_proto::{Digest, SegmentId};
+use kvplane_store::service::Service;
+use kvplane_sys::{Doorbell, Region, cpu};
+use kvplane_transport::mooncake::ServerCounters;
+use kvplane_transport::{ConnectionId, Event, FaultCounters, Input, Rdma, Target};
+
+use super::config::HostConfig;
+use super::fetch::Fetcher;
+use super::reactor::Reactor;
+use super::reactor::connections::{Connections, LentPayload, OfferAnswer};
+use super::reactor::links::{Link, Role};
+use super::reactor::pass::{Arrival, Pass};
+use super::reports::{HostCounters, Reports};
+use super::service_side::ServiceSide;
+use super::service_side::served::DeviceSnapshot;
+use super::tier::{STEP, TierDevice};
+
+/// A host with a service.
+pub struct ShardHost {
+    reactor: Reactor,
+    reports: Reports,
+    service: ServiceSide,
+    /// The SSD under the service's store.
+    tier: Option<TierDevice>,
+    /// What fetches objects from former owners of the shard's slots.
+    fetcher: Option<Fetcher>,
+}
+
+impl ShardHost {
+    /// A host for this service, without connections. `pool` is the memory behind the service's store: without it, there
+    /// is neither a tier nor a client that fetches.
+    ///
+    /// # Errors
+    /// When the kernel gives no poller, or the tier cannot be on its device.
+    pub fn new(config: &HostConfig, mut service: Service, pool: Option<Arc<Region>>) -> io::Result<Self> {
+        service.set_slow_after(config.slow_after_ns);
+        if let Some(challenges) = &config.tickets {
+            service.want_tickets(challenges.clone());
+        }
+        let mut connections = config.connections(pool.clone())?;
+        connections.tcp.limit_strangers(config.strangers);
+        let mut service = ServiceSide::new(service, &mut connections, pool.clone(), config.mooncake);
+        let (mut tier, mut fetcher) = (None, None);
+        if let Some(pool) = &pool {
+            if let Some(setup) = &config.tier {
+                tier = Some(TierDevice::new(setup, service.service(), pool, &connections.poller)?);
+            }
+            if let Some(fetch) = &config.fetch {
+                let service = service.service();
+                fetcher = Some(Fetcher::new(fetch, &mut connections, service, pool, config.verify_shared)?);
+            }
+        }
+        Ok(Self { reactor: Reactor::new(connections), reports: Reports::default(), service, tier, fetcher })
+    }
+
+    /// Serves peers that connect here.
+    ///
+    /// # Errors
+    /// When the kernel does not let it be watched.
+    pub fn listen(&mut self, tcp: TcpListener, shm: Option<UnixListener>) -> io::Result<()> {
+        self.reactor.connections.listen_tcp(tcp)?;
+        match shm {
+            Some(listener) => self.listen_shm(listener),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves peers on this host that connect here.
+    ///
+    /// # Errors
+    /// When the kernel does not let it be watched.
+    pub fn listen_shm(&mut self, listener: UnixListener) -> io::Result<()> {
+        self.reactor.connections.listen_shm(listener)
+    }
+
+    /// Serves registered memory to stock Mooncake engines that connect here, without any authentication.
+    ///
+    /// # Errors
+    /// When the kernel does not let it be watched.
+    pub fn listen_mooncake(&mut self, listener: TcpListener) -> io::Result<()> {
+        self.service.listen_stock(&self.reactor.connections, listener)
+    }
+
+    /// Wakes the host when this doorbell rings.
+    ///
+    /// # Errors
+    /// When the kernel does not let it be watched.
+    pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
+        self.reactor.watch_mailbox(doorbell)
+    }
+
+    /// One round. Whether it did anything.
+    ///
+    /// # Errors
+    /// When the poller fails: the host cannot go on.
+    pub fn poll(&mut self) -> io::Result<bool> {
+        let something_came = self.reactor.look(|token| self.service.stock_ready(token))?;
+        if let (Some(absence), Some(fetcher)) = (self.reactor.begin_round(something_came), &mut self.fetcher) {
+            fetcher.side().was_away(&absence);
+        }
+        // Before anything is answered: what has come is taken, so that answers to it leave in this round.
+        let mut progress = self.take_arrivals();
+        // Before anything is fetched: requests are answered first, then what this host wants of others.
+        progress |= self.serve_store()?;
+        progress |= self.serve_fetches();
+        // After all that could have ended or begun a wait.
+        self.run_timers();
+        self.service.see_off(&mut self.reactor.connections, &mut self.reports);
+        // Last, as all of the above fills queues: a frame that was queued now leaves with its neighbours.
+        progress |= self.send_all();
+        Ok(self.reactor.end_round(progress, something_came, &mut self.reports.counters))
+    }
+
+    /// Takes what drivers have: completions and events of connections first, as payloads need room that they free.
+    fn take_arrivals(&mut self) -> bool {
+        let now_ns = self.reactor.now_ns();
+        let mut progress = self.reactor.connections.rdma.poll(now_ns);
+        progress |= self.take_events(now_ns);
+        // Answers on streams leave at once, so that the limit on waiting answers holds between two frames.
+        progress |= self.take_inputs(Reactor::next_tcp, true);
+        progress |= self.take_inputs(Reactor::next_rdma, true);
+        progress |= self.take_inputs(Reactor::next_shm, false);
+        progress
+    }
+
+    /// Answers of the service, then the tier, which works on what those left behind, then one step of each list.
+    fn serve_store(&mut self) -> io::Result<bool> {
+        let mut progress = self.drain_service();
+        progress |= self.drive_tier(self.reactor.now_ns())?;
+        progress |= self.service.drive_lists();
+        Ok(progress)
+    }
+
+    /// Takes what was fetched and submits what is wanted next; then serves stock engines.
+    fn serve_fetches(&mut self) -> bool {
+        let now_ns = self.reactor.now_ns();
+        let mut progress = false;
+        if let Some(fetcher) = &mut self.fetcher {
+            progress |= fetcher.drive(&mut self.service, &mut self.reports, now_ns);
+        }
+        progress |= self.service.serve_stock(&self.reactor.connections, now_ns);
+        progress
+    }
+
+    fn run_timers(&mut self) {
+        let now_ns = self.reactor.now_ns();
+        self.reactor.connections.expire(now_ns);
+        self.service.run_timers(now_ns);
+        if let Some(fetcher) = &mut self.fetcher {
+            fetcher.side().run_timers(now_ns);
+        }
+    }
+
+    /// Gives answers and fetches to the drivers, and has each driver send what was queued.
+    fn send_all(&mut self) -> bool {
+        let now_ns = self.reactor.now_ns();
+        let mut progress = self.drain_service();
+        if let Some(fetcher) = &mut self.fetcher {
+            progress |= fetcher.side().drain(&mut self.reactor, &mut self.reports, now_ns);
+        }
+        self.reactor.connections.flush();
+        self.service.round_over();
+        progress
+    }
+
+    fn take_events(&mut self, now_ns: u64) -> bool {
+        let mut progress = false;
+        while let Some(event) = self.reactor.connections.tcp.poll_event() {
+            progress = true;
+            self.event(event, Link::Tcp, now_ns);
+        }
+        while let Some(event) = self.reactor.connections.shm.poll_event() {
+            progress = true;
+            self.event(event, Link::Shm, now_ns);
+        }
+        while let Some(event) = self.reactor.connections.rdma.poll_event() {
+            progress = true;
+            self.event(event, Link::Rdma, self.reactor.now_ns());
+        }
+        if let Some(problem) = self.reactor.connections.rdma.take_problem() {
+            self.reports.problem(problem);
+        }
+        self.service.offer_segments(&mut self.reactor.connections);
+        progress
+    }
+
+    fn event(&mut self, event: Event, link: fn(ConnectionId) -> Link, now_ns: u64) {
+        let connections = &mut self.reactor.connections;
+        match event {
+            Event::Accepted(id) => {
+                self.reports.counters.accepted += 1;
+                self.service.accepted(connections, link(id), now_ns);
+            }
+            Event::Connected(id) => {
+                if let Some(fetcher) = &mut self.fetcher {
+                    fetcher.side().connected(connections, link(id), now_ns);
+                }
+            }
+            Event::Sent(hold) => match (connections.take_back(hold), &mut self.fetcher) {
+                (LentPayload::Answer(hold, leaving), _) => self.service.payload_left(hold, &leaving, now_ns),
+                (LentPayload::Upload(request), Some(fetcher)) => fetcher.side().upload_over(request),
+                (LentPayload::Upload(_), None) => {}
+            },
+            Event::Gone(id, why) => {
+                let link = link(id);
+                let role = connections.gone(link);
+                self.reports.connection_ended(&why, now_ns);
+                if role == Role::Served {
+                    self.service.gone(link, now_ns);
+                }
+                if let Some(fetcher) = &mut self.fetcher {
+                    fetcher.side().gone(link, role, &why, now_ns);
+                }
+            }
+        }
+    }
+
+    /// Takes what connections of one driver bring; `drains` says whether answers are given to the drivers in between.
+    /// Inlined, so that the driver is known where it is called: this runs for every frame.
+    #[inline(always)]
+    fn take_inputs(&mut self, next: fn(&mut Reactor, &mut Pass) -> Option<Arrival>, drains: bool) -> bool {
+        let mut progress = false;
+        let mut pass = self.reactor.begin_pass();
+        while let Some(arrival) = next(&mut self.reactor, &mut pass) {
+            progress = true;
+            self.take_input(&arrival, pass.body());
+            if drains {
+                self.drain_service();
+            }
+        }
+        progress
+    }
+
+    fn take_input(&mut self, arrival: &Arrival, body: &[u8]) {
+        match &arrival.input {
+            Input::Wait => {}
+            Input::Payload(checksum) => self.payload_done(arrival.link, *checksum, arrival.now_ns),
+            Input::Frame(header) => {
+                let Self { reactor, reports, service, fetcher, .. } = self;
+                let (connections, link, now_ns) = (&mut reactor.connections, arrival.link, arrival.now_ns);
+                let target = match (connections.role(link), fetcher) {
+                    (Role::Served, _) => service.take_frame(connections, link, header, body, now_ns),
+                    (Role::Carrier(id), fetcher) => {
+                        let answer = connections.take_offer_answer(id, header, body);
+                        if matches!(answer, OfferAnswer::Broken) {
+                            reports.broken();
+                        }
+                        if let Some(fetcher) = fetcher {
+                            fetcher.side().offer_answered(&answer, now_ns);
+                        }
+                        Target::Discard
+                    }
+                    (_, Some(fetcher)) => fetcher.side().take_frame(connections, reports, link, header, body, now_ns),
+                    (_, None) => Target::Discard,
+                };
+                if header.payload_bytes > 0
+                    && let Some(Input::Payload(checksum)) = connections.receive_payload(link, target)
+                {
+                    self.payload_done(link, checksum, now_ns);
+                }
+            }
+        }
+    }
+
+    fn payload_done(&mut self, link: Link, checksum: Option<u64>, now_ns: u64) {
+        if self.reactor.connections.role(link) == Role::Served {
+            self.service.payload_done(link, checksum, now_ns);
+        } else if let Some(fetcher) = &mut self.fetcher {
+            fetcher.side().payload_done(&mut self.reactor.connections, link, checksum, now_ns);
+        }
+    }
+
+    #[inline]
+    fn drain_service(&mut self) -> bool {
+        let now_ns = self.reactor.now_ns();
+        self.service.drain(&mut self.reactor.connections, &mut self.reports, now_ns)
+    }
+
+    fn drive_tier(&mut self, now_ns: u64) -> io::Result<bool> {
+        match &mut self.tier {
+            Some(tier) => tier.drive(self.service.service(), &mut self.reports, now_ns),
+            None => Ok(false),
+        }
+    }
+
+    /// The time of the present round: at most a few empty rounds old.
+    #[must_use]
+    pub const fn now_ns(&self) -> u64 {
+        self.reactor.now_ns()
+    }
+
+    /// Waits for the next event, at most `longest`. `pending` says, after sleep was announced, whether somebody put
+    /// something into the mailbox.
+    ///
+    /// # Errors
+    /// When the poller fails.
+    pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
+        let device_is_polled = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
+        if device_is_polled || self.reactor.connections.have_work() || self.service.stock_server().has_work() {
+            cpu::pause();
+            return Ok(());
+        }
+        let longest = longest.min(self.service.longest_park(self.reactor.now_ns()));
+        let slept = self.reactor.park(longest, self.poll_timeout(), || !pending())?;
+        self.reports.counters.parks += u64::from(slept);
+        Ok(())
+    }
+
+    fn poll_timeout(&self) -> Option<u64> {
+        let fetches = self.fetcher.as_ref().and_then(|fetcher| fetcher.side_ref().poll_timeout());
+        [self.service.poll_timeout(), fetches].into_iter().flatten().min()
+    }
+
+    /// Waits until the tier's device is taken, at most `longest`; without a tier, not at all. Recovery goes on after.
+    ///
+    /// # Errors
+    /// When it is another's, damaged, or does not answer: says what to do.
+    pub fn open_tier(&mut self, longest: Duration) -> Result<(), String> {
+        let until = Instant::now() + longest;
+        while let Some(tier) = &mut self.tier {
+            let service = self.service.service();
+            let driven = tier.drive(service, &mut self.reports, cpu::monotonic_ns());
+            driven.map_err(|error| format!("{}: {error}", tier.path()))?;
+            if tier.take_opening(service, &self.reports)?.is_some() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                let seconds = longest.as_secs();
+                return Err(format!("{} did not answer within {seconds} s: check the device", tier.path()));
+            }
+            self.wait_for_device().map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Writes what waits to be written, at most for `longest`. Whether all is written.
+    pub fn close_tier(&mut self, longest: Duration) -> bool {
+        let until = Instant::now() + longest;
+        while self.tier.is_some() {
+            if self.service.service().close_tier() {
+                return true;
+            }
+            let went_on = self.drive_tier(cpu::monotonic_ns());
+            if went_on.is_err() || Instant::now() >= until || self.wait_for_device().is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn wait_for_device(&mut self) -> io::Result<()> {
+        let busy = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
+        let step = if busy { Duration::ZERO } else { STEP.min(self.reactor.until_timer(self.poll_timeout())) };
+        // What else became ready is found again: nothing but edges of connections is forgotten, and those are looked
+        // at before the host parks.
+        self.reactor.wait(step)
+    }
+
+    /// The device of the tier, if there is one.
+    pub const fn tier(&mut self) -> Option<&mut TierDevice> {
+        self.tier.as_mut()
+    }
+
+    /// The service.
+    pub const fn service(&mut self) -> &mut Service {
+        self.service.service()
+    }
+
+    /// The client that fetches, if there is one.
+    pub fn client(&mut self) -> Option<&mut Client> {
+        Some(self.fetcher.as_mut()?.side().client())
+    }
+
+    /// The names of these objects: see [`Service::names_of`].
+    #[must_use]
+    pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
+        self.service.names_of(digests)
+    }
+
+    /// Serves the slots that a map of this state of the control plane gives to this shard, and fetches what was in
+    /// those that came.
+    pub fn follow_owners(&mut self, state: u64, owners: &SlotOwners) {
+        let now_ns = self.reactor.now_ns();
+        let service = self.service.service();
+        service.follow(state, owners);
+        if let Some(fetcher) = &mut self.fetcher {
+            fetcher.follow(service, owners, now_ns);
+        }
+    }
+
+    /// Rings `bell` when there are new events of the service's objects.
+    pub fn follow(&mut self, bell: Option<SyncSender<()>>) {
+        self.service.follow(bell);
+    }
+
+    /// Rings the follower's bell if there is something new.
+    pub(crate) fn ring_follower(&mut self) {
+        self.service.ring_follower();
+    }
+
+    /// Memory that peers may use.
+    pub const fn segments(&mut self) -> ServedSegments<'_> {
+        let Self { reactor, reports, service, .. } = self;
+        ServedSegments { connections: &mut reactor.connections, reports, service }
+    }
+
+    /// The RDMA devices, for what stock engines need of them.
+    pub const fn rdma(&mut self) -> &mut Rdma {
+        &mut self.reactor.connections.rdma
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &HostCounters {
+        &self.reports.counters
+    }
+
+    /// Faults made by plan so far.
+    #[must_use]
+    pub fn faults(&self) -> FaultCounters {
+        self.reactor.connections.tcp.counters()
+    }
+
+    /// Requests of stock engines.
+    #[must_use]
+    pub const fn stock_served(&self) -> &ServerCounters {
+        self.service.stock_server().counters()
+    }
+
+    /// RDMA devices that are open, with what they did for peers.
+    #[must_use]
+    pub fn rdma_snapshot(&self) -> Vec<DeviceSnapshot> {
+        self.service.rdma_snapshot(&self.reactor.connections)
+    }
+
+    /// Connections open, by any driver.
+    #[must_use]
+    pub const fn connections(&self) -> usize {
+        self.reactor.connections.open() + self.service.stock_server().open()
+    }
+}
+
+/// Registered memory of a host, and its users.
+pub struct ServedSegments<'a> {
+    connections: &'a mut Connections,
+    reports: &'a mut Reports,
+    service: &'a mut ServiceSide,
+}
+
+impl ServedSegments<'_> {
+    /// Gives a registered segment memory, which peers may use under this id.
+    pub fn add(&mut self, segment: SegmentId, region: Arc<Region>) {
+        self.service.add_segment(self.connections, segment, region);
+    }
+
+    /// Takes a segment from peers. [`Self::poll_unregistered`] says when nothing uses it any more; unregistered again,
+    /// it says so again.
+    pub fn unregister(&mut self, segment: SegmentId) {
+        self.service.unregister(self.connections, segment);
+    }
+
+    /// A segment that nothing uses any more.
+    pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
+        self.reports.take_free()
+    }
+
+    /// The processes of this host that are using a segment by themselves; 0 for one that is not visible from here.
+    pub fn users(&mut self, segment: SegmentId) -> Vec<i32> {
+        self.connections.shm.users(segment)
+    }
+
+    /// Closes the connections that still use a segment whose unregistering takes too long.
+    pub fn evict_users(&mut self, segment: SegmentId) {
+        self.service.evict_users(self.connections, segment);
+    }
+}

@@ -1,0 +1,51 @@
+//! Commands to a shard's thread, and how it carries them out.
+
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use kvplane_proto::SegmentId;
+use kvplane_proto::ids::Incarnation;
+use kvplane_proto::map::SlotOwners;
+use kvplane_store::service::SegmentInfo;
+use kvplane_sys::Region;
+
+use super::error::ShardError;
+use super::leaving::QuietWaiter;
+use crate::host::ShardHost;
+
+/// What a shard's thread is to do.
+pub(super) enum Command {
+    Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
+    Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
+    ListenShm { listener: UnixListener },
+    BeginIncarnation { incarnation: Incarnation },
+    Follow { state: u64, owners: Arc<SlotOwners> },
+    Ask(Box<dyn FnOnce(&mut ShardHost) + Send>),
+}
+
+/// Carries a command out.
+pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<QuietWaiter>) {
+    match command {
+        Command::Register { info, region, answer } => {
+            let registered = host.service().segments_mut().register(info).map_err(|error| error.to_string());
+            if let Ok(segment) = registered {
+                host.segments().add(segment, region);
+            }
+            // The caller may have given up; the segment is then simply unused.
+            let _ = answer.send(registered);
+        }
+        Command::Unregister { segment, within, answer } => {
+            host.segments().unregister(segment);
+            leaving.push(QuietWaiter::new(segment, within, answer));
+        }
+        Command::ListenShm { listener } => {
+            // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.
+            let _ = host.listen_shm(listener);
+        }
+        Command::BeginIncarnation { incarnation } => host.service().begin_incarnation(incarnation),
+        Command::Follow { state, owners } => host.follow_owners(state, &owners),
+        Command::Ask(question) => question(host),
+    }
+}

@@ -1,0 +1,253 @@
+//! The handle of a running shard. Its methods may be called from any thread.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvplane_proto::SegmentId;
+use kvplane_proto::ids::Incarnation;
+use kvplane_proto::map::SlotOwners;
+use kvplane_store::service::{SegmentInfo, TierOrder};
+use kvplane_sys::{Doorbell, PageKind, Producer, Region};
+use kvplane_ticket::{Credential, TicketKey};
+
+use super::command::Command;
+use super::error::ShardError;
+use super::limits::ANSWER_DEADLINE;
+use super::listeners::{listen_unix, when_free};
+use super::snapshot::{self, ShardSnapshot};
+use super::thread::StartFacts;
+use crate::host::ShardHost;
+
+/// Between two attempts to put something into a full mailbox.
+const MAILBOX_RETRY: Duration = Duration::from_micros(100);
+
+/// A running shard. Dropping it ends the thread.
+pub struct ShardHandle {
+    mailbox: Mutex<Option<Producer<Command>>>,
+    doorbell: Doorbell,
+    thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    facts: StartFacts,
+    shm: Mutex<Option<PathBuf>>,
+}
+
+impl ShardHandle {
+    pub(super) fn new(
+        mailbox: Producer<Command>,
+        doorbell: Doorbell,
+        thread: JoinHandle<io::Result<()>>,
+        facts: StartFacts,
+        shm: Option<PathBuf>,
+    ) -> Self {
+        let (mailbox, thread, shm) = (Mutex::new(Some(mailbox)), Mutex::new(Some(thread)), Mutex::new(shm));
+        Self { mailbox, doorbell, thread, facts, shm }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.facts.address
+    }
+
+    /// Where it listens for stock Mooncake engines.
+    #[must_use]
+    pub const fn mooncake(&self) -> Option<SocketAddr> {
+        self.facts.mooncake
+    }
+
+    /// Its Unix socket.
+    #[must_use]
+    pub fn shm(&self) -> Option<PathBuf> {
+        self.shm.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What pages its pool lies on.
+    #[must_use]
+    pub const fn page_kind(&self) -> Option<PageKind> {
+        self.facts.page_kind
+    }
+
+    /// Lets peers use this memory.
+    ///
+    /// # Errors
+    /// When the service refuses it, or the shard does not answer.
+    pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Register { info, region, answer })?;
+        self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Refused)
+    }
+
+    /// Takes memory from peers; returns when nothing uses it any more. See [`Self::unregister_within`].
+    ///
+    /// # Errors
+    /// As there, after ten seconds.
+    pub fn unregister(&self, segment: SegmentId) -> Result<(), ShardError> {
+        self.unregister_within(segment, ANSWER_DEADLINE)
+    }
+
+    /// Takes memory from peers; returns when nothing uses it any more, or after about this time. It may be
+    /// called again after any error, and waits again for users that are left; no new one comes.
+    ///
+    /// # Errors
+    /// [`ShardError::Held`] when peers still use the memory: a process of this host that was stopped in the middle of a
+    /// copy has that effect. Any other when the shard does not answer; then the same is to be assumed.
+    pub fn unregister_within(&self, segment: SegmentId, within: Duration) -> Result<(), ShardError> {
+        let (answer, wait) = sync_channel(1);
+        let until = Instant::now() + ANSWER_DEADLINE;
+        // Given up for a full mailbox, the segment would stay open to peers for good.
+        while let Err(error) = self.send(Command::Unregister { segment, within, answer: answer.clone() }) {
+            if !matches!(error, ShardError::Busy) || Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(MAILBOX_RETRY);
+        }
+        self.wait_for(&wait, within.saturating_add(ANSWER_DEADLINE))?
+    }
+
+    /// The identity of the device of its tier: none without a tier, or when the device could not be read.
+    #[must_use]
+    pub const fn device(&self) -> Option<u128> {
+        self.facts.device
+    }
+
+    /// Serves peers on this host at this path too.
+    ///
+    /// # Errors
+    /// When another process listens there, or the shard's mailbox is full.
+    pub fn listen_shm(&self, path: PathBuf) -> Result<(), ShardError> {
+        let listener = when_free(|| listen_unix(&path)).map_err(|error| ShardError::Start(error.to_string()))?;
+        *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
+        self.send(Command::ListenShm { listener })
+    }
+
+    /// Starts a new incarnation: objects are dropped, connections ended, nothing is owned until the next
+    /// [`Self::follow_owners`].
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn begin_incarnation(&self, incarnation: Incarnation) -> Result<(), ShardError> {
+        self.send(Command::BeginIncarnation { incarnation })
+    }
+
+    /// Tells the owners of the slots by a map of this state of the control plane.
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn follow_owners(&self, state: u64, owners: Arc<SlotOwners>) -> Result<(), ShardError> {
+        self.send(Command::Follow { state, owners })
+    }
+
+    /// Asks something of its tier; false when it has none.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
+        self.ask(ANSWER_DEADLINE, move |host| {
+            let now_ns = host.now_ns();
+            host.service().order_tier(order, now_ns)
+        })
+    }
+
+    /// Gives the shard the keys that the control plane has, when its ticket time is so many seconds. Until the
+    /// first, a shard that wants tickets lets nobody in.
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn learn_keys(&self, keys: Vec<TicketKey>, seconds: u64) -> Result<(), ShardError> {
+        self.send(Command::Ask(Box::new(move |host| {
+            let now_ns = host.now_ns();
+            host.service().learn_keys(keys, seconds, now_ns);
+        })))
+    }
+
+    /// Gives the shard a ticket of its own, for the shards that it fetches from.
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn set_credential(&self, credential: Arc<Credential>) -> Result<(), ShardError> {
+        self.send(Command::Ask(Box::new(move |host| {
+            let now_ns = host.now_ns();
+            if let Some(client) = host.client() {
+                client.set_credential(credential, now_ns);
+            }
+        })))
+    }
+
+    /// What it tells about itself.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn snapshot(&self) -> Result<ShardSnapshot, ShardError> {
+        self.ask(ANSWER_DEADLINE, snapshot::of)
+    }
+
+    pub(super) fn send(&self, command: Command) -> Result<(), ShardError> {
+        let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let producer = mailbox.as_mut().ok_or_else(|| ShardError::Ended("it was stopped".to_owned()))?;
+        if producer.peer_gone() {
+            drop(mailbox);
+            return Err(ShardError::Ended(self.end()));
+        }
+        producer.try_push(command).map_err(|_| ShardError::Busy)?;
+        self.doorbell.ring();
+        Ok(())
+    }
+
+    /// Has the shard's thread answer a question, at most within this time.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        longest: Duration,
+        question: impl FnOnce(&mut ShardHost) -> T + Send + 'static,
+    ) -> Result<T, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        // The caller may have given up by then.
+        self.send(Command::Ask(Box::new(move |host| drop(answer.send(question(host))))))?;
+        self.wait_for(&wait, longest)
+    }
+
+    fn wait_for<T>(&self, answer: &Receiver<T>, longest: Duration) -> Result<T, ShardError> {
+        answer.recv_timeout(longest).map_err(|error| match error {
+            RecvTimeoutError::Timeout => ShardError::Timeout,
+            RecvTimeoutError::Disconnected => ShardError::Ended(self.end()),
+        })
+    }
+
+    /// Why the shard has ended by itself, if it has.
+    pub fn ended(&self) -> Option<ShardError> {
+        let finished = {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            thread.as_ref().is_none_or(JoinHandle::is_finished)
+        };
+        finished.then(|| ShardError::Ended(self.end()))
+    }
+
+    fn end(&self) -> String {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match thread.map(JoinHandle::join) {
+            Some(Ok(Err(error))) => error.to_string(),
+            Some(Err(_)) => "its thread panicked".to_owned(),
+            Some(Ok(Ok(()))) | None => "it was stopped".to_owned(),
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.doorbell.ring();
+        self.end();
+        if let Some(path) = self.shm.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // It may be gone already; nobody listens there any more either way.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for ShardHandle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,120 @@
+//! The thread of a shard: how it is set up, and its loop.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use kvplane_store::service::Service;
+use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
+
+use super::command::{Command, obey};
+use super::config::ShardConfig;
+use super::leaving::{QuietWaiter, see_off};
+use super::listeners::{listen_unix, when_free};
+use super::tables;
+use crate::host::{ShardHost, TierDevice};
+use crate::pacing::Pacer;
+
+/// How long the tier's device may take to be opened (formatting a blank one included), and what waits to be written.
+const TIER_OPEN: Duration = Duration::from_secs(60);
+const TIER_CLOSE: Duration = Duration::from_secs(10);
+
+/// What is known of a shard once it listens.
+pub(super) struct StartFacts {
+    /// Where it listens.
+    pub(super) address: SocketAddr,
+    /// Where it listens for stock Mooncake engines.
+    pub(super) mooncake: Option<SocketAddr>,
+    /// What pages its pool lies on.
+    pub(super) page_kind: Option<PageKind>,
+    /// The device of its tier.
+    pub(super) device: Option<u128>,
+}
+
+/// Sets a shard up, says how that went, and runs it to its end.
+pub(super) fn run(
+    config: ShardConfig,
+    mut mailbox: Consumer<Command>,
+    doorbell: Doorbell,
+    started: &SyncSender<Result<StartFacts, String>>,
+) -> io::Result<()> {
+    let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
+    let name = format!("shard {}", config.identity.shard.0);
+    let (mut host, ready) = match set_up(config, doorbell) {
+        Ok(made) => made,
+        Err(why) => {
+            let _ = started.send(Err(why));
+            return Ok(());
+        }
+    };
+    let _ = started.send(Ok(ready));
+    let mut leaving: Vec<QuietWaiter> = Vec::new();
+    loop {
+        let mut progress = false;
+        while let Some(command) = mailbox.try_pop() {
+            progress = true;
+            obey(&mut host, command, &mut leaving);
+        }
+        if mailbox.peer_gone() {
+            if !host.close_tier(TIER_CLOSE) {
+                tracing::error!("{name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
+            }
+            return Ok(());
+        }
+        progress |= host.poll()?;
+        if progress {
+            host.ring_follower();
+        }
+        while let Some(notice) = host.tier().and_then(TierDevice::poll_notice) {
+            let text = notice.text;
+            if notice.is_trouble { tracing::warn!("{name}: {text}") } else { tracing::info!("{name}: {text}") }
+        }
+        let now_ns = host.now_ns();
+        if !leaving.is_empty() {
+            see_off(&mut host, &mut leaving, now_ns);
+        }
+        if progress {
+            pacer.busy(now_ns);
+        // Where nobody is connected there is nothing to be quick about, whatever the pacing.
+        } else if pacer.idle(now_ns) || host.connections() == 0 {
+            host.park(Duration::from_secs(1), || !mailbox.is_empty() || mailbox.peer_gone())?;
+        } else {
+            cpu::pause();
+        }
+    }
+}
+
+fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFacts), String> {
+    if let Some(core) = config.core {
+        // A refusal (a changed cpuset, say) costs speed, not correctness.
+        let _ = cpu::pin_current_thread(core);
+    }
+    let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024)).map_err(|error| error.to_string())?;
+    let address = tcp.local_addr().map_err(|error| error.to_string())?;
+    let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose();
+    let shm = shm.map_err(|error| error.to_string())?;
+    let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
+    let store = pool
+        .as_ref()
+        .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
+        .transpose()
+        .map_err(|error| error.to_string())?;
+    let page_kind = pool.as_ref().map(|pool| pool.page_kind());
+    let service = Service::new(config.identity, store);
+    let mut host = ShardHost::new(&config.host, service, pool).map_err(|error| error.to_string())?;
+    host.open_tier(TIER_OPEN)?;
+    host.listen(tcp, shm).map_err(|error| error.to_string())?;
+    let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose();
+    let mooncake = match stock.map_err(|error| error.to_string())? {
+        Some(listener) => {
+            let address = listener.local_addr().map_err(|error| error.to_string())?;
+            host.listen_mooncake(listener).map_err(|error| error.to_string())?;
+            Some(address)
+        }
+        None => None,
+    };
+    host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
+    let device = host.tier().and_then(|tier| tier.device());
+    Ok((host, StartFacts { address, mooncake, page_kind, device }))
+}
