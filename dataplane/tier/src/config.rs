@@ -5,11 +5,17 @@ use kvplane_proto::ConfigError;
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
 };
-use crate::index::{DEVICE_BYTES_MOST, KEY_BYTES_MOST, PAYLOAD_BYTES_MOST};
 use crate::ops::PRIORITIES;
 
 /// Alignment of the parts of the staging area.
 pub const STAGING_ALIGN_BYTES: u64 = 4_096;
+
+/// The longest key of which an entry of the index can say the length.
+pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
+/// The longest payload of which an entry of the index can say the length.
+pub(crate) const PAYLOAD_BYTES_MOST: u32 = (1 << 30) - 1;
+/// What an entry of the index can name of a device.
+pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
 /// How long objects are on average, where nobody says it.
 pub const OBJECT_BYTES: u32 = 32 << 10;

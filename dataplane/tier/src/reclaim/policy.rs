@@ -1,25 +1,21 @@
 //! Which records of a segment that is reclaimed are written again. Data in, decision out.
 
-use kvplane_proto::digest::Digest;
-
 /// What is known of a live record when its segment is reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Candidate {
-    /// The object's name.
-    pub digest: Digest,
+pub(crate) struct Candidate {
     /// Bytes that the record takes on the device.
-    pub record_bytes: u64,
+    pub(crate) record_bytes: u64,
     /// Hits since it was written or written again, counted up to [`crate::MAX_HITS`].
-    pub hits: u8,
-    /// Whether somebody wants it kept.
-    pub pinned: bool,
+    pub(crate) hits: u8,
+    /// Whether a caller wants it kept.
+    pub(crate) pinned: bool,
     /// How many more bytes of this segment may be written again.
-    pub budget_bytes: u64,
+    pub(crate) budget_bytes: u64,
 }
 
 /// What becomes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// It is appended once more.
     Reinsert,
     /// It goes.
@@ -29,17 +25,16 @@ pub enum Verdict {
 /// Reinserts what is pinned or was hit often enough, while the budget lasts; pinned records may use all of it, hot ones
 /// leave a quarter of the whole budget to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReclaimPolicy {
+pub(crate) struct ReclaimPolicy {
     /// So many hits make a record hot. 0: everything is.
-    pub hot_hits: u8,
+    pub(crate) hot_hits: u8,
     /// The budget of a whole segment.
-    pub budget_bytes: u64,
+    pub(crate) budget_bytes: u64,
 }
 
 impl ReclaimPolicy {
     /// What becomes of `candidate`.
-    #[must_use]
-    pub const fn decide(&self, candidate: &Candidate) -> Verdict {
+    pub(crate) const fn decide(&self, candidate: &Candidate) -> Verdict {
         let reserved = if candidate.pinned { 0 } else { self.budget_bytes / 4 };
         let wanted = candidate.pinned || candidate.hits >= self.hot_hits;
         if wanted && candidate.record_bytes + reserved <= candidate.budget_bytes {
@@ -58,7 +53,7 @@ mod tests {
     fn hot_and_pinned_stay_within_the_budget() {
         let policy = ReclaimPolicy { hot_hits: 2, budget_bytes: 400 };
         let decide = |hits, pinned, budget_bytes| {
-            let candidate = Candidate { digest: Digest(1), record_bytes: 100, hits, pinned, budget_bytes };
+            let candidate = Candidate { record_bytes: 100, hits, pinned, budget_bytes };
             policy.decide(&candidate) == Verdict::Reinsert
         };
         assert!(decide(2, false, 400) && decide(2, false, 200) && decide(0, true, 100));

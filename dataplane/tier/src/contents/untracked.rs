@@ -9,14 +9,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::digest::Digest;
 
-use super::Tier;
-
 /// Digests of one kind that are told apart.
 const DIGESTS_MOST: usize = 16 << 10;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct UntrackedObjects {
+pub(crate) struct UntrackedObjects {
     /// Whether there was anything of the first kind in this incarnation.
     any: bool,
     /// Whether not all digests of the first kind are known.
@@ -63,8 +61,23 @@ impl PassingDigests {
 }
 
 impl UntrackedObjects {
+    /// Whether there may be records that could not be read, written or removed, and what was given up because of that.
+    pub(crate) const fn is_any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether there are segments of which a scan could not make out everything.
+    pub(crate) fn has_unclear(&self) -> bool {
+        !self.unclear.is_empty()
+    }
+
+    /// Whether more will be known soon, as a segment that was scanned is being sealed.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.unclear.values().any(|gets_footer| *gets_footer)
+    }
+
     /// There may be a record of this digest.
-    pub(super) fn note(&mut self, digest: Digest) {
+    pub(crate) fn note(&mut self, digest: Digest) {
         self.any = true;
         if self.all || self.digests.len() == DIGESTS_MOST {
             self.note_all();
@@ -74,110 +87,65 @@ impl UntrackedObjects {
     }
 
     /// There may be records of any digest.
-    pub(super) fn note_all(&mut self) {
+    pub(crate) fn note_all(&mut self) {
         (self.any, self.all) = (true, true);
         self.digests.clear();
     }
 
     /// Something went wrong that leaves no records but those that are noted.
-    pub(super) fn note_fault(&mut self) {
+    pub(crate) fn note_fault(&mut self) {
         self.any = true;
     }
 
     /// A tombstone of this sequence was appended.
-    pub(super) fn removed(&mut self, sequence: u64, digest: Digest) {
+    pub(crate) fn removed(&mut self, sequence: u64, digest: Digest) {
         self.removed.push(sequence, digest);
     }
 
     /// All tombstones up to this sequence are durable.
-    pub(super) fn removals_durable(&mut self, sequence: u64) {
+    pub(crate) fn removals_durable(&mut self, sequence: u64) {
         self.removed.pass(sequence);
     }
 
     /// A record of the segment of this generation was given up.
-    pub(super) fn reclaimed(&mut self, generation: u64, digest: Digest) {
+    pub(crate) fn reclaimed(&mut self, generation: u64, digest: Digest) {
         self.reclaimed.push(generation, digest);
     }
 
     /// It is durable that segments of lesser generations hold nothing that counts.
-    pub(super) fn reclaim_durable(&mut self, oldest_live: u64) {
+    pub(crate) fn reclaim_durable(&mut self, oldest_live: u64) {
         self.reclaimed.pass(oldest_live.saturating_sub(1));
     }
 
     /// A segment was scanned; it gets a footer, or not.
-    pub(super) fn scanned(&mut self, segment: u32, gets_footer: bool) {
+    pub(crate) fn scanned(&mut self, segment: u32, gets_footer: bool) {
         self.unclear.insert(segment, gets_footer);
     }
 
     /// A segment that was scanned gets no footer after all.
-    pub(super) fn no_footer(&mut self, segment: u32) {
+    pub(crate) fn no_footer(&mut self, segment: u32) {
         self.unclear.entry(segment).and_modify(|gets_footer| *gets_footer = false);
     }
 
     /// What a segment has is known by now, or is over.
-    pub(super) fn settled(&mut self, segment: u32) {
+    pub(crate) fn settled(&mut self, segment: u32) {
         self.unclear.remove(&segment);
     }
 
     /// Whether a segment that was scanned gets a footer.
-    pub(super) fn gets_footer(&self, segment: u32) -> bool {
+    pub(crate) fn gets_footer(&self, segment: u32) -> bool {
         self.unclear.get(&segment) == Some(&true)
     }
 
     /// Whether there may be a record of this digest that is not in an unclear segment.
-    fn is_noted(&self, digest: Digest) -> bool {
+    pub(crate) fn is_noted(&self, digest: Digest) -> bool {
         self.all || self.digests.contains(&digest)
     }
 
-    fn may_have(&self, digest: Digest) -> bool {
+    /// Whether there may be a record of this digest.
+    pub(crate) fn may_have(&self, digest: Digest) -> bool {
         let sure = !self.is_noted(digest) && self.unclear.is_empty();
         !sure || self.removed.may_have(digest) || self.reclaimed.may_have(digest)
-    }
-}
-
-impl Tier {
-    /// Whether the device may have objects that the index does not know and the next start finds: what could not be
-    /// read, written or removed, and what was given up because of that.
-    #[must_use]
-    pub const fn is_untracked(&self) -> bool {
-        self.untracked.any
-    }
-
-    /// Whether that will be known better soon: what recovery scanned is being sealed.
-    #[must_use]
-    pub fn is_settling(&self) -> bool {
-        self.writable() && self.untracked.unclear.values().any(|gets_footer| *gets_footer)
-    }
-
-    /// Whether the device may have records, of what the index does not know, that a restart would find: also those
-    /// whose removal is not durable yet.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.is_untracked()
-            || !self.untracked.unclear.is_empty()
-            || !self.is_running()
-            || self.reclaim.is_active()
-            || self.generations.is_ahead(self.flushes.durable_sequence())
-    }
-
-    /// True where an object that the index does not know may come to light: in what recovery has not looked at, at the
-    /// next start, or as a tombstone under way fails.
-    #[must_use]
-    pub fn may_find(&self, digest: Digest) -> bool {
-        let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.strikes.may_return(digest);
-        !self.is_blank() && may_come
-    }
-
-    /// Whether records are still being found.
-    #[must_use]
-    pub fn is_recovering(&self) -> bool {
-        self.is_open() && !self.is_running() && self.degraded() != Some(crate::Reason::Gone)
-    }
-
-    /// Whether the next start may find an object: the index knows it, or what the index lost may be of its digest.
-    #[must_use]
-    pub fn may_have(&self, digest: Digest) -> bool {
-        let doubtful = self.untracked.may_have(digest) || !self.is_running();
-        !self.is_blank() && (doubtful || self.index.find(digest).is_some())
     }
 }
 
@@ -192,9 +160,9 @@ mod tests {
     #[test]
     fn what_is_noted_counts_and_nothing_else() {
         let mut untracked = UntrackedObjects::default();
-        assert!(!untracked.any);
+        assert!(!untracked.is_any());
         untracked.note(digest(1));
-        assert!(untracked.any && untracked.may_have(digest(1)) && !untracked.may_have(digest(2)));
+        assert!(untracked.is_any() && untracked.may_have(digest(1)) && !untracked.may_have(digest(2)));
         untracked.scanned(7, true);
         assert!(untracked.may_have(digest(2)));
         untracked.settled(7);
@@ -214,7 +182,7 @@ mod tests {
             assert_eq!(untracked.may_have(digest(number)), (15..=20).contains(&number), "{number}");
         }
         untracked.reclaim_durable(11);
-        assert!(!untracked.may_have(digest(20)) && !untracked.any);
+        assert!(!untracked.may_have(digest(20)) && !untracked.is_any());
     }
 
     #[test]

@@ -11,7 +11,9 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
 
+use crate::config::{DEVICE_BYTES_MOST, KEY_BYTES_MOST, PAYLOAD_BYTES_MOST};
 use crate::format::{AWAY_MOST, FooterEntry, Kind, Shape, UNIT_BYTES};
+use crate::types::RecordView;
 
 /// The most times that a hit is counted.
 pub const MAX_HITS: u8 = 3;
@@ -26,16 +28,10 @@ const REMOVED: u8 = 8;
 const HITS_SHIFT: u32 = 4;
 const HITS: u8 = 3 << HITS_SHIFT;
 
-/// The longest key of which an entry can say the length.
-pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
 /// Whether a payload names parts of a longer object: no payload is so long that it needs this bit.
 const NAMES_PARTS: u32 = 1 << 31;
 /// Whether a second owner is to have the object too: nor is this bit needed.
 const COPIED: u32 = 1 << 30;
-/// The longest payload of which an entry can say the length.
-pub(crate) const PAYLOAD_BYTES_MOST: u32 = COPIED - 1;
-/// What an entry can name of a device.
-pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
 /// What is known of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place`
 /// has, from the lowest bit on: 40 bits of the head's place in units, 13 of the key's length, 5 of the blocks between
@@ -58,6 +54,7 @@ const EMPTY: Entry =
 pub const BYTES_PER_OBJECT: usize = (size_of::<Entry>() * 7).div_ceil(6);
 
 const _: () = assert!(size_of::<Entry>() == 52 && BYTES_PER_OBJECT <= 64);
+const _: () = assert!(PAYLOAD_BYTES_MOST < COPIED && DEVICE_BYTES_MOST == UNIT_BYTES << 40);
 
 const fn split(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
@@ -127,6 +124,21 @@ impl Entry {
     /// Blocks between its head and its payload.
     pub(crate) const fn away(&self) -> u8 {
         (join(self.place) >> 53) as u8 & AWAY_MOST
+    }
+
+    /// What the host sees of it.
+    pub(crate) const fn view(&self) -> RecordView {
+        let shape = self.shape();
+        RecordView {
+            digest: self.digest(),
+            version: self.version(),
+            payload_bytes: shape.payload_bytes,
+            key_bytes: shape.key_bytes,
+            extent: shape.extent,
+            pinned: self.is_pinned(),
+            names_parts: shape.names_parts,
+            copied: shape.copied,
+        }
     }
 
     pub(crate) const fn is_removed(&self) -> bool {

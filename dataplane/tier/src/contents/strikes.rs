@@ -1,4 +1,4 @@
-//! Tombstones of replacements under way, and what the tier has again if one of them cannot be written.
+//! Tombstones of replacements in flight, and what the tier has again if one of them cannot be written.
 //!
 //! A replacement strikes out the record that it replaces before it is acknowledged. If the tombstone cannot be written
 //! the replacement is refused, and its object counts again; not so if anything later was put, replaced or removed:
@@ -11,15 +11,15 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::digest::Digest;
 
-use crate::index::Entry;
+use super::index::Entry;
 use crate::types::Token;
 
 /// A record that a tombstone strikes out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Struck {
-    pub(super) entry: Entry,
+pub(crate) struct Struck {
+    pub(crate) entry: Entry,
     /// Of the segment that has the record.
-    pub(super) generation: u64,
+    pub(crate) generation: u64,
 }
 
 /// A tombstone of a replacement.
@@ -31,27 +31,27 @@ struct Strike {
     has_failed: bool,
 }
 
-/// Tombstones of replacements, oldest first for each digest; not more under way than there are waiters.
+/// Tombstones of replacements, oldest first for each digest; not more in flight than there are waiters.
 #[derive(Debug, Default)]
-pub(super) struct Strikes {
+pub(crate) struct Strikes {
     by_digest: BTreeMap<Digest, Vec<Strike>>,
     by_token: BTreeMap<Token, Digest>,
 }
 
 impl Strikes {
-    /// A tombstone under way strikes out `struck`.
-    pub(super) fn begin(&mut self, token: Token, digest: Digest, struck: Option<Struck>) {
+    /// A tombstone in flight strikes out `struck`.
+    pub(crate) fn begin(&mut self, token: Token, digest: Digest, struck: Option<Struck>) {
         self.by_token.insert(token, digest);
         self.by_digest.entry(digest).or_default().push(Strike { token, struck, has_failed: false });
     }
 
     /// True while an object that the index does not know may be given back to it.
-    pub(super) fn may_return(&self, digest: Digest) -> bool {
+    pub(crate) fn may_return(&self, digest: Digest) -> bool {
         self.by_digest.contains_key(&digest)
     }
 
     /// Nothing of a digest is given back any more: it was removed.
-    pub(super) fn forget(&mut self, digest: Digest) {
+    pub(crate) fn forget(&mut self, digest: Digest) {
         for strike in self.by_digest.remove(&digest).into_iter().flatten() {
             self.by_token.remove(&strike.token);
         }
@@ -59,7 +59,7 @@ impl Strikes {
 
     /// An object was put, and had another struck out by itself or not. Nothing older is given back, but for what this
     /// put replaces where that is not struck out yet.
-    pub(super) fn put(&mut self, digest: Digest, has_replaced: bool) {
+    pub(crate) fn put(&mut self, digest: Digest, has_replaced: bool) {
         let Some(strikes) = self.by_digest.get(&digest) else { return };
         if has_replaced || strikes.iter().all(|strike| strike.has_failed) {
             self.forget(digest);
@@ -67,7 +67,7 @@ impl Strikes {
     }
 
     /// A tombstone is written or has failed; its digest, if an object may have to be given back now.
-    pub(super) fn end(&mut self, token: Token, good: bool) -> Option<Digest> {
+    pub(crate) fn end(&mut self, token: Token, good: bool) -> Option<Digest> {
         let digest = self.by_token.remove(&token)?;
         let strikes = self.by_digest.get_mut(&digest)?;
         let at = strikes.iter().position(|strike| strike.token == token)?;
@@ -89,8 +89,8 @@ impl Strikes {
     }
 
     /// The entry that the index, which has nothing of this digest, is to have again; `None` while a later tombstone is
-    /// under way.
-    pub(super) fn give_back(&mut self, digest: Digest) -> Option<Struck> {
+    /// in flight.
+    pub(crate) fn give_back(&mut self, digest: Digest) -> Option<Struck> {
         let strikes = self.by_digest.get(&digest)?;
         let last = strikes.iter().rev().find(|strike| !strike.has_failed || strike.struck.is_some());
         match last {

@@ -8,16 +8,16 @@ use crate::format::FilledNote;
 
 /// The statements of a header in preparation about the segments before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Heritage {
-    pub(super) oldest_live: u64,
+pub(crate) struct Heritage {
+    pub(crate) oldest_live: u64,
     /// The generation of the segment that was opened last in this incarnation.
-    pub(super) previous: u64,
-    pub(super) filled: Option<FilledNote>,
+    pub(crate) previous: u64,
+    pub(crate) filled: Option<FilledNote>,
 }
 
 /// The generations of a tier's segments.
 #[derive(Debug, Default)]
-pub(super) struct Generations {
+pub(crate) struct Generations {
     /// Segments of lesser generations hold nothing that counts.
     oldest_live: u64,
     /// The value of `oldest_live` that a durable header states.
@@ -33,37 +33,37 @@ pub(super) struct Generations {
 }
 
 impl Generations {
-    pub(super) const fn oldest_live(&self) -> u64 {
+    pub(crate) const fn oldest_live(&self) -> u64 {
         self.oldest_live
     }
 
-    pub(super) const fn durable_oldest_live(&self) -> u64 {
+    pub(crate) const fn durable_oldest_live(&self) -> u64 {
         self.durable_oldest_live
     }
 
-    pub(super) const fn is_preparing(&self) -> bool {
+    pub(crate) const fn is_preparing(&self) -> bool {
         self.preparing.is_some()
     }
 
     /// Segments of lesser generations than this hold nothing that counts.
-    pub(super) fn raise(&mut self, oldest_live: u64) {
+    pub(crate) fn raise(&mut self, oldest_live: u64) {
         self.oldest_live = self.oldest_live.max(oldest_live);
     }
 
     /// All headers were read: what they say is durable.
-    pub(super) const fn headers_read(&mut self) {
+    pub(crate) const fn headers_read(&mut self) {
         self.durable_oldest_live = self.oldest_live;
     }
 
     /// The header of a segment is being written: what it says.
-    pub(super) const fn prepare(&mut self, segment: u32) -> Heritage {
+    pub(crate) const fn prepare(&mut self, segment: u32) -> Heritage {
         self.preparing = Some(segment);
         self.prepared_oldest_live = self.oldest_live;
         Heritage { oldest_live: self.oldest_live, previous: self.last_opened, filled: self.filled }
     }
 
     /// The header is durable, or was not written.
-    pub(super) const fn prepared(&mut self, is_durable: bool) {
+    pub(crate) const fn prepared(&mut self, is_durable: bool) {
         self.preparing = None;
         if is_durable {
             self.durable_oldest_live = self.prepared_oldest_live;
@@ -71,23 +71,23 @@ impl Generations {
     }
 
     /// A segment of this generation takes records from now on.
-    pub(super) const fn opened(&mut self, generation: u64) {
+    pub(crate) const fn opened(&mut self, generation: u64) {
         self.last_opened = generation;
     }
 
     /// The open segment takes no more records.
-    pub(super) const fn filled(&mut self, note: FilledNote) {
+    pub(crate) const fn filled(&mut self, note: FilledNote) {
         self.filled = Some(note);
     }
 
     /// A tombstone was appended.
-    pub(super) const fn tombstone(&mut self, sequence: u64) {
+    pub(crate) const fn tombstone(&mut self, sequence: u64) {
         self.last_tombstone = sequence;
     }
 
     /// True where a restart could find what was removed, or what gave way: a tombstone beyond this sequence, which is
     /// durable, or a generation that no durable header gives up.
-    pub(super) const fn is_ahead(&self, durable_sequence: u64) -> bool {
+    pub(crate) const fn is_ahead(&self, durable_sequence: u64) -> bool {
         self.last_tombstone > durable_sequence || self.durable_oldest_live < self.oldest_live
     }
 }
