@@ -63,7 +63,7 @@ pub(crate) struct Contents {
     /// Objects dropped by reclaim.
     evicted: u64,
     /// Records that were not whole, since the start.
-    pub(crate) harm: Harm,
+    harm: Harm,
 }
 
 impl Contents {
@@ -116,6 +116,16 @@ impl Contents {
 
     pub(crate) const fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// Records that were not whole, since the start.
+    pub(crate) const fn harm(&self) -> Harm {
+        self.harm
+    }
+
+    /// A record, or a page of a footer, is not whole.
+    pub(crate) const fn count_harm(&mut self, miss: Miss) {
+        self.harm.count(miss);
     }
 
     /// Objects in the index.
@@ -277,8 +287,7 @@ impl Contents {
     /// The index loses everything that is in a segment, and nobody else knows what that was; how many objects they are.
     pub(crate) fn forget_segment(&mut self, segment: u32, device: &Device) -> u32 {
         let (start, end) = (device.segment_at(segment), device.segment_at(segment + 1));
-        let at = &mut self.segments[segment];
-        let (generation, untracked) = (at.generation, &mut self.untracked);
+        let (generation, untracked) = (self.segments[segment].generation, &mut self.untracked);
         let dropped = self.index.retain(|entry| {
             let stays = entry.is_removed() || entry.offset() < start || entry.offset() >= end;
             if !stays {
@@ -286,8 +295,7 @@ impl Contents {
             }
             stays
         });
-        self.live_bytes -= at.live_bytes;
-        (at.live_bytes, at.live_records) = (0, 0);
+        self.live_bytes -= self.segments.clear_live(segment);
         self.evicted += u64::from(dropped);
         dropped
     }
@@ -319,11 +327,14 @@ impl Contents {
             self.tombstones_held = self.tombstones_held.wrapping_add(if add { 1 } else { u64::MAX });
             return;
         }
-        let bytes = device.record_bytes(entry.shape());
-        let at = &mut self.segments[device.segment_of(entry.offset())];
-        at.live_bytes = if add { at.live_bytes + bytes } else { at.live_bytes - bytes };
-        at.live_records = if add { at.live_records + 1 } else { at.live_records - 1 };
-        self.live_bytes = if add { self.live_bytes + bytes } else { self.live_bytes - bytes };
+        let (segment, bytes) = (device.segment_of(entry.offset()), device.record_bytes(entry.shape()));
+        if add {
+            self.live_bytes += bytes;
+            self.segments.add_live(segment, bytes);
+        } else {
+            self.live_bytes -= bytes;
+            self.segments.take_live(segment, bytes);
+        }
     }
 
     /// Asserts every invariant. Walks everything.
@@ -350,7 +361,100 @@ impl Contents {
             assert_eq!(counted, live[number as usize], "live bytes and records of segment {number}");
         }
         assert_eq!(self.live_bytes, live.iter().map(|(bytes, _)| bytes).sum::<u64>(), "live bytes");
-        let generations = self.segments.filled.iter().map(|segment| self.segments[*segment].generation);
-        assert!(generations.is_sorted(), "segments are filled in the order of their generations");
+        self.segments.check();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{FooterEntry, Shape};
+    use crate::types::Token;
+
+    fn device() -> Device {
+        Device::new(TierConfig::for_device(1 << 30, 4096))
+    }
+
+    fn open(phase: Phase, device: &Device) -> Contents {
+        let mut contents = Contents::new(device.config());
+        contents.sequences.claim(1);
+        contents.enter(phase);
+        contents
+    }
+
+    fn entry(number: u64, sequence: u64, segment: u32, device: &Device) -> Entry {
+        let shape = Shape { payload_bytes: 5000, key_bytes: 3, extent: true, names_parts: false, copied: false };
+        let (kind, digest, version) = (Kind::Object, Digest::of(b"", &number.to_le_bytes()), Version(sequence));
+        let (unit, away, payload_checksum, pinned) = (64, 0, 0, false);
+        let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
+        Entry::listed(&listed, device.segment_at(segment))
+    }
+
+    #[test]
+    fn the_live_bytes_of_segments_follow_the_index() {
+        let device = device();
+        let mut contents = open(Phase::Running, &device);
+        let (first, second) = (entry(1, 5, 0, &device), entry(2, 6, 1, &device));
+        assert!(contents.place(first, &device) && contents.place(second, &device));
+        contents.segments.found_generation(1, 3);
+        let both = contents.live_bytes();
+        contents.check(&device);
+        assert!(contents.place(entry(1, 7, 1, &device), &device), "in place of the first");
+        assert_eq!((contents.segments[0].live_records, contents.segments[1].live_records), (0, 2));
+        assert!(!contents.forget_record(first.digest(), 5, &device), "it is not the one that counts");
+        assert_eq!((contents.live_bytes(), contents.objects()), (both, 2));
+        contents.check(&device);
+        assert_eq!(contents.forget_segment(1, &device), 2);
+        assert_eq!((contents.live_bytes(), contents.objects(), contents.evicted()), (0, 0, 2));
+        assert!(contents.may_have(second.digest(), &device), "until a durable header gives the segment up");
+        contents.check(&device);
+    }
+
+    #[test]
+    fn while_recovery_goes_on_a_lost_record_leaves_a_mark() {
+        let device = device();
+        let mut contents = open(Phase::Recovering, &device);
+        let found = entry(1, 5, 0, &device);
+        contents.segments.show(0);
+        assert!(contents.place(found, &device) && contents.shown(found.digest(), &device).is_some());
+        contents.quarantine(&found, Miss::Damaged, &device);
+        assert!(contents.shown(found.digest(), &device).is_none() && contents.is_current(found.digest(), 5));
+        assert_eq!((contents.objects(), contents.tombstones_held(), contents.harm().damaged), (0, 1, 1));
+        contents.check(&device);
+        contents.drop_removals();
+        contents.enter(Phase::Running);
+        assert_eq!(contents.index.len(), 0);
+        assert!(contents.may_have(found.digest(), &device) && contents.is_doubtful(false, 0));
+    }
+
+    #[test]
+    fn what_is_older_than_a_lost_removal_is_given_up() {
+        let device = device();
+        let mut contents = open(Phase::Recovering, &device);
+        let (older, newer) = (entry(1, 5, 0, &device), entry(2, 9, 0, &device));
+        assert!(contents.place(older, &device) && contents.place(newer, &device));
+        contents.raise_floor(7, &device);
+        contents.raise_floor(6, &device);
+        assert_eq!((contents.given_up(), contents.objects()), (1, 1));
+        assert!(!contents.is_believed(6) && contents.is_believed(7) && contents.is_current(newer.digest(), 9));
+        contents.enter(Phase::Running);
+        assert!(contents.may_find(older.digest(), &device) && !contents.may_find(newer.digest(), &device));
+        contents.check(&device);
+    }
+
+    #[test]
+    fn what_was_struck_out_comes_back_where_its_segment_is_as_it_was() {
+        for generation in [3, 4] {
+            let device = device();
+            let mut contents = open(Phase::Running, &device);
+            let struck = entry(1, 5, 0, &device);
+            contents.segments.step(0, SegmentEvent::FoundSealed);
+            contents.segments.found_generation(0, 3);
+            contents.strikes.begin(Token(1), struck.digest(), Some(Struck { entry: struck, generation }));
+            assert_eq!(contents.strikes.end(Token(1), false), Some(struck.digest()));
+            contents.give_back(struck.digest(), &device);
+            assert_eq!(contents.is_current(struck.digest(), 5), generation == 3);
+            contents.check(&device);
+        }
     }
 }

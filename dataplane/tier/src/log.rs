@@ -31,7 +31,7 @@ pub(crate) use sums::ChunkSums;
 pub(crate) use writer::{Record, Writer};
 
 use crate::config::TierConfig;
-use crate::contents::{Contents, Entry, Phase, SegmentEvent};
+use crate::contents::{Contents, Entry, Phase};
 use crate::device::Device;
 use crate::memory::Memory;
 use crate::ops::Fault;
@@ -145,7 +145,7 @@ impl Log {
         memory: &mut dyn Memory,
     ) -> Option<(EndedGroup, Option<Reason>)> {
         let group = self.writer.groups.end(number)?;
-        self.contents.segments[group.segment].groups -= 1;
+        self.contents.segments.end_group(group.segment);
         let reason = match result {
             Ok(()) => {
                 self.writer.flushes.note_write(now_ns);
@@ -230,10 +230,7 @@ impl Log {
         if let Some(group) = group {
             self.lose_records(group);
         }
-        if !self.contents.segments[segment].bad {
-            self.contents.segments[segment].bad = true;
-            self.counts.bad_segments += 1;
-        }
+        self.counts.bad_segments += u32::from(self.contents.segments.mark_bad(segment));
         self.writer.retire(segment, &mut self.device, &mut self.contents, memory);
         let segments = self.counts.bad_segments;
         match fault {
@@ -284,14 +281,12 @@ impl Log {
         if result.is_err() {
             // What the segment held before counts no more, and what its header says now is unknown.
             untracked.note_fault();
-            segments.step(segment, SegmentEvent::Fail);
-            segments.step(segment, SegmentEvent::Discard);
+            segments.discard(segment);
             return;
         }
         untracked.reclaim_durable(generations.durable_oldest_live());
         untracked.settled(segment);
-        segments.step(segment, SegmentEvent::Prepared);
-        segments.ready = Some(segment);
+        segments.prepared(segment);
     }
 
     /// A page of a footer is written, or was not; why nothing may be written any more, if so.

@@ -12,7 +12,7 @@ pub use blank::ENDS_BYTES;
 pub(crate) use notes::Notes;
 
 use crate::config::TierConfig;
-use crate::contents::{INCARNATIONS_MOST, Phase, SegmentEvent};
+use crate::contents::{INCARNATIONS_MOST, Phase};
 use crate::device::{Device, HEADER_PLACES, Owner};
 use crate::format::{
     FORMAT_VERSION, SUPERBLOCK_BYTES, SUPERBLOCK_IO_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound,
@@ -217,8 +217,7 @@ impl Opening {
         self.step = Step::Over;
         let contents = &mut log.contents;
         for segment in 0..log.device.config().segments {
-            contents.segments.step(segment, SegmentEvent::FoundFree);
-            contents.segments.free.push_back(segment);
+            contents.segments.found_free(segment);
         }
         contents.sequences.begin();
         log.enter(Phase::Running);

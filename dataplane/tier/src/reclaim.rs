@@ -10,7 +10,7 @@ mod moves;
 mod policy;
 
 use crate::config::{Layout, TierConfig};
-use crate::contents::{Entry, SegmentEvent, SegmentState};
+use crate::contents::{Contents, Entry, SegmentState};
 use crate::device::Owner;
 use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
 use crate::log::{
@@ -19,7 +19,7 @@ use crate::log::{
 use crate::memory::Memory;
 use crate::ops::{Fault, Priority};
 use crate::slots::SlotId;
-use crate::types::Event;
+use crate::types::{Event, Miss};
 use moves::{Move, MoveState, Moves};
 use policy::{Candidate, ReclaimPolicy, Verdict};
 
@@ -189,7 +189,7 @@ impl Reclaim {
         if preparing || !(crowded || few) {
             return;
         }
-        let Some(segment) = contents.segments.filled.front().copied() else {
+        let Some(segment) = contents.segments.oldest() else {
             self.wanted_free = 0;
             return;
         };
@@ -202,9 +202,8 @@ impl Reclaim {
         if !matches!(state, SegmentState::Sealed | SegmentState::Retired) || !is_written {
             return;
         }
-        contents.segments.filled.pop_front();
+        contents.segments.reclaim_oldest();
         self.turns_left = self.turns_left.saturating_sub(1);
-        contents.segments.step(segment, SegmentEvent::Reclaim);
         // However short the records are, and however hot: each turn makes room in a full index, and in full footers.
         let listed = Layout::entries_most(config);
         let most = u64::from(if crowded { contents.segments[segment].live_records } else { listed });
@@ -223,8 +222,8 @@ impl Reclaim {
     pub(crate) fn victim_filled(&mut self, result: Result<(), Fault>, log: &mut Log) {
         let Some(victim) = &mut self.victim else { return };
         victim.stage = Stage::Listing(victim.window.first(), 0);
-        if result.is_err() {
-            log.contents.harm.unread += 1;
+        if let Err(fault) = result {
+            log.contents.count_harm(Miss::Fault(fault));
             self.drop_victim(log);
         }
     }
@@ -245,7 +244,7 @@ impl Reclaim {
             let Some(Victim { segment, mut window, .. }) = self.victim else { return };
             let generation = log.contents.segments[segment].generation;
             let Some(found) = window.load(page, generation, &mut self.page, &log.device, memory) else {
-                log.contents.harm.damaged += 1;
+                log.contents.count_harm(Miss::Damaged);
                 return self.drop_victim(log);
             };
             let bytes = core::mem::take(&mut self.page);
@@ -429,18 +428,12 @@ impl Reclaim {
         let left = self.victim.as_ref().map_or(0, |victim| log.contents.segments[victim.segment].live_bytes);
         if left > 0 {
             // The footer did not list what the index knows: the device gave us a wrong one.
-            log.contents.harm.damaged += 1;
+            log.contents.count_harm(Miss::Damaged);
             self.drop_victim(log);
         }
         let Some(victim) = self.victim.take() else { return };
-        let segments = &mut log.contents.segments;
-        let at = &segments[victim.segment];
-        log.contents.generations.raise(at.generation + 1);
-        if at.bad {
-            segments.step(victim.segment, SegmentEvent::Discard);
-        } else {
-            segments.step(victim.segment, SegmentEvent::Release);
-            segments.free.push_back(victim.segment);
-        }
+        let Contents { segments, generations, .. } = &mut log.contents;
+        generations.raise(segments[victim.segment].generation + 1);
+        segments.release(victim.segment);
     }
 }

@@ -153,8 +153,7 @@ impl Recovery {
             let Some(segment) = self.queue.pop_front() else { return };
             if log.contents.segments[segment].generation < log.contents.generations.oldest_live() {
                 // What was learnt from the records of a segment without a header.
-                log.contents.segments.step(segment, SegmentEvent::FoundFree);
-                log.contents.segments.free.push_back(segment);
+                log.contents.segments.found_free(segment);
                 self.known[segment as usize] = true;
                 self.show_known(&mut log.contents);
                 continue;
@@ -287,7 +286,7 @@ impl Recovery {
             self.removal_lost(durable_sequence + 1, device, contents);
         }
         let misses_removals = misses_between || misses_last;
-        contents.segments[segment].generation = generation;
+        contents.segments.found_generation(segment, generation);
         contents.generations.raise(found.oldest_live);
         if !has_header {
             // The next start may see another header, and what this one takes for stale.
@@ -318,12 +317,10 @@ impl Recovery {
         log.writer.seals.return_list(found.entries);
         let segments = &mut log.contents.segments;
         if found.is_whole {
-            segments.step(segment, SegmentEvent::FoundFree);
-            segments.free.push_front(segment);
+            segments.found_unused(segment);
         } else {
             self.report.unreadable_segments += 1;
-            segments.step(segment, SegmentEvent::Fail);
-            segments.step(segment, SegmentEvent::Discard);
+            segments.discard(segment);
         }
     }
 
@@ -360,19 +357,17 @@ impl Recovery {
     /// Shows the segments of which everything newer is known.
     fn show_known(&mut self, contents: &mut Contents) {
         while let Some(next) = self.unshown.pop_front_if(|next| self.known[*next as usize]) {
-            contents.segments[next].visible = true;
+            contents.segments.show(next);
         }
     }
 
     fn all_known(&mut self, contents: &mut Contents) {
         for segment in self.headers.damaged() {
-            contents.segments[*segment].visible = true;
+            contents.segments.show(*segment);
         }
         contents.drop_removals();
         self.report.objects = contents.index.len();
-        let mut filled: Vec<_> = contents.segments.iter().filter(|(_, segment)| segment.state.has_records()).collect();
-        filled.sort_unstable_by_key(|(_, segment)| segment.generation);
-        contents.segments.filled = filled.into_iter().map(|(number, _)| number).collect();
+        contents.segments.order_filled();
     }
 
     /// What recovery has shown stays.

@@ -274,7 +274,7 @@ impl Index {
     }
 
     /// Puts an entry in place of the one of its digest, or adds it; false when the table is full.
-    pub(crate) fn set(&mut self, entry: Entry) -> bool {
+    pub(super) fn set(&mut self, entry: Entry) -> bool {
         if let Some(at) = self.position(entry.digest()) {
             self.places[at] = entry;
             return true;
@@ -303,7 +303,7 @@ impl Index {
         }
     }
 
-    pub(crate) fn remove(&mut self, digest: Digest) -> Option<Entry> {
+    pub(super) fn remove(&mut self, digest: Digest) -> Option<Entry> {
         let at = self.position(digest)?;
         let entry = self.places[at];
         self.take(at);
@@ -311,7 +311,7 @@ impl Index {
     }
 
     /// Takes out what `keep` refuses; returns how many. Walks the whole table.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) -> u32 {
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) -> u32 {
         let (before, mut at) = (self.len, 0);
         while at < self.places.len() {
             if self.places[at].is_used() && !keep(&self.places[at]) {
@@ -351,7 +351,7 @@ impl Index {
     }
 
     /// Asserts that every entry is found and all are counted.
-    pub(crate) fn check(&self) {
+    pub(super) fn check(&self) {
         let mut seen = 0;
         for (_, entry) in self.walk(0) {
             assert_eq!(self.find(entry.digest()).map(Entry::sequence), Some(entry.sequence()), "{entry:?} is found");

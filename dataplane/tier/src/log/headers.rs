@@ -1,6 +1,6 @@
 //! The header of the next segment: one is made ready ahead of the open segment.
 
-use crate::contents::{Contents, Heritage, SegmentEvent};
+use crate::contents::{Contents, Heritage};
 use crate::device::{Device, Owner};
 use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 use crate::memory::{Memory, Span, zero};
@@ -8,16 +8,14 @@ use crate::ops::Pieces;
 
 /// Prepares the segment that fell free first, when none is ready or being prepared.
 pub(super) fn prepare(device: &mut Device, contents: &mut Contents, memory: &mut dyn Memory) {
-    let busy = contents.segments.ready.is_some() || contents.generations.is_preparing();
+    let busy = contents.segments.has_ready() || contents.generations.is_preparing();
     if busy || !contents.is_open() || !device.is_writable() {
         return;
     }
-    let Some(segment) = contents.segments.free.pop_front() else { return };
-    contents.segments.step(segment, SegmentEvent::Prepare);
+    let Some(segment) = contents.segments.take_free() else { return };
     let generation = contents.sequences.take();
     let Heritage { oldest_live, previous, filled } = contents.generations.prepare(segment);
-    let at = &mut contents.segments[segment];
-    (at.generation, at.previous, at.bad, at.visible) = (generation, previous, false, true);
+    contents.segments.renew(segment, generation, previous);
     let header = SegmentHeader { segment, generation, oldest_live, previous, filled };
     let bytes = header.encode(device.uuid());
     let (at, block) = (device.layout().header, device.config().block_bytes);

@@ -157,7 +157,7 @@ impl Reads {
 
     /// Begins a read for which a place is free; what is not written yet waits.
     pub(super) fn begin(&mut self, read: ReadJob, is_written: bool, device: &mut Device, segments: &mut Segments) {
-        segments[device.segment_of(read.offset())].reads += 1;
+        segments.begin_read(device.segment_of(read.offset()));
         self.gets += u32::from(matches!(read.purpose, Purpose::Get(_) | Purpose::Key(_)));
         let slot = self.slots.insert(read).expect("as many places as gets and moves");
         if is_written {
@@ -183,7 +183,7 @@ impl Reads {
     /// The record of a read that is over is not wanted any more.
     pub(crate) fn end(&mut self, slot: SlotId, device: &Device, segments: &mut Segments) {
         if let Some(read) = self.slots.remove(slot) {
-            segments[device.segment_of(read.offset())].reads -= 1;
+            segments.end_read(device.segment_of(read.offset()));
             self.gets -= u32::from(matches!(read.purpose, Purpose::Get(_) | Purpose::Key(_)));
         }
     }

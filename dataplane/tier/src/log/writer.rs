@@ -111,20 +111,17 @@ impl Writer {
 
     fn open_segment(&mut self, use_reserve: bool, device: &Device, contents: &mut Contents) -> Result<(), NoRoom> {
         let segments = &mut contents.segments;
-        if !use_reserve && segments.free.is_empty() {
+        if !use_reserve && !segments.has_free() {
             return Err(NoRoom::Full);
         }
         if self.seals.spare_lists() == 0 {
             return Err(NoRoom::Busy);
         }
-        let Some(segment) = segments.ready.take() else {
-            return Err(if segments.free.is_empty() { NoRoom::Full } else { NoRoom::Busy });
+        let Some(segment) = segments.open_ready() else {
+            return Err(if segments.has_free() { NoRoom::Busy } else { NoRoom::Full });
         };
         let Some(entries) = self.seals.take_list() else { return Err(NoRoom::Busy) };
-        segments.step(segment, SegmentEvent::Open);
-        segments[segment].visible = true;
         contents.generations.opened(segments[segment].generation);
-        segments.filled.push_back(segment);
         self.open = Some(OpenSegment { segment, end: device.block(), entries, tombstones: 0, durable_sequence: 0 });
         Ok(())
     }
@@ -181,7 +178,7 @@ impl Writer {
         if !self.groups.open(start) {
             return Err(NoRoom::Busy);
         }
-        contents.segments[open.segment].groups += 1;
+        contents.segments.begin_group(open.segment);
         Ok(())
     }
 
@@ -227,7 +224,7 @@ impl Writer {
             // Nothing came after all; there is nothing to write and no call to acknowledge.
             self.groups.drop_last();
             if let Some(segment) = segment {
-                contents.segments[segment].groups -= 1;
+                contents.segments.end_group(segment);
             }
             return;
         }
@@ -286,7 +283,7 @@ impl Writer {
         let segments = config.segments.saturating_sub(config.free_segments_low).clamp(1, 16);
         let share = config.max_records.div_ceil(segments).saturating_mul(2);
         let crowded = contents.is_running() && contents.index.len() >= config.max_records / 2;
-        let next = contents.segments.ready.is_some() && !contents.segments.free.is_empty();
+        let next = contents.segments.has_ready() && contents.segments.has_free();
         let is_large = contents.segments[open.segment].live_records >= share;
         if crowded && next && is_large && self.seals.may_seal() {
             self.leave_segment(device, contents, memory);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::contents::{Contents, SegmentEvent, SegmentState, incarnation_of};
+use crate::contents::{Contents, SegmentState, incarnation_of};
 use crate::device::{Device, Owner};
 use crate::format::{FilledNote, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 use crate::memory::{Memory, Span};
@@ -48,8 +48,7 @@ impl Headers {
         let header = decoded.filter(|header| result.is_ok() && header.segment == segment);
         let is_blank = result.is_ok() && copies.iter().flatten().all(|byte| *byte == 0);
         if let Some(header) = header {
-            let at = &mut contents.segments[segment];
-            (at.generation, at.previous) = (header.generation, header.previous);
+            contents.segments.found_header(segment, header.generation, header.previous);
             contents.generations.raise(header.oldest_live);
             self.filled.extend(header.filled.map(|filled| (filled.generation, filled)));
         } else if !is_blank {
@@ -99,8 +98,7 @@ impl Headers {
         live.sort_unstable_by(|a, b| b.cmp(a));
         for (_, segment) in dead {
             debug_assert_eq!(contents.segments[segment].state, SegmentState::Unknown);
-            contents.segments.step(segment, SegmentEvent::FoundFree);
-            contents.segments.free.push_back(segment);
+            contents.segments.found_free(segment);
         }
         live.into_iter().map(|(_, segment)| segment).collect()
     }

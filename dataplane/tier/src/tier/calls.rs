@@ -191,7 +191,7 @@ impl Tier {
     /// Records that were not whole, since the start.
     #[must_use]
     pub const fn harm(&self) -> Harm {
-        self.log.contents.harm
+        self.log.contents.harm()
     }
 
     /// Counts since the start, and how much there is now. Walks the segments.

@@ -104,7 +104,7 @@ impl TierStats {
             reinserted_bytes: reclaimed.reinserted_bytes,
             evicted: contents.evicted(),
             write_faults: calls.write_faults,
-            harm: contents.harm,
+            harm: contents.harm(),
             stale_completions: log.device.stale_completions(),
             tombstones_held: contents.tombstones_held(),
         }
