@@ -12,28 +12,25 @@
 compile_error!("kvplane-sys needs Linux on x86-64");
 
 pub mod advice;
-pub mod claim;
 mod copy;
 pub mod cpu;
-pub mod doorbell;
 pub mod errno;
-pub mod file;
 pub mod hwloc;
 pub mod interrupt;
 mod library;
 pub mod lost_pages;
-pub mod net;
-pub mod nvme;
 pub mod poller;
 pub mod process_memory;
+mod queues;
 pub mod region;
 pub mod ring;
-pub mod shm_ring;
-pub mod spsc;
-pub mod stream;
-pub mod unix;
+mod sockets;
+mod storage;
 pub mod verbs;
-pub mod zero_copy;
+
+pub use queues::{doorbell, shm_ring, spsc};
+pub use sockets::{net, stream, unix, zero_copy};
+pub use storage::{claim, file, nvme};
 
 pub use claim::ClaimedFile;
 pub use copy::STREAMING_BYTES;

@@ -1,52 +1,58 @@
-//! Operations on devices and files that are registered: gathered and scattered transfers, durable writes, flushes.
-//!
-//! A registered file spares the kernel looking its descriptor up for each operation, and stays open for the ring
-//! whatever becomes of the descriptor.
+//! Reads, writes and flushes of files and devices: of one buffer, or gathered and scattered on a registered file. Each
+//! builds its entry, and gives the ring what the kernel will touch.
 
 use super::operations::{KernelHold, Vectors};
-use super::queue::{length, offset_limit};
-use super::{Ring, RingFull};
+use super::{RegisteredFile, Ring, RingFull};
 use crate::region::IoBuf;
 use io_uring::squeue::{Entry, Flags};
-use io_uring::{cqueue, opcode, squeue, types};
-use std::io;
+use io_uring::types::Fd;
+use io_uring::{opcode, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Files that can be registered with a ring.
-const FILES: u32 = 16;
 /// The most pieces of one transfer.
 const PIECES_MOST: usize = 1024;
 
-/// How many files are registered.
-#[derive(Default)]
-pub(super) struct RegisteredFiles {
-    count: u32,
+/// The longest single transfer: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
+const MAX_TRANSFER_BYTES: usize = 1 << 30;
+
+pub(super) fn length(buffer: &IoBuf) -> u32 {
+    buffer.bytes().min(MAX_TRANSFER_BYTES) as u32
 }
 
-/// A file that a ring knows. Of no use with another ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RegisteredFile(u32);
-
-impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
-    /// Makes a file known to the ring for good.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or too many are.
-    pub fn register_file(&mut self, fd: BorrowedFd<'_>) -> io::Result<RegisteredFile> {
-        let place = self.files.count;
-        if place == FILES {
-            return Err(io::Error::other(format!("{FILES} files are registered with the ring, which is the limit")));
-        }
-        if place == 0 {
-            self.uring.submitter().register_files_sparse(FILES)?;
-        }
-        self.uring.submitter().register_files_update(place, &[fd.as_raw_fd()])?;
-        self.files.count += 1;
-        Ok(RegisteredFile(place))
-    }
+pub(super) fn offset_limit(file_offset: u64) {
+    // The largest value means "the file's own position" to the kernel, which we never want.
+    assert!(file_offset <= i64::MAX as u64, "file offset {file_offset}");
 }
 
 impl Ring {
+    /// Reads from a file at an offset; the result is the bytes read, short at the end of the file.
+    pub fn read_at(&mut self, fd: BorrowedFd<'_>, buffer: IoBuf, file_offset: u64, token: u64) -> Result<(), RingFull> {
+        offset_limit(file_offset);
+        let (fd, address, bytes) = (Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
+        let entry = match self.fixed.place_of(&buffer) {
+            Some(place) => opcode::ReadFixed::new(fd, address, bytes, place).offset(file_offset).build(),
+            None => opcode::Read::new(fd, address, bytes).offset(file_offset).build(),
+        };
+        self.start(token, Some(buffer), entry)
+    }
+
+    /// Writes to a file at an offset; the result is the bytes written.
+    pub fn write_at(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        buffer: IoBuf,
+        file_offset: u64,
+        token: u64,
+    ) -> Result<(), RingFull> {
+        offset_limit(file_offset);
+        let (fd, address, bytes) = (Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
+        let entry = match self.fixed.place_of(&buffer) {
+            Some(place) => opcode::WriteFixed::new(fd, address, bytes, place).offset(file_offset).build(),
+            None => opcode::Write::new(fd, address, bytes).offset(file_offset).build(),
+        };
+        self.start(token, Some(buffer), entry)
+    }
+
     /// Reads a contiguous range of a file into these pieces, in order; the result is the bytes read.
     ///
     /// # Errors
@@ -59,7 +65,7 @@ impl Ring {
         token: u64,
     ) -> Result<(), RingFull> {
         offset_limit(file_offset);
-        let fd = self.place(file);
+        let fd = self.files.place(file);
         if let [piece] = pieces
             && let Some(place) = self.fixed.place_of(piece)
         {
@@ -86,7 +92,7 @@ impl Ring {
         token: u64,
     ) -> Result<(), RingFull> {
         offset_limit(file_offset);
-        let fd = self.place(file);
+        let fd = self.files.place(file);
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         if let [piece] = pieces
             && let Some(place) = self.fixed.place_of(piece)
@@ -106,13 +112,8 @@ impl Ring {
     /// # Errors
     /// When the ring has no room.
     pub fn sync_data(&mut self, file: RegisteredFile, token: u64) -> Result<(), RingFull> {
-        let entry = opcode::Fsync::new(self.place(file)).flags(types::FsyncFlags::DATASYNC).build();
+        let entry = opcode::Fsync::new(self.files.place(file)).flags(types::FsyncFlags::DATASYNC).build();
         self.start_on_file(token, KernelHold::Nothing, entry)
-    }
-
-    fn place(&self, file: RegisteredFile) -> types::Fd {
-        assert!(file.0 < self.files.count, "a file of another ring");
-        types::Fd(file.0 as i32)
     }
 
     fn start_on_file(&mut self, token: u64, held: KernelHold, entry: Entry) -> Result<(), RingFull> {

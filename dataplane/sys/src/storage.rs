@@ -1,0 +1,5 @@
+//! Files and drives: opened for direct transfers, claimed by one process, and by passthrough.
+
+pub mod claim;
+pub mod file;
+pub mod nvme;
