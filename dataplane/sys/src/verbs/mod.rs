@@ -116,25 +116,17 @@
 mod channel;
 mod completion;
 mod completion_queue;
-mod connection;
-mod context;
 mod device;
 mod error;
-mod events;
 mod ffi;
-mod gid;
-mod library;
 mod memory;
-mod one_sided;
-mod port;
 mod queue_pair;
-mod receive_queue;
-mod send_queue;
-mod slots;
 mod soft;
-mod states;
 #[cfg(test)]
 mod tests;
+
+use device::{context, events, gid, library, port};
+use queue_pair::{connection, one_sided, receive_queue, send_queue, slots, states};
 
 pub use channel::CompletionChannel;
 pub use completion::{Completion, Entry, PollResult, QueueId, Status};

@@ -4,19 +4,26 @@
 //! one thread at a time. What it has posted holds its memory; when it is dropped the device forgets it first, and the
 //! memory is let go after that.
 
+pub(super) mod connection;
+pub(super) mod one_sided;
+pub(super) mod receive_queue;
+pub(super) mod send_queue;
+pub(super) mod slots;
+pub(super) mod states;
+
 use super::completion::{Completion, Kind, QueueId, Status};
 use super::completion_queue::{CompletionQueue, Queue};
-use super::connection::{Connection, PeerAccess, QueuePairOptions};
 use super::context::Context;
 use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
 use super::memory::{Domain, Piece, ProtectionDomain};
-use super::one_sided::{OneSided, OneSidedRun};
-use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
-use super::send_queue::{Remote, Request, SendQueue};
-use super::slots::RetiredRequest;
-use super::states::QueueState;
+use connection::{Connection, PeerAccess, QueuePairOptions};
 use libc::c_int;
+use one_sided::{OneSided, OneSidedRun};
+use receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
+use send_queue::{Remote, Request, SendQueue};
+use slots::RetiredRequest;
+use states::QueueState;
 use std::cell::Cell;
 use std::fmt;
 use std::io;

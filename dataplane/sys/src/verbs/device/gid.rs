@@ -4,7 +4,7 @@
 //! over UDP and is routed; of its addresses the ones that stand for IPv4 work in most networks. Link-local ones reach
 //! only neighbours and come last.
 
-use super::ffi::ibv_gid_entry;
+use crate::verbs::ffi::ibv_gid_entry;
 use std::fmt;
 use std::fs;
 use std::net::Ipv6Addr;

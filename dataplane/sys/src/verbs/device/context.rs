@@ -1,12 +1,12 @@
 //! An open device: what it can do, its ports, and what is made on it.
 
-use super::device::Provider;
-use super::error::VerbsError;
-use super::events::AsyncEvent;
-use super::ffi::*;
-use super::gid::{self, GidEntry};
-use super::library::Functions;
-use super::port::PortAttributes;
+use crate::verbs::device::Provider;
+use crate::verbs::error::VerbsError;
+use crate::verbs::events::AsyncEvent;
+use crate::verbs::ffi::*;
+use crate::verbs::gid::{self, GidEntry};
+use crate::verbs::library::Functions;
+use crate::verbs::port::PortAttributes;
 use libc::c_int;
 use std::fmt;
 use std::io;

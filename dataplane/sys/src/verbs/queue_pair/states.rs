@@ -3,7 +3,7 @@
 //! From the InfiniBand specification, for reliable connections. The device checks it too; the table says no before a
 //! call is made, and tells the software device the same rules.
 
-use super::ffi::*;
+use crate::verbs::ffi::*;
 
 /// Where a queue pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! Events of a device that belong to no request: ports going down and coming back, things that failed.
 
-use super::ffi::*;
+use crate::verbs::ffi::*;
 
 /// What happened to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

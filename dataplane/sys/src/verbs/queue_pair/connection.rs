@@ -1,8 +1,8 @@
 //! What a queue pair and its connection are made of, and the attributes that verbs want for it.
 
-use super::ffi::*;
-use super::gid::Gid;
-use super::port::Mtu;
+use crate::verbs::ffi::*;
+use crate::verbs::gid::Gid;
+use crate::verbs::port::Mtu;
 
 /// Packet sequence numbers have 24 bits.
 const PACKET_NUMBER: u32 = (1 << 24) - 1;

@@ -1,11 +1,11 @@
 //! Writes and reads that follow each other: what is the same for all of them is looked at once.
 
-use super::completion::sequence_bits;
-use super::error::Refusal;
-use super::ffi::*;
-use super::memory::{Domain, MemoryRegion, Piece};
-use super::send_queue::{PreparedRequest, Remote, SendQueue, check_memory};
-use super::slots::SEQUENCE_MASK;
+use crate::verbs::completion::sequence_bits;
+use crate::verbs::error::Refusal;
+use crate::verbs::ffi::*;
+use crate::verbs::memory::{Domain, MemoryRegion, Piece};
+use crate::verbs::send_queue::{PreparedRequest, Remote, SendQueue, check_memory};
+use crate::verbs::slots::SEQUENCE_MASK;
 use std::sync::Arc;
 
 /// Writes to one registration of a peer, or reads of it, from or to one registration of ours.

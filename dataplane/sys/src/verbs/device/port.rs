@@ -1,6 +1,6 @@
 //! Ports: state, speed and packet size.
 
-use super::ffi::*;
+use crate::verbs::ffi::*;
 
 /// Whether a port carries traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! The library is opened once and stays, as its providers keep threads and handlers. Symbols are asked for in the
 //! version whose structs `ffi` describes, so that a library with another one is refused and not misread.
 
-use super::error::VerbsError;
-use super::ffi::*;
 use crate::library;
+use crate::verbs::error::VerbsError;
+use crate::verbs::ffi::*;
 use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::sync::OnceLock;

@@ -4,12 +4,12 @@
 //! and the memory of those under way lie in `Slots`. The usual request, one piece of the memory that the one before it
 //! was on, allocates nothing.
 
-use super::completion::{Kind, QueueId, request_id, sequence_bits};
-use super::connection::QueuePairOptions;
-use super::error::{PostError, Refusal};
-use super::ffi::*;
-use super::memory::{Domain, MemoryRegion, Piece};
-use super::slots::{RetiredRequest, Slots};
+use crate::verbs::completion::{Kind, QueueId, request_id, sequence_bits};
+use crate::verbs::connection::QueuePairOptions;
+use crate::verbs::error::{PostError, Refusal};
+use crate::verbs::ffi::*;
+use crate::verbs::memory::{Domain, MemoryRegion, Piece};
+use crate::verbs::slots::{RetiredRequest, Slots};
 use libc::c_int;
 use std::collections::VecDeque;
 use std::io;
@@ -108,9 +108,9 @@ impl<'a> Request<'a> {
 /// A request as the device reads it, with its first piece.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct PreparedRequest {
-    pub(super) request: ibv_send_wr,
-    pub(super) piece: ibv_sge,
+pub(in crate::verbs) struct PreparedRequest {
+    pub(in crate::verbs) request: ibv_send_wr,
+    pub(in crate::verbs) piece: ibv_sge,
 }
 
 /// Places of equal length for what belongs to requests of one flush: made when they are first needed, as many queues
@@ -158,16 +158,16 @@ impl<T: Clone + Default> Places<T> {
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
     /// A ring in which each points to the next.
-    pub(super) ring: Box<[PreparedRequest]>,
+    pub(in crate::verbs) ring: Box<[PreparedRequest]>,
     /// Places for requests of several pieces.
     pieces: Places<ibv_sge>,
     /// Places for the bytes of inline requests.
     inline: Places<u8>,
-    pub(super) signal_every: u32,
+    pub(in crate::verbs) signal_every: u32,
     /// Requests since the last signalled one.
-    pub(super) silent: u32,
+    pub(in crate::verbs) silent: u32,
     /// The part of requests' ids that says whose they are.
-    pub(super) id: u64,
+    pub(in crate::verbs) id: u64,
     post: PostSend,
 }
 
@@ -241,7 +241,7 @@ impl SendQueue {
     }
 
     #[inline]
-    pub(super) fn check_room(&self) -> Result<(), Refusal> {
+    pub(in crate::verbs) fn check_room(&self) -> Result<(), Refusal> {
         if self.slots.room() == 0 {
             return Err(Refusal::Full);
         }
@@ -386,7 +386,11 @@ pub(crate) fn check_pieces(
 
 /// The same for the memory of one.
 #[inline]
-pub(super) fn check_memory(memory: &MemoryRegion, written: bool, domain: &Arc<Domain>) -> Result<(), Refusal> {
+pub(in crate::verbs) fn check_memory(
+    memory: &MemoryRegion,
+    written: bool,
+    domain: &Arc<Domain>,
+) -> Result<(), Refusal> {
     if !memory.is_of(domain) {
         return Err(Refusal::OtherDomain);
     }

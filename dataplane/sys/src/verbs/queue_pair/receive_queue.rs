@@ -1,12 +1,12 @@
 //! Receives: of one queue pair, in order, or shared by several, in whichever order messages come.
 
-use super::completion::{Completion, Kind, QueueId, request_id};
-use super::context::Context;
-use super::error::{PostError, Refusal, VerbsError};
-use super::ffi::*;
-use super::memory::{Domain, MemoryRegion, Piece, ProtectionDomain};
-use super::send_queue::{check_pieces, fill, index_of};
-use super::slots::{RetiredRequest, Slots};
+use crate::verbs::completion::{Completion, Kind, QueueId, request_id};
+use crate::verbs::context::Context;
+use crate::verbs::error::{PostError, Refusal, VerbsError};
+use crate::verbs::ffi::*;
+use crate::verbs::memory::{Domain, MemoryRegion, Piece, ProtectionDomain};
+use crate::verbs::send_queue::{check_pieces, fill, index_of};
+use crate::verbs::slots::{RetiredRequest, Slots};
 use libc::c_int;
 use std::fmt;
 use std::io;

@@ -4,13 +4,13 @@
 //! A queue of a reliable connection completes in order. So its slots are a ring: requests enter at the head, are handed
 //! to the device up to `sent`, and leave at the tail, all up to the one that a completion names.
 
-use super::completion::Status;
-use super::memory::{MemoryRegion, Piece};
+use crate::verbs::completion::Status;
+use crate::verbs::memory::{MemoryRegion, Piece};
 use std::collections::VecDeque;
 
 /// Sequence numbers travel in 30 bits of a request's id.
 pub(crate) const SEQUENCE_BITS: u32 = 30;
-pub(super) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
+pub(in crate::verbs) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 
 /// A request that is over: the device does not touch its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,13 +111,13 @@ impl Slots {
 
     /// The places of tokens, to be filled in from the head on as far as there is room, for [`Self::push_many`].
     #[inline]
-    pub(super) fn tokens(&mut self) -> &mut [u64] {
+    pub(in crate::verbs) fn tokens(&mut self) -> &mut [u64] {
         &mut self.tokens
     }
 
     /// Takes so many requests whose tokens are in place, each on one piece of this memory. There is room.
     #[inline]
-    pub(super) fn push_many(&mut self, count: u32, memory: &MemoryRegion) {
+    pub(in crate::verbs) fn push_many(&mut self, count: u32, memory: &MemoryRegion) {
         if count > 0 {
             let at = self.head;
             self.head = at.wrapping_add(count);
@@ -161,7 +161,12 @@ impl Slots {
     /// A completion names this request: it and all before it are over. Tells their tokens, oldest first, in runs of
     /// those that ended alike. Returns false for one that is over already.
     #[inline]
-    pub(super) fn retire_runs(&mut self, sequence: u32, status: Status, each: &mut impl FnMut(&[u64], Status)) -> bool {
+    pub(in crate::verbs) fn retire_runs(
+        &mut self,
+        sequence: u32,
+        status: Status,
+        each: &mut impl FnMut(&[u64], Status),
+    ) -> bool {
         let ahead = sequence.wrapping_sub(self.tail) & SEQUENCE_MASK;
         if ahead >= self.outstanding() {
             return false;
