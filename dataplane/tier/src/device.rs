@@ -1,7 +1,7 @@
 //! The device: where things lie on it and in memory, the jobs in flight on it, and whether it takes writes.
 //!
-//! The lowest component: everything that reads or writes the device gets it as an argument. What a job was for is told
-//! by its [`Owner`]; the shell dispatches on that.
+//! The lowest component: everything that reads or writes the device gets it as an argument. A job's
+//! [`Owner`] says what it was for; the shell dispatches on that.
 
 mod jobs;
 

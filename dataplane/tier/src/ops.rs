@@ -15,7 +15,7 @@ pub enum Priority {
     Get,
     /// Records, footers, flushes.
     Commit,
-    /// An object that somebody may soon want.
+    /// An object that a get may soon want.
     Prefetch,
     /// Reclaim, recovery, scrubbing.
     Background,

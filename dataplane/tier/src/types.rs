@@ -154,7 +154,7 @@ pub enum Event {
     Recovered(RecoveryReport),
     /// The tier takes no more writes, or with [`Reason::Gone`] serves nothing: the log should say so.
     Degraded(Reason),
-    /// A put has what it asked for.
+    /// A put has reached its acknowledgement level.
     Stored {
         /// The put.
         token: Token,
@@ -196,7 +196,7 @@ pub enum Event {
         /// Why.
         miss: Miss,
     },
-    /// A removal has what it asked for.
+    /// A removal has reached its acknowledgement level.
     Removed {
         /// The removal.
         token: Token,

@@ -2,7 +2,7 @@
 //!
 //! A replacement strikes out the record that it replaces before it is acknowledged. If the tombstone cannot be written
 //! the replacement is refused, and its object counts again; not so if anything later was put, replaced or removed:
-//! groups end in any order, and what ends last may be what was asked for first.
+//! groups end in any order, and what ends last may be what was begun first.
 //!
 //! Invariant: an entry is given back only where every later tombstone of its digest has failed too, and the index has
 //! nothing of that digest.

@@ -96,7 +96,7 @@ impl Jobs {
         }
     }
 
-    /// Takes on a job. There is room: everybody who asks has a bounded number of jobs, and the table is their sum.
+    /// Takes on a job. There is room: every owner has a bounded number of jobs, and the table is their sum.
     pub(crate) fn submit(&mut self, job: Job) {
         let (bytes, priority) = (job.pieces.bytes(), job.priority);
         let running = RunningJob { job, bytes, given: 0, in_flight: 0, all_given: false, fault: None };

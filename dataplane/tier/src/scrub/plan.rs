@@ -60,7 +60,7 @@ impl ScrubPlan {
         (self.rate() > 0).then_some(self.next_ns)
     }
 
-    /// Whether a pass has to begin: the index is told so.
+    /// Whether a pass has to begin, so that the index is to be watched.
     pub(super) fn begin(&mut self, objects: u64) -> bool {
         if self.in_pass {
             return false;

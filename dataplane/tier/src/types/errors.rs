@@ -15,7 +15,7 @@ pub enum OpenError {
     Blank,
     /// Something else stands there.
     Foreign,
-    /// No superblocks, but not blank either: formatting would overwrite what somebody may want.
+    /// No superblocks, but not blank either: formatting would overwrite what its owner may want.
     NotBlank {
         /// Where the first byte is that is not zero, from the start of the tier's part of the device.
         offset: u64,
@@ -202,7 +202,7 @@ pub enum PutError {
     /// No buffer, acknowledgement or prepared segment is free, or the tier is still being opened. Transient: retry
     /// after the next event.
     Busy,
-    /// No segment is free, or the index is full; reclaim is under way. Transient.
+    /// No segment is free, or the index is full; reclaim goes on. Transient.
     Full,
     /// The tier takes no writes.
     Unavailable(Reason),
