@@ -22,12 +22,8 @@ pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
     for theirs in hwloc.nics {
         match machine.nics.iter_mut().find(|ours| ours.name == theirs.name) {
             Some(ours) => {
-                place(
-                    &theirs.name,
-                    (&mut ours.numa_node, &mut ours.pci),
-                    (theirs.numa_node, theirs.pci),
-                    &mut differences,
-                );
+                let place = Place { numa_node: theirs.numa_node, pci: theirs.pci };
+                place.merge_into(&mut ours.numa_node, &mut ours.pci, &theirs.name, &mut differences);
                 ours.rdma_device = ours.rdma_device.take().or(theirs.rdma_device);
             }
             None => machine.nics.push(theirs),
@@ -36,12 +32,8 @@ pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
     for theirs in hwloc.rdma_devices {
         match machine.rdma_devices.iter_mut().find(|ours| ours.name == theirs.name) {
             Some(ours) => {
-                place(
-                    &theirs.name,
-                    (&mut ours.numa_node, &mut ours.pci),
-                    (theirs.numa_node, theirs.pci),
-                    &mut differences,
-                );
+                let place = Place { numa_node: theirs.numa_node, pci: theirs.pci };
+                place.merge_into(&mut ours.numa_node, &mut ours.pci, &theirs.name, &mut differences);
                 if ours.ports.is_empty() {
                     ours.ports = theirs.ports;
                 }
@@ -88,24 +80,33 @@ impl Differences {
     }
 }
 
-/// The place of one device: node and PCI function.
-fn place(
-    name: &str,
-    (node, pci): (&mut Option<u32>, &mut Option<PciPath>),
-    (their_node, their_pci): (Option<u32>, Option<PciPath>),
-    differences: &mut Differences,
-) {
-    differences.take(&format!("node of {name}"), node, their_node);
-    if let (Some(mine), Some(other)) = (&*pci, &their_pci)
-        && mine.function == other.function
-    {
-        // hwloc may leave out bridges that it finds unimportant: the longer path says more.
-        if mine.bridges.len() < other.bridges.len() {
-            *pci = their_pci;
+/// What hwloc says of where a device is.
+struct Place {
+    numa_node: Option<u32>,
+    pci: Option<PciPath>,
+}
+
+impl Place {
+    /// Takes it into what sysfs says of the device of this name.
+    fn merge_into(
+        self,
+        numa_node: &mut Option<u32>,
+        pci: &mut Option<PciPath>,
+        name: &str,
+        differences: &mut Differences,
+    ) {
+        differences.take(&format!("node of {name}"), numa_node, self.numa_node);
+        if let (Some(mine), Some(other)) = (&*pci, &self.pci)
+            && mine.function == other.function
+        {
+            // hwloc may leave out bridges that it finds unimportant: the longer path says more.
+            if mine.bridges.len() < other.bridges.len() {
+                *pci = self.pci;
+            }
+            return;
         }
-        return;
+        differences.take(&format!("PCI function of {name}"), pci, self.pci);
     }
-    differences.take(&format!("PCI function of {name}"), pci, their_pci);
 }
 
 fn merge_cores(ours: &mut [Core], theirs: Vec<Core>, differences: &mut Differences) {
@@ -147,7 +148,8 @@ fn merge_disks(ours: &mut Vec<BlockDevice>, theirs: Vec<BlockDevice>, difference
     for disk in theirs {
         match ours.iter_mut().find(|mine| mine.name == disk.name) {
             Some(mine) => {
-                place(&disk.name, (&mut mine.numa_node, &mut mine.pci), (disk.numa_node, disk.pci), differences);
+                let place = Place { numa_node: disk.numa_node, pci: disk.pci };
+                place.merge_into(&mut mine.numa_node, &mut mine.pci, &disk.name, differences);
                 mine.bytes = mine.bytes.or(disk.bytes);
                 mine.block_bytes = mine.block_bytes.or(disk.block_bytes);
             }

@@ -5,11 +5,17 @@ use kvplane_proto::ConfigError;
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
 };
-use crate::index::{DEVICE_BYTES_MOST, KEY_BYTES_MOST, PAYLOAD_BYTES_MOST};
 use crate::ops::PRIORITIES;
 
 /// Alignment of the parts of the staging area.
 pub const STAGING_ALIGN_BYTES: u64 = 4_096;
+
+/// The longest key of which an entry of the index can say the length.
+pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
+/// The longest payload of which an entry of the index can say the length.
+pub(crate) const PAYLOAD_BYTES_MOST: u32 = (1 << 30) - 1;
+/// What an entry of the index can name of a device.
+pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
 /// How long objects are on average, where nobody says it.
 pub const OBJECT_BYTES: u32 = 32 << 10;
@@ -46,23 +52,23 @@ pub struct TierConfig {
     pub group_bytes: u32,
     /// or when its first record waited so long, or when nothing else is being written.
     pub group_delay_ns: u64,
-    /// Groups that may be under way.
+    /// Groups that may be in flight.
     pub groups: u32,
-    /// What was written is flushed at the latest after so long, whoever asked for it.
+    /// What was written is flushed at the latest after so long, whether or not a call waits for it.
     pub sync_interval_ns: u64,
-    /// Whether the driver makes single writes durable (FUA); then a group that somebody wants durable needs no flush.
+    /// Whether the driver makes single writes durable (FUA); then a group that a call wants durable needs no flush.
     pub durable_writes: bool,
-    /// Gets that may be under way.
+    /// Gets that may be in flight.
     pub max_reads: u32,
     /// Puts and removes whose acknowledgement is outstanding, or not taken yet.
     pub max_waiters: u32,
     /// The most bytes of one block operation: a multiple of 4096.
     pub max_op_bytes: u32,
-    /// Operations of each priority that may be under way.
+    /// Operations of each priority that may be in flight.
     pub ops_in_flight: [u16; PRIORITIES],
     /// Bytes that recovery and reclaim read at once: a multiple of 4096.
     pub scan_bytes: u32,
-    /// How many such reads recovery has under way.
+    /// How many such reads recovery has in flight.
     pub scan_buffers: u32,
     /// Memory for records on their way from a reclaimed segment to the end of the log.
     pub copy_bytes: u32,

@@ -1,15 +1,20 @@
-//! The scrubber's plan: which record is read next, and when. No device, no memory: places, bytes and times.
+//! Scrubbing: every record is read and checked now and then, so that damage is known before a get wants the object.
 //!
-//! A *pass* goes through the index from its first place to its last. In the background there is a pass every hour, at a
-//! slow rate; an operator may ask for one at a rate of his own. Such a pass can be paused and goes on where it was.
-//! However records move in the index meanwhile, every record that is there from the beginning of a pass to its end is
-//! read in it: see [`crate::index`] for those that are carried over the place where the pass is.
+//! One record is in flight at a time, at the lowest priority. One that is not whole goes as it does when a get finds
+//! it: it is not given any more, counted, and an event says so. What is not written yet is passed over. When the next
+//! record is read is the plan's matter.
 
-/// Time between two passes in the background.
-const REST_NS: u64 = 3_600_000_000_000;
-/// A look at a part of the index in which there was nothing to read.
-const LOOK_NS: u64 = 100_000;
-const SECOND_NS: u64 = 1_000_000_000;
+mod plan;
+
+use crate::contents::Entry;
+use crate::log::{EndedRead, Log, Purpose, ReadJob};
+use crate::memory::Span;
+use crate::ops::Priority;
+use crate::types::Event;
+use plan::ScrubPlan;
+
+/// Places of the index that are looked at in one step.
+const STEP: usize = 4096;
 
 /// What a pass has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,7 +39,7 @@ pub enum ScrubState {
     Idle,
     /// A pass in the background.
     Background,
-    /// A pass that somebody asked for.
+    /// A pass that an operator ordered.
     Ordered,
     /// Such a pass that was paused.
     Paused,
@@ -47,175 +52,102 @@ pub struct ScrubReport {
     pub state: ScrubState,
     /// Bytes a second that it may read; 0 while it does nothing.
     pub bytes_per_s: u64,
-    /// The pass under way, or the last one.
+    /// The pass that goes on, or the last one.
     pub pass: ScrubPass,
     /// Passes that came to their end.
     pub passes: u64,
-    /// Of those, the ones that somebody asked for.
+    /// Of those, the ones that an operator ordered.
     pub ordered_passes: u64,
 }
 
-/// When to read, and how much was read.
-#[derive(Clone, Copy, Debug, Default)]
+/// See the module.
+#[derive(Debug, Default)]
 pub(crate) struct Scrubber {
-    background_bytes_per_s: u64,
-    ordered: Option<u64>,
-    report: ScrubReport,
-    /// The place of the index where the pass is.
-    pub(crate) at: usize,
-    in_pass: bool,
-    next_ns: u64,
+    plan: ScrubPlan,
+    /// A record is being read.
+    is_reading: bool,
 }
 
 impl Scrubber {
-    /// The rate of passes in the background; 0 for none.
+    /// See [`crate::Tier::set_scrub`].
     pub(crate) fn set_background(&mut self, bytes_per_s: u64) {
-        self.background_bytes_per_s = bytes_per_s;
+        self.plan.set_background(bytes_per_s);
     }
 
-    /// Somebody wants a pass at this rate: a new one, or the paused one's rest. 0 pauses.
-    pub(crate) fn order(&mut self, now_ns: u64, bytes_per_s: u64) {
-        if self.ordered.is_none() {
-            if bytes_per_s == 0 {
-                return;
-            }
-            // What a pass in the background has read is read once more.
-            self.in_pass = false;
+    /// See [`crate::Tier::scrub_once`].
+    pub(crate) fn order(&mut self, now_ns: u64, bytes_per_s: u64, log: &Log) {
+        if log.device.is_readable() {
+            self.plan.order(now_ns, bytes_per_s);
         }
-        self.ordered = Some(bytes_per_s);
-        self.next_ns = now_ns;
     }
 
-    /// What was ordered will not be done.
+    /// Nothing can be read any more: nobody waits for the end of a pass.
     pub(crate) const fn give_up(&mut self) {
-        self.ordered = None;
-        self.in_pass = false;
-    }
-
-    /// Bytes a second at the moment.
-    fn rate(&self) -> u64 {
-        self.ordered.unwrap_or(self.background_bytes_per_s)
-    }
-
-    /// When to look for the next record; nothing while there is no pass to be made.
-    pub(crate) fn due_ns(&self) -> Option<u64> {
-        (self.rate() > 0).then_some(self.next_ns)
-    }
-
-    /// Whether a pass has to begin: the index is told so.
-    pub(crate) fn begin(&mut self, objects: u64) -> bool {
-        if self.in_pass {
-            return false;
-        }
-        self.in_pass = true;
-        self.at = 0;
-        self.report.pass = ScrubPass { objects, ..ScrubPass::default() };
-        true
-    }
-
-    /// A record is being read.
-    pub(crate) fn reading(&mut self, now_ns: u64, bytes: u64) {
-        let pass = &mut self.report.pass;
-        pass.records += 1;
-        pass.bytes += bytes;
-        let took_ns = u128::from(bytes) * u128::from(SECOND_NS) / u128::from(self.rate().max(1));
-        let took_ns = u64::try_from(took_ns).unwrap_or(u64::MAX);
-        // Time that was not used is not made up for: the rate holds over every stretch of time.
-        self.next_ns = self.next_ns.max(now_ns).saturating_add(took_ns);
-    }
-
-    /// There was nothing to read among the places that were looked at.
-    pub(crate) fn nothing(&mut self, now_ns: u64) {
-        self.next_ns = self.next_ns.max(now_ns).saturating_add(LOOK_NS);
-    }
-
-    /// A record was not whole.
-    pub(crate) fn bad(&mut self) {
-        self.report.pass.bad_records += 1;
-    }
-
-    /// The pass is over.
-    pub(crate) fn end(&mut self, now_ns: u64, overlooked: u64) {
-        self.report.pass.overlooked = overlooked;
-        self.report.passes += 1;
-        self.report.ordered_passes += u64::from(self.ordered.take().is_some());
-        self.in_pass = false;
-        self.next_ns = now_ns.saturating_add(REST_NS);
+        self.plan.give_up();
     }
 
     pub(crate) fn report(&self) -> ScrubReport {
-        let state = match (self.ordered, self.in_pass, self.background_bytes_per_s) {
-            (Some(0), ..) => ScrubState::Paused,
-            (Some(_), ..) => ScrubState::Ordered,
-            (None, true, 1..) => ScrubState::Background,
-            (None, ..) => ScrubState::Idle,
-        };
-        let bytes_per_s = if state == ScrubState::Idle { 0 } else { self.rate() };
-        ScrubReport { state, bytes_per_s, ..self.report }
+        self.plan.report()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+    /// When the next record is to be checked.
+    pub(crate) fn due_ns(&self, log: &Log) -> Option<u64> {
+        let is_ready = log.contents.is_running() && !self.is_reading && !log.device.is_gone();
+        if is_ready { self.plan.due_ns() } else { None }
+    }
 
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn over_any_stretch_of_time_the_rate_is_kept(
-            rate in 1..1_000_000_000u64,
-            records in prop::collection::vec((1..2_000_000u64, 0..3_000_000_000u64), 1..200),
-        ) {
-            let mut scrubber = Scrubber::default();
-            scrubber.order(7, rate);
-            prop_assert!(scrubber.begin(records.len() as u64));
-            let mut now_ns = 7;
-            let mut reads: Vec<(u64, u64)> = Vec::new();
-            for (bytes, late_ns) in records {
-                now_ns = now_ns.max(scrubber.due_ns().expect("a pass is under way")) + late_ns;
-                scrubber.reading(now_ns, bytes);
-                reads.push((now_ns, bytes));
+    /// Begins to read the next record when it is time to.
+    pub(crate) fn work(&mut self, now_ns: u64, log: &mut Log) {
+        if self.due_ns(log).is_none_or(|due_ns| due_ns > now_ns) || log.events.is_clogged() {
+            return;
+        }
+        if self.plan.begin(u64::from(log.contents.index.len())) {
+            log.contents.index.watch(0);
+        }
+        while let Some(digest) = log.contents.index.carried_over() {
+            if let Some(entry) = log.contents.shown(digest, &log.device).copied()
+                && self.check(now_ns, entry, log)
+            {
+                return;
             }
-            let most = reads.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-            for from in 0..reads.len() {
-                let mut sum = 0;
-                for (at_ns, bytes) in &reads[from..] {
-                    sum += bytes;
-                    let time = u128::from(at_ns - reads[from].0);
-                    let allowed = time * u128::from(rate) / u128::from(SECOND_NS) + u128::from(most) + 200;
-                    prop_assert!(u128::from(sum) <= allowed, "{sum} bytes, {allowed} allowed");
-                }
+        }
+        let end = log.contents.index.places().min(self.plan.at + STEP);
+        while self.plan.at < end {
+            let entry = log.contents.index.at(self.plan.at).copied();
+            self.plan.at += 1;
+            log.contents.index.watch(self.plan.at);
+            if let Some(entry) = entry.filter(|entry| log.contents.is_shown(entry, &log.device))
+                && self.check(now_ns, entry, log)
+            {
+                return;
             }
+        }
+        if self.plan.at == log.contents.index.places() {
+            let overlooked = log.contents.index.unwatch();
+            self.plan.end(now_ns, overlooked);
+        } else {
+            self.plan.nothing(now_ns);
         }
     }
 
-    #[test]
-    fn a_pass_is_paused_and_goes_on_and_the_background_follows_it() {
-        let mut scrubber = Scrubber::default();
-        assert_eq!((scrubber.due_ns(), scrubber.report().state), (None, ScrubState::Idle));
-        scrubber.set_background(1000);
-        assert!(scrubber.begin(5));
-        assert_eq!(scrubber.report().state, ScrubState::Background);
-        scrubber.at = 17;
-        scrubber.order(3, 0);
-        assert_eq!((scrubber.report().state, scrubber.at), (ScrubState::Background, 17), "nothing to pause");
-        scrubber.order(4, 500);
-        assert!(scrubber.begin(6), "from the start");
-        scrubber.reading(4, 100);
-        assert_eq!(scrubber.due_ns(), Some(4 + SECOND_NS / 5));
-        scrubber.at = 9;
-        scrubber.order(5, 0);
-        assert_eq!((scrubber.due_ns(), scrubber.report().state), (None, ScrubState::Paused));
-        scrubber.order(6, 700);
-        assert!(!scrubber.begin(7), "it goes on");
-        let report = scrubber.report();
-        assert_eq!((scrubber.at, report.state, report.pass.records), (9, ScrubState::Ordered, 1));
-        scrubber.bad();
-        scrubber.end(8, 2);
-        let report = scrubber.report();
-        let pass = ScrubPass { records: 1, bytes: 100, bad_records: 1, overlooked: 2, objects: 6 };
-        assert_eq!((report.pass, report.ordered_passes, report.state), (pass, 1, ScrubState::Idle));
-        assert_eq!(scrubber.due_ns(), Some(8 + REST_NS), "it rests");
+    /// Begins to read a record; false for what is not on the device yet.
+    fn check(&mut self, now_ns: u64, entry: Entry, log: &mut Log) -> bool {
+        if log.writer.groups.is_unwritten(entry.offset()) {
+            return false;
+        }
+        let destination = Span::staging(log.device.layout().scrub, entry.shape().payload_bytes);
+        self.plan.reading(now_ns, log.device.record_bytes(entry.shape()));
+        self.is_reading = true;
+        log.begin_read(ReadJob::new(entry, destination, Priority::Background, Purpose::Scrub));
+        true
+    }
+
+    /// A record was read.
+    pub(crate) fn record_read(&mut self, read: &EndedRead, log: &mut Log) {
+        self.is_reading = false;
+        if let Err(miss) = read.verified {
+            self.plan.bad();
+            log.events.push(Event::Quarantined { digest: read.entry.digest(), miss });
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! What goes into the tier and what comes out.
 
+pub mod errors;
+
 use core::fmt;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
 
-use crate::errors::{OpenError, Reason};
 use crate::memory::Span;
 use crate::ops::{BlockOp, Fault, Priority};
+use crate::types::errors::{OpenError, Reason};
 
 /// Whose device it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,7 +154,7 @@ pub enum Event {
     Recovered(RecoveryReport),
     /// The tier takes no more writes, or with [`Reason::Gone`] serves nothing: the log should say so.
     Degraded(Reason),
-    /// A put has what it asked for.
+    /// A put has reached its acknowledgement level.
     Stored {
         /// The put.
         token: Token,
@@ -194,7 +196,7 @@ pub enum Event {
         /// Why.
         miss: Miss,
     },
-    /// A removal has what it asked for.
+    /// A removal has reached its acknowledgement level.
     Removed {
         /// The removal.
         token: Token,
@@ -291,5 +293,50 @@ impl fmt::Display for RecoveryReport {
             self.given_up,
             self.missing_segments
         )
+    }
+}
+
+/// Records that were not whole, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Harm {
+    /// Reads that the device could not do.
+    pub unread: u64,
+    /// Records that were damaged when they were read.
+    pub damaged: u64,
+    /// Records of an earlier use of their place: a write was lost.
+    pub stale: u64,
+    /// Records that belong elsewhere.
+    pub misdirected: u64,
+    /// Objects lost because the device could not write them.
+    pub unwritten: u64,
+}
+
+impl Harm {
+    /// A record was read and is not whole.
+    pub(crate) const fn count(&mut self, miss: Miss) {
+        match miss {
+            Miss::Fault(_) => self.unread += 1,
+            Miss::Damaged => self.damaged += 1,
+            Miss::Stale => self.stale += 1,
+            Miss::Misdirected => self.misdirected += 1,
+        }
+    }
+
+    /// All of them.
+    #[must_use]
+    pub const fn records(&self) -> u64 {
+        self.unread + self.damaged + self.stale + self.misdirected + self.unwritten
+    }
+}
+
+impl fmt::Display for Harm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unread, damaged, stale, misdirected, unwritten } = self;
+        write!(
+            f,
+            "{} records were not whole ({damaged} damaged, {stale} old, {misdirected} misplaced, ",
+            self.records()
+        )?;
+        write!(f, "{unread} unreadable, {unwritten} not written)")
     }
 }

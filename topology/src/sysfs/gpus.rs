@@ -1,31 +1,30 @@
 //! GPUs: PCI functions of the classes that accelerators have.
 
-use super::{Sysfs, children, read_word};
+use super::files::{children, link_name, read_word};
+use super::tree::DeviceTree;
 use crate::model::Gpu;
 use std::path::Path;
 
-impl Sysfs {
-    pub(super) fn gpus(&self) -> Vec<Gpu> {
-        let bus = self.root.join("bus/pci/devices");
-        let gpu = |name: String| {
-            let device = bus.join(&name);
-            let class = read_hex(&device.join("class"))?;
-            let vendor_id = read_hex(&device.join("vendor"))?;
-            if !Gpu::is_one(class, vendor_id) {
-                return None;
-            }
-            Some(Gpu {
-                pci: self.pci_path(&device)?,
-                vendor_id,
-                device_id: read_hex(&device.join("device")),
-                numa_node: self.numa_node_above(&device),
-                driver: super::link_name(&device.join("driver")),
-            })
-        };
-        let mut gpus: Vec<Gpu> = children(&bus).into_iter().filter_map(gpu).collect();
-        gpus.sort_by_key(|gpu| gpu.pci.function);
-        gpus
-    }
+pub(super) fn gpus(tree: DeviceTree<'_>) -> Vec<Gpu> {
+    let bus = tree.join("bus/pci/devices");
+    let gpu = |name: String| {
+        let device = bus.join(&name);
+        let class = read_hex(&device.join("class"))?;
+        let vendor_id = read_hex(&device.join("vendor"))?;
+        if !Gpu::is_one(class, vendor_id) {
+            return None;
+        }
+        Some(Gpu {
+            pci: tree.pci_path(&device)?,
+            vendor_id,
+            device_id: read_hex(&device.join("device")),
+            numa_node: tree.numa_node_above(&device),
+            driver: link_name(&device.join("driver")),
+        })
+    };
+    let mut gpus: Vec<Gpu> = children(&bus).into_iter().filter_map(gpu).collect();
+    gpus.sort_by_key(|gpu| gpu.pci.function);
+    gpus
 }
 
 /// `0x10de`.

@@ -3,59 +3,58 @@
 //! A node without CPUs is CXL memory when a `dax` device of a CXL region names it as its target; without such a device
 //! it can be memory on the package, of an accelerator, or persistent.
 
-use super::{Sysfs, children, numbered_children, read_cpus, read_number, read_text};
+use super::files::{children, numbered_children, read_cpus, read_number, read_text};
+use super::tree::DeviceTree;
 use crate::model::{NodeAccess, NodeKind, NumaNode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-impl Sysfs {
-    /// The nodes, and the node of each CPU that one claims.
-    pub(super) fn numa_nodes(&self) -> (Vec<NumaNode>, BTreeMap<usize, u32>) {
-        let directory = self.root.join("devices/system/node");
-        let ids = numbered_children(&directory, "node");
-        let cxl = self.cxl_nodes();
-        let mut node_of_cpu = BTreeMap::new();
-        let mut nodes = Vec::new();
-        for &id in &ids {
-            let node = directory.join(format!("node{id}"));
-            let cpus = read_cpus(&node.join("cpulist"));
-            // A list that cannot be read is no sign that there are none.
-            let kind = match &cpus {
-                Some(cpus) if cpus.is_empty() && cxl.contains(&id) => NodeKind::Cxl,
-                Some(cpus) if cpus.is_empty() => NodeKind::MemoryOnly,
-                _ => NodeKind::Cpus,
-            };
-            for cpu in cpus.unwrap_or_default() {
-                node_of_cpu.entry(cpu).or_insert(id);
-            }
-            let distances = read_distances(&node.join("distance"));
-            nodes.push(NumaNode {
-                id,
-                kind,
-                memory_bytes: read_memory_bytes(&node.join("meminfo")),
-                // A row of another length cannot be matched to nodes.
-                distances: if distances.len() == ids.len() { distances } else { Vec::new() },
-                access: read_access(&node.join("access0/initiators")),
-            });
-        }
-        (nodes, node_of_cpu)
-    }
-
-    /// Nodes that memory behind CXL has become.
-    fn cxl_nodes(&self) -> BTreeSet<u32> {
-        let directory = self.root.join("bus/dax/devices");
-        let of_device = |name: String| {
-            let device = directory.join(name);
-            let place = fs::canonicalize(&device).ok()?;
-            let of_cxl = |part: &std::ffi::OsStr| {
-                part.to_str().is_some_and(|part| part.starts_with("cxl") || part.starts_with("dax_region"))
-            };
-            let behind_cxl = place.components().any(|component| of_cxl(component.as_os_str()));
-            behind_cxl.then(|| read_number(&device.join("target_node"))).flatten()
+/// The nodes, and the node of each CPU that one claims.
+pub(super) fn numa_nodes(tree: DeviceTree<'_>) -> (Vec<NumaNode>, BTreeMap<usize, u32>) {
+    let directory = tree.join("devices/system/node");
+    let ids = numbered_children(&directory, "node");
+    let cxl = cxl_nodes(tree);
+    let mut node_of_cpu = BTreeMap::new();
+    let mut nodes = Vec::new();
+    for &id in &ids {
+        let node = directory.join(format!("node{id}"));
+        let cpus = read_cpus(&node.join("cpulist"));
+        // A list that cannot be read is no sign that there are none.
+        let kind = match &cpus {
+            Some(cpus) if cpus.is_empty() && cxl.contains(&id) => NodeKind::Cxl,
+            Some(cpus) if cpus.is_empty() => NodeKind::MemoryOnly,
+            _ => NodeKind::Cpus,
         };
-        children(&directory).into_iter().filter_map(of_device).collect()
+        for cpu in cpus.unwrap_or_default() {
+            node_of_cpu.entry(cpu).or_insert(id);
+        }
+        let distances = read_distances(&node.join("distance"));
+        nodes.push(NumaNode {
+            id,
+            kind,
+            memory_bytes: read_memory_bytes(&node.join("meminfo")),
+            // A row of another length cannot be matched to nodes.
+            distances: if distances.len() == ids.len() { distances } else { Vec::new() },
+            access: read_access(&node.join("access0/initiators")),
+        });
     }
+    (nodes, node_of_cpu)
+}
+
+/// Nodes that memory behind CXL has become.
+fn cxl_nodes(tree: DeviceTree<'_>) -> BTreeSet<u32> {
+    let directory = tree.join("bus/dax/devices");
+    let of_device = |name: String| {
+        let device = directory.join(name);
+        let place = fs::canonicalize(&device).ok()?;
+        let of_cxl = |part: &std::ffi::OsStr| {
+            part.to_str().is_some_and(|part| part.starts_with("cxl") || part.starts_with("dax_region"))
+        };
+        let behind_cxl = place.components().any(|component| of_cxl(component.as_os_str()));
+        behind_cxl.then(|| read_number(&device.join("target_node"))).flatten()
+    };
+    children(&directory).into_iter().filter_map(of_device).collect()
 }
 
 fn read_access(initiators: &Path) -> Option<NodeAccess> {

@@ -4,7 +4,8 @@
 //! several levels above the link's target (a virtio NIC's PCI function, a SATA disk's controller), so it is looked for
 //! upwards, within the tree's own `devices` directory.
 
-use super::{Sysfs, children, numbered_children, read_number, read_text};
+use super::files::{children, numbered_children, read_number, read_text};
+use super::tree::DeviceTree;
 use crate::model::Nic;
 use std::path::Path;
 
@@ -12,37 +13,35 @@ use std::path::Path;
 const FLAG_UP: u64 = 0x1;
 const FLAG_LOOPBACK: u64 = 0x8;
 
-impl Sysfs {
-    pub(super) fn nics(&self) -> Vec<Nic> {
-        let class = self.root.join("class/net");
-        let mut nics = Vec::new();
-        for name in children(&class) {
-            let interface = class.join(&name);
-            // `bonding_masters`, for one, is a file among the interfaces.
-            if !interface.is_dir() {
-                continue;
-            }
-            let flags = read_flags(&interface);
-            let state = read_text(&interface.join("operstate")).unwrap_or_default();
-            // Drivers that do not track their carrier, loopback among them, report `unknown`.
-            let carrier = matches!(state.trim(), "up" | "unknown");
-            let device = interface.join("device");
-            let queues = numbered_children(&interface.join("queues"), "rx-").len();
-            nics.push(Nic {
-                numa_node: self.numa_node_above(&device),
-                pci: self.pci_path(&device),
-                driver: self.driver(&device),
-                speed_mbps: read_number(&interface.join("speed")).filter(|&speed: &u64| speed > 0),
-                mtu_bytes: read_number(&interface.join("mtu")).filter(|&mtu: &u32| mtu > 0),
-                queues: (queues > 0).then_some(queues as u32),
-                up: carrier && flags & FLAG_UP != 0,
-                loopback: flags & FLAG_LOOPBACK != 0,
-                rdma_device: children(&device.join("infiniband")).into_iter().next(),
-                name,
-            });
+pub(super) fn nics(tree: DeviceTree<'_>) -> Vec<Nic> {
+    let class = tree.join("class/net");
+    let mut nics = Vec::new();
+    for name in children(&class) {
+        let interface = class.join(&name);
+        // `bonding_masters`, for one, is a file among the interfaces.
+        if !interface.is_dir() {
+            continue;
         }
-        nics
+        let flags = read_flags(&interface);
+        let state = read_text(&interface.join("operstate")).unwrap_or_default();
+        // Drivers that do not track their carrier, loopback among them, report `unknown`.
+        let carrier = matches!(state.trim(), "up" | "unknown");
+        let device = interface.join("device");
+        let queues = numbered_children(&interface.join("queues"), "rx-").len();
+        nics.push(Nic {
+            numa_node: tree.numa_node_above(&device),
+            pci: tree.pci_path(&device),
+            driver: tree.driver(&device),
+            speed_mbps: read_number(&interface.join("speed")).filter(|&speed: &u64| speed > 0),
+            mtu_bytes: read_number(&interface.join("mtu")).filter(|&mtu: &u32| mtu > 0),
+            queues: (queues > 0).then_some(queues as u32),
+            up: carrier && flags & FLAG_UP != 0,
+            loopback: flags & FLAG_LOOPBACK != 0,
+            rdma_device: children(&device.join("infiniband")).into_iter().next(),
+            name,
+        });
     }
+    nics
 }
 
 /// The interface's flags, printed as `0x1003`; 0 where they cannot be read.

@@ -4,38 +4,37 @@
 //! hierarchy (`cpu.max`) or the old one of the CPU controller. Where the group's directory cannot be found (a container
 //! sees its own group as the root), the root's is taken.
 
-use super::{Sysfs, read_number, read_text};
+use super::files::{read_number, read_text};
+use super::tree::DeviceTree;
 use crate::cpulist::{self, CpuSet};
 use std::path::{Component, Path, PathBuf};
 
 /// How deep control groups are followed.
 const MAX_GROUPS: usize = 64;
 
-impl Sysfs {
-    /// CPUs that this process may run on; `None` where the status file does not say.
-    pub(super) fn allowed_cpus(&self) -> Option<CpuSet> {
-        let status = read_text(&self.process.join("status"))?;
-        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        cpulist::parse(list).ok().filter(|cpus| !cpus.is_empty())
-    }
+/// CPUs that this process may run on; `None` where the status file does not say.
+pub(super) fn allowed_cpus(process: &Path) -> Option<CpuSet> {
+    let status = read_text(&process.join("status"))?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    cpulist::parse(list).ok().filter(|cpus| !cpus.is_empty())
+}
 
-    /// Thousandths of a CPU that the control groups allow; `None` for no limit.
-    pub(super) fn cpu_limit_millis(&self) -> Option<u64> {
-        let top = self.root.join("fs/cgroup");
-        let groups = read_text(&self.process.join("cgroup")).unwrap_or_default();
-        let group_of = |wanted: &dyn Fn(&str) -> bool| {
-            groups.lines().find_map(|line| {
-                let (_, rest) = line.split_once(':')?;
-                let (controllers, path) = rest.split_once(':')?;
-                wanted(controllers).then_some(path)
-            })
-        };
-        let unified = group_of(&|controllers| controllers.is_empty()).unwrap_or("/");
-        let old = group_of(&|controllers| controllers.split(',').any(|one| one == "cpu")).unwrap_or("/");
-        let unified = least(&top, unified, unified_limit);
-        let old = ["cpu", "cpu,cpuacct"].iter().filter_map(|name| least(&top.join(name), old, old_limit)).min();
-        [unified, old].into_iter().flatten().min()
-    }
+/// Thousandths of a CPU that the control groups allow; `None` for no limit.
+pub(super) fn cpu_limit_millis(tree: DeviceTree<'_>, process: &Path) -> Option<u64> {
+    let top = tree.join("fs/cgroup");
+    let groups = read_text(&process.join("cgroup")).unwrap_or_default();
+    let group_of = |wanted: &dyn Fn(&str) -> bool| {
+        groups.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            wanted(controllers).then_some(path)
+        })
+    };
+    let unified = group_of(&|controllers| controllers.is_empty()).unwrap_or("/");
+    let old = group_of(&|controllers| controllers.split(',').any(|one| one == "cpu")).unwrap_or("/");
+    let unified = least(&top, unified, unified_limit);
+    let old = ["cpu", "cpu,cpuacct"].iter().filter_map(|name| least(&top.join(name), old, old_limit)).min();
+    [unified, old].into_iter().flatten().min()
 }
 
 /// The least limit of `group` and the groups above it, below `top`.

@@ -4,7 +4,8 @@
 //! virtual too. sysfs does not print a port's active MTU: for RoCE the kernel derives it from the interface's, and so
 //! does this reader.
 
-use super::{Sysfs, children, numbered_children, read_number, read_text, read_word};
+use super::files::{children, numbered_children, read_number, read_text, read_word};
+use super::tree::DeviceTree;
 use crate::model::{LinkLayer, Machine, Nic, PortState, RdmaDevice, RdmaPort};
 use std::path::Path;
 
@@ -17,43 +18,41 @@ const ROCE_HEADER_BYTES: u32 = 96;
 /// What IP over InfiniBand takes of a packet.
 const IPOIB_HEADER_BYTES: u32 = 4;
 
-impl Sysfs {
-    /// Adds the devices to a machine whose interfaces are known, and tells interfaces which device runs over them.
-    pub(super) fn add_rdma_devices(&self, machine: &mut Machine) {
-        let class = self.root.join("class/infiniband");
-        for name in children(&class) {
-            let directory = class.join(&name);
-            if !directory.is_dir() {
-                continue;
-            }
-            let mut device = self.rdma_device(name, &directory, &machine.nics);
-            let over = |nic: &&mut Nic| device.ports.iter().any(|port| port.netdev.as_ref() == Some(&nic.name));
-            for nic in machine.nics.iter_mut().filter(over) {
-                nic.rdma_device.get_or_insert_with(|| device.name.clone());
-            }
-            let behind = device.ports.iter().find_map(|port| {
-                let netdev = port.netdev.as_ref()?;
-                machine.nics.iter().find(|nic| nic.name == *netdev)
-            });
-            if let (None, Some(nic)) = (&device.pci, behind) {
-                device.pci.clone_from(&nic.pci);
-                device.numa_node = device.numa_node.or(nic.numa_node);
-            }
-            machine.rdma_devices.push(device);
+/// Adds the devices to a machine whose interfaces are known, and tells interfaces which device runs over them.
+pub(super) fn add_devices(tree: DeviceTree<'_>, machine: &mut Machine) {
+    let class = tree.join("class/infiniband");
+    for name in children(&class) {
+        let directory = class.join(&name);
+        if !directory.is_dir() {
+            continue;
         }
+        let mut device = rdma_device(tree, name, &directory, &machine.nics);
+        let over = |nic: &&mut Nic| device.ports.iter().any(|port| port.netdev.as_ref() == Some(&nic.name));
+        for nic in machine.nics.iter_mut().filter(over) {
+            nic.rdma_device.get_or_insert_with(|| device.name.clone());
+        }
+        let behind = device.ports.iter().find_map(|port| {
+            let netdev = port.netdev.as_ref()?;
+            machine.nics.iter().find(|nic| nic.name == *netdev)
+        });
+        if let (None, Some(nic)) = (&device.pci, behind) {
+            device.pci.clone_from(&nic.pci);
+            device.numa_node = device.numa_node.or(nic.numa_node);
+        }
+        machine.rdma_devices.push(device);
     }
+}
 
-    fn rdma_device(&self, name: String, directory: &Path, nics: &[Nic]) -> RdmaDevice {
-        let hardware = directory.join("device");
-        let numbers = numbered_children(&directory.join("ports"), "");
-        let port = |number| read_port(directory, &hardware, number, nics);
-        RdmaDevice {
-            numa_node: self.numa_node_above(&hardware),
-            pci: self.pci_path(&hardware),
-            driver: self.driver(&hardware),
-            ports: numbers.into_iter().take(MAX_PORTS).map(port).collect(),
-            name,
-        }
+fn rdma_device(tree: DeviceTree<'_>, name: String, directory: &Path, nics: &[Nic]) -> RdmaDevice {
+    let hardware = directory.join("device");
+    let numbers = numbered_children(&directory.join("ports"), "");
+    let port = |number| read_port(directory, &hardware, number, nics);
+    RdmaDevice {
+        numa_node: tree.numa_node_above(&hardware),
+        pci: tree.pci_path(&hardware),
+        driver: tree.driver(&hardware),
+        ports: numbers.into_iter().take(MAX_PORTS).map(port).collect(),
+        name,
     }
 }
 

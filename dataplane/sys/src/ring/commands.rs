@@ -7,7 +7,7 @@
 //! error that the kernel would have for it. The kernel tries no command again; whoever wants that uses the plain way.
 
 use super::operations::{KernelHold, Vectors};
-use super::queue::length;
+use super::transfers::length;
 use super::{CommandRing, RingFull, setup};
 use crate::nvme::NvmeNamespace;
 use crate::region::IoBuf;

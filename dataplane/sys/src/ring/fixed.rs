@@ -5,9 +5,8 @@
 //! locked memory, no free place) is used like any other. The kernel pins at most 1 GiB as one buffer, so a longer
 //! region takes several places; what lies across two of them goes unregistered.
 
-use super::Ring;
 use crate::region::{IoBuf, Region};
-use io_uring::{cqueue, squeue};
+use io_uring::Submitter;
 use std::io;
 use std::sync::Arc;
 
@@ -58,57 +57,45 @@ impl FixedWindows {
         self.windows.push(None);
         Some(self.windows.len() - 1)
     }
-}
 
-impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
-    /// Pins a region's pages for file operations of this ring: all of it, or none.
-    ///
-    /// # Errors
-    /// When the kernel refuses or no place is left; the region can then be used as it is. `ENOMEM` means the limit of
-    /// locked memory (`ulimit -l`).
-    pub fn register_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
-        if self.fixed.has(region) {
+    /// See [`Ring::register_region`](super::Ring::register_region).
+    pub(super) fn register(&mut self, region: &Arc<Region>, kernel: &Submitter<'_>) -> io::Result<()> {
+        if self.has(region) {
             return Ok(());
         }
-        if !self.fixed.made {
-            self.uring.submitter().register_buffers_sparse(FIXED_PLACES as u32)?;
-            self.fixed.made = true;
+        if !self.made {
+            kernel.register_buffers_sparse(FIXED_PLACES as u32)?;
+            self.made = true;
         }
         let mut start = 0;
         while start < region.bytes() {
             let bytes = (region.bytes() - start).min(FIXED_BYTES_MOST);
-            let registered = match self.fixed.free() {
-                Some(place) => self.update_fixed(place, region.at(start), bytes).map(|()| place),
+            let registered = match self.free() {
+                Some(place) => update(place, region.at(start), bytes, kernel).map(|()| place),
                 None => Err(io::Error::other(format!("{FIXED_PLACES} places are taken, which is the limit"))),
             };
-            let place = registered.inspect_err(|_| self.unregister_region(region))?;
-            self.fixed.windows[place] = Some(Window { region: Arc::clone(region), start, bytes });
+            let place = registered.inspect_err(|_| self.unregister(region, kernel))?;
+            self.windows[place] = Some(Window { region: Arc::clone(region), start, bytes });
             start += bytes;
         }
         Ok(())
     }
 
-    /// Whether an operation on this buffer uses pages that are pinned already.
-    pub fn is_registered(&self, buffer: &IoBuf) -> bool {
-        self.fixed.place_of(buffer).is_some()
-    }
-
-    /// Lets a region's pages go. Operations in flight on it keep them until they end.
-    pub fn unregister_region(&mut self, region: &Arc<Region>) {
-        for place in 0..self.fixed.windows.len() {
-            let window = self.fixed.windows[place].as_ref();
-            let ours = window.is_some_and(|window| Arc::ptr_eq(&window.region, region));
-            if ours && self.update_fixed(place, std::ptr::null_mut(), 0).is_ok() {
-                self.fixed.windows[place] = None;
+    /// See [`Ring::unregister_region`](super::Ring::unregister_region).
+    pub(super) fn unregister(&mut self, region: &Arc<Region>, kernel: &Submitter<'_>) {
+        for (place, window) in self.windows.iter_mut().enumerate() {
+            let ours = window.as_ref().is_some_and(|window| Arc::ptr_eq(&window.region, region));
+            if ours && update(place, std::ptr::null_mut(), 0, kernel).is_ok() {
+                *window = None;
             }
         }
     }
+}
 
-    fn update_fixed(&mut self, place: usize, address: *mut u8, bytes: usize) -> io::Result<()> {
-        let entry = [libc::iovec { iov_base: address.cast(), iov_len: bytes }];
-        // SAFETY: the range lies in a region that is held in the table until the kernel was told to forget it or the
-        // ring is gone; a null entry names no memory.
-        unsafe { self.uring.submitter().register_buffers_update(place as u32, &entry, None) }?;
-        Ok(())
-    }
+fn update(place: usize, address: *mut u8, bytes: usize, kernel: &Submitter<'_>) -> io::Result<()> {
+    let entry = [libc::iovec { iov_base: address.cast(), iov_len: bytes }];
+    // SAFETY: the range lies in a region that is held in the table until the kernel was told to forget it or the
+    // ring is gone; a null entry names no memory.
+    unsafe { kernel.register_buffers_update(place as u32, &entry, None) }?;
+    Ok(())
 }

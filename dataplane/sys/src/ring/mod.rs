@@ -16,24 +16,26 @@
 //! It does not retry, time out or order operations.
 
 mod commands;
-mod device;
+mod files;
 mod fixed;
 mod operations;
-mod queue;
 mod setup;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
 pub use crate::region::IoBuf;
-pub use device::RegisteredFile;
+pub use files::RegisteredFile;
 
+use crate::region::Region;
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
-use operations::Operations;
+use operations::{KernelHold, Operations};
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -89,7 +91,7 @@ pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker =
     pushed: u64,
     setup: &'static str,
     fixed: fixed::FixedWindows,
-    files: device::RegisteredFiles,
+    files: files::RegisteredFiles,
     /// Completions come only to who asks the device for them.
     polled: bool,
     /// Results are statuses of a drive.
@@ -142,7 +144,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             pushed: 0,
             setup,
             fixed: fixed::FixedWindows::default(),
-            files: device::RegisteredFiles::default(),
+            files: files::RegisteredFiles::default(),
             polled: false,
             commands: false,
             ended: false,
@@ -228,6 +230,69 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         // SAFETY: submits nothing and waits for one completion; the argument is what EXT_ARG asks for, and incarnations
         // through the call.
         tolerate(unsafe { submitter.enter(0, 1, flags.bits(), Some(&arguments)) })
+    }
+
+    /// Makes a file known to the ring for good.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or too many are.
+    pub fn register_file(&mut self, fd: BorrowedFd<'_>) -> io::Result<RegisteredFile> {
+        self.files.register(fd, &self.uring.submitter())
+    }
+
+    /// Pins a region's pages for file operations of this ring: all of it, or none.
+    ///
+    /// # Errors
+    /// When the kernel refuses or no place is left; the region can then be used as it is. `ENOMEM` means the limit of
+    /// locked memory (`ulimit -l`).
+    pub fn register_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
+        self.fixed.register(region, &self.uring.submitter())
+    }
+
+    /// Whether an operation on this buffer uses pages that are pinned already.
+    pub fn is_registered(&self, buffer: &IoBuf) -> bool {
+        self.fixed.place_of(buffer).is_some()
+    }
+
+    /// Lets a region's pages go. Operations in flight on it keep them until they end.
+    pub fn unregister_region(&mut self, region: &Arc<Region>) {
+        self.fixed.unregister(region, &self.uring.submitter());
+    }
+
+    /// Queues an operation: what the kernel will touch goes into the table first.
+    fn start(&mut self, token: u64, held: impl Into<KernelHold>, mut entry: S) -> Result<(), RingFull> {
+        self.make_room()?;
+        let user_data = self.operations.insert(token, self.pushed, held);
+        entry.set_user_data(user_data);
+        self.push(&entry);
+        Ok(())
+    }
+
+    fn make_room(&mut self) -> Result<(), RingFull> {
+        // Nothing is submitted any more by a ring that has ended.
+        if self.ended || self.operations.is_full() {
+            return Err(RingFull);
+        }
+        self.make_queue_room()
+    }
+
+    fn make_queue_room(&mut self) -> Result<(), RingFull> {
+        if self.uring.submission().is_full() {
+            // Whatever goes wrong here goes wrong again in the next poll, which reports it.
+            self.submit().ok();
+            if self.uring.submission().is_full() {
+                return Err(RingFull);
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, entry: &S) {
+        // SAFETY: every address in the entry points into something that the operation table holds until the
+        // operation's completion: `start` put it there.
+        let pushed = unsafe { self.uring.submission().push(entry) };
+        assert!(pushed.is_ok(), "room was made before");
+        self.pushed += 1;
     }
 
     fn harvest(&mut self, out: &mut Vec<Completion>) -> usize {

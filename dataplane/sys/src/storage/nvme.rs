@@ -75,7 +75,8 @@ impl NvmeNamespace {
         if !claimed.is_device() {
             return Ok(None);
         }
-        let Some(place) = Place::of(Path::new("/sys"), claimed.device())? else { return Ok(None) };
+        let (major, minor) = claimed.device();
+        let Some(place) = Place::of(Path::new("/sys"), major, minor)? else { return Ok(None) };
         if !claimed.file().writable() {
             return Err("the device is read-only".to_owned());
         }
@@ -167,7 +168,7 @@ struct Place {
 
 impl Place {
     /// Of the block device of this number; nothing, if it is no NVMe drive.
-    fn of(sys: &Path, (major, minor): (u64, u64)) -> Result<Option<Self>, String> {
+    fn of(sys: &Path, major: u64, minor: u64) -> Result<Option<Self>, String> {
         let link = sys.join(format!("dev/block/{major}:{minor}"));
         let device = fs::canonicalize(&link).map_err(|error| format!("{}: {error}", link.display()))?;
         let is_part = device.join("partition").exists();

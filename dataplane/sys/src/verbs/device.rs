@@ -1,11 +1,17 @@
 //! Where verbs come from, and the devices there are.
 
-use super::context::Context;
+pub(super) mod context;
+pub(super) mod events;
+pub(super) mod gid;
+pub(super) mod library;
+pub(super) mod port;
+
 use super::error::VerbsError;
 use super::ffi::*;
-use super::library::{Functions, Library, library};
 use super::soft::{self, Loopback};
+use context::Context;
 use libc::{c_char, c_int};
+use library::{Functions, Library, library};
 use std::ffi::CStr;
 use std::fmt;
 use std::fs::OpenOptions;

@@ -113,22 +113,24 @@
 //!
 //! It decides nothing: no retries, no routes, no sizes.
 
-mod connection;
-mod context;
+mod channel;
+mod completion;
+mod completion_queue;
 mod device;
 mod error;
-mod events;
 mod ffi;
-mod gid;
-mod library;
 mod memory;
-mod port;
-mod queues;
+mod queue_pair;
 mod soft;
-mod states;
 #[cfg(test)]
 mod tests;
 
+use device::{context, events, gid, library, port};
+use queue_pair::{connection, one_sided, receive_queue, send_queue, slots, states};
+
+pub use channel::CompletionChannel;
+pub use completion::{Completion, Entry, PollResult, QueueId, Status};
+pub use completion_queue::CompletionQueue;
 pub use connection::{Connection, PeerAccess, QueuePairOptions, Route};
 pub use context::{Context, DeviceLimits};
 pub use device::{Device, Verbs};
@@ -136,10 +138,11 @@ pub use error::{PostError, Refusal, VerbsError};
 pub use events::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use memory::{Access, MemoryRegion, Piece, ProtectionDomain, memlock_limit_bytes};
+pub use one_sided::{OneSided, OneSidedRun};
 pub use port::{LinkLayer, Mtu, PortAttributes, PortState};
-pub use queues::{
-    Completion, CompletionChannel, CompletionQueue, Entry, OneSided, OneSidedRun, Operation, Payload, PollResult,
-    QueueId, QueuePair, Remote, Request, RetiredRequest, SharedReceiveQueue, Status,
-};
+pub use queue_pair::QueuePair;
+pub use receive_queue::SharedReceiveQueue;
+pub use send_queue::{Operation, Payload, Remote, Request};
+pub use slots::RetiredRequest;
 pub use soft::{Loopback, SoftPort};
 pub use states::QueueState;

@@ -1,7 +1,9 @@
 //! What is counted, and how the tier is.
 
-use super::Tier;
-use crate::segments::SegmentState;
+use crate::contents::SegmentState;
+use crate::log::Log;
+use crate::reclaim::Reclaim;
+use crate::types::Harm;
 
 /// Counts since the start, and how much there is now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,96 +58,55 @@ pub struct TierStats {
     pub reinserted_bytes: u64,
     /// Objects dropped by reclaim.
     pub evicted: u64,
-    /// Objects lost because the device could not write them.
-    pub lost_writes: u64,
     /// Operations that the device could not write.
     pub write_faults: u64,
-    /// Reads that the device could not do.
-    pub read_faults: u64,
-    /// Records that were damaged when they were read.
-    pub damaged: u64,
-    /// Records of an earlier use of their place: a write was lost.
-    pub stale: u64,
-    /// Records that belong elsewhere.
-    pub misdirected: u64,
+    /// Records that were not whole.
+    pub harm: Harm,
     /// Completions that nobody waited for.
     pub stale_completions: u64,
     /// Removals that the index holds until recovery is over.
     pub tombstones_held: u64,
 }
 
-/// Records that were not whole, since the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Harm {
-    /// Reads that the device could not do.
-    pub unread: u64,
-    /// Records that were damaged.
-    pub damaged: u64,
-    /// Records of an earlier use of their place.
-    pub stale: u64,
-    /// Records that belong elsewhere.
-    pub misdirected: u64,
-    /// Objects that the device could not write.
-    pub unwritten: u64,
-}
-
-impl Harm {
-    /// All of them.
-    #[must_use]
-    pub const fn records(&self) -> u64 {
-        self.unread + self.damaged + self.stale + self.misdirected + self.unwritten
-    }
-}
-
-impl core::fmt::Display for Harm {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { unread, damaged, stale, misdirected, unwritten } = self;
-        write!(
-            f,
-            "{} records were not whole ({damaged} damaged, {stale} old, {misdirected} misplaced, ",
-            self.records()
-        )?;
-        write!(f, "{unread} unreadable, {unwritten} not written)")
-    }
-}
-
-impl Tier {
-    /// Records that were not whole, since the start.
-    #[must_use]
-    pub const fn harm(&self) -> Harm {
-        let TierStats { read_faults, damaged, stale, misdirected, lost_writes, .. } = self.stats;
-        Harm { unread: read_faults, damaged, stale, misdirected, unwritten: lost_writes }
-    }
-
-    /// Counts since the start, and how much there is now. Walks the segments.
-    #[must_use]
-    pub fn stats(&self) -> TierStats {
-        let count =
-            |is: fn(SegmentState) -> bool| self.segments.iter().filter(|(_, segment)| is(segment.state)).count() as u32;
+impl TierStats {
+    /// Walks the segments.
+    pub(super) fn of(log: &Log, reclaim: &Reclaim) -> Self {
+        let (contents, config) = (&log.contents, log.device.config());
+        let segments = || contents.segments.iter().map(|(_, segment)| segment.state);
+        let count = |is: fn(SegmentState) -> bool| segments().filter(|state| is(*state)).count() as u32;
         let with_records = u64::from(count(SegmentState::has_records));
-        TierStats {
-            objects: self.index.len() - self.stats.tombstones_held as u32,
-            free_segments: self.segments.free_count(),
-            segments: self.config.segments,
-            sealed_segments: count(|state| state == SegmentState::Sealed),
+        let (calls, writes, reads) = (log.counts(), log.writer.counts(), log.reads.counts());
+        let reclaimed = reclaim.counts();
+        Self {
+            objects: contents.objects(),
+            live_bytes: contents.live_bytes(),
+            segments: config.segments,
             open_segments: count(|state| matches!(state, SegmentState::Open | SegmentState::Sealing)),
-            dead_bytes: (with_records * self.config.segment_bytes).saturating_sub(self.stats.live_bytes),
-            stale_completions: self.jobs.stale,
-            ..self.stats
+            dead_bytes: (with_records * config.segment_bytes).saturating_sub(contents.live_bytes()),
+            free_segments: contents.segments.free_count(),
+            bad_segments: calls.bad_segments,
+            sealed_segments: count(|state| state == SegmentState::Sealed),
+            puts: calls.puts,
+            put_bytes: calls.put_bytes,
+            put_refusals: calls.put_refusals,
+            bad_payloads: calls.bad_payloads,
+            removes: calls.removes,
+            tombstones: writes.tombstones,
+            hits: reads.hits,
+            hit_bytes: reads.hit_bytes,
+            misses: reads.misses,
+            groups: writes.groups,
+            written_bytes: writes.bytes,
+            flushes: log.writer.flushes.count(),
+            sealed: log.writer.seals.sealed(),
+            reclaims: reclaimed.reclaims,
+            reinserted: reclaimed.reinserted,
+            reinserted_bytes: reclaimed.reinserted_bytes,
+            evicted: contents.evicted(),
+            write_faults: calls.write_faults,
+            harm: contents.harm(),
+            stale_completions: log.device.stale_completions(),
+            tombstones_held: contents.tombstones_held(),
         }
-    }
-
-    /// Bytes written to the device in groups of records, since the start.
-    #[must_use]
-    pub const fn written_bytes(&self) -> u64 {
-        self.stats.written_bytes
-    }
-
-    /// Whether nothing is under way: no operation, no unwritten record, nothing unsynced that somebody waits for.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        let segments = self.seals.is_empty() && !self.generations.is_preparing();
-        let calls = self.log.groups.is_empty() && self.reads.is_empty() && self.events.is_empty();
-        self.jobs.is_idle() && self.flushes.is_idle() && segments && calls && !self.reclaim.is_active()
     }
 }

@@ -237,7 +237,7 @@ fn a_file_that_was_cut_gives_errors_not_bytes() {
     assert_eq!(bed.get(6, 1 << 20), Err(Miss::Fault(Fault::Io)));
     let problem = bed.nvme.take_problem().expect("it is said");
     assert!(problem.contains("only 0 bytes were moved"), "{problem}");
-    assert_eq!(bed.tier.stats().read_faults, 1);
+    assert_eq!(bed.tier.stats().harm.unread, 1);
 }
 
 #[test]

@@ -31,6 +31,15 @@ text{font-family:'Inter','Segoe UI',system-ui,'DejaVu Sans',sans-serif;fill:#1f2
 .near5{fill:#bfdbfe}.held{fill:#fecaca}.none{fill:#ffffff;stroke:#e5e7eb}\
 .light{font-size:12px;text-anchor:middle;fill:#ffffff;font-weight:600}";
 
+/// A place in a picture.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rect {
+    pub(super) x: u32,
+    pub(super) y: u32,
+    pub(super) width: u32,
+    pub(super) height: u32,
+}
+
 /// A picture under construction, or a part of one that is placed later.
 #[derive(Default)]
 pub(super) struct Canvas {
@@ -43,7 +52,8 @@ impl Canvas {
     }
 
     /// A box with rounded corners.
-    pub(super) fn rect(&mut self, (x, y): (u32, u32), (width, height): (u32, u32), class: &str, title: &str) {
+    pub(super) fn rect(&mut self, rect: &Rect, class: &str, title: &str) {
+        let Rect { x, y, width, height } = rect;
         let open =
             format!("<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\" class=\"{class}\"");
         self.body.push_str(&open);

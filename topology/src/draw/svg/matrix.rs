@@ -2,7 +2,7 @@
 
 use super::super::matrix::tier_of;
 use super::MARGIN;
-use super::canvas::{Canvas, WIDTH, fit};
+use super::canvas::{Canvas, Rect, WIDTH, fit};
 use crate::rails::{Nearness, RailMatrix, gigabits};
 
 const ROW: u32 = 26;
@@ -44,14 +44,14 @@ pub(super) fn draw(canvas: &mut Canvas, matrix: &RailMatrix, top: u32) -> u32 {
             canvas.text(MARGIN + FIRST_COLUMN - 8, y + 17, "right", &row.location.to_string());
             for (index, rail) in rails.iter().enumerate() {
                 let x = MARGIN + FIRST_COLUMN + index as u32 * column;
-                let size = (column - 3, ROW - 3);
+                let cell = Rect { x, y, width: column - 3, height: ROW - 3 };
                 let Some(place) = tier_of(row, &rail.name) else {
-                    canvas.rect((x, y), size, "none", &format!("{}: {} is not in the matrix", row.location, rail.name));
+                    canvas.rect(&cell, "none", &format!("{}: {} is not in the matrix", row.location, rail.name));
                     continue;
                 };
                 let tier = &row.tiers[place];
                 let class = if tier.slow { "held" } else { class_of(tier.nearness) };
-                canvas.rect((x, y), size, class, &format!("{} → {}: {}", row.location, rail.name, tier.reason));
+                canvas.rect(&cell, class, &format!("{} → {}: {}", row.location, rail.name, tier.reason));
                 let begins = place == 0 && tier.rails.first() == Some(&rail.name);
                 let mark = if begins { format!("{} ●", place + 1) } else { (place + 1).to_string() };
                 let ink = if class == "near0" { "light" } else { "cell" };
@@ -82,7 +82,7 @@ fn key(canvas: &mut Canvas, matrix: &RailMatrix, y: u32) -> u32 {
         |class: &str| tiers().any(|tier| if tier.slow { class == "held" } else { class == class_of(tier.nearness) });
     let mut x = MARGIN;
     for (class, meaning) in KEY.iter().filter(|(class, _)| occurs(class)) {
-        canvas.rect((x, y), (16, 14), class, "");
+        canvas.rect(&Rect { x, y, width: 16, height: 14 }, class, "");
         canvas.text(x + 22, y + 11, "small", meaning);
         x += 40 + 7 * meaning.chars().count() as u32;
     }

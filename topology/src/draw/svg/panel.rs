@@ -1,7 +1,7 @@
 //! One NUMA node as a panel: its cores, then its devices by root complex and switch.
 
 use super::MARGIN;
-use super::canvas::{Canvas, fit};
+use super::canvas::{Canvas, Rect, fit};
 use crate::cpulist;
 use crate::draw::{cells::Cell, cells::Use, devices::attached_by, home, node_heading};
 use crate::model::{Machine, PciAddress, PciPath, PciRoot};
@@ -23,7 +23,7 @@ pub(super) struct Panel {
 impl Panel {
     /// Puts the panel with its frame on the picture.
     pub(super) fn place(self, canvas: &mut Canvas, x: u32, y: u32, width: u32, height: u32) {
-        canvas.rect((x, y), (width, height), "panel", "");
+        canvas.rect(&Rect { x, y, width, height }, "panel", "");
         canvas.place(&self.canvas, x, y);
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn build(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix, nod
         if x + drawn.width > width - PAD && x > PAD {
             (x, y, tallest) = (PAD, y + tallest + GAP, 0);
         }
-        canvas.rect((x, y), (drawn.width, drawn.height), "complex", "");
+        canvas.rect(&Rect { x, y, width: drawn.width, height: drawn.height }, "complex", "");
         canvas.place(&drawn.canvas, x, y);
         x += drawn.width + GAP;
         tallest = tallest.max(drawn.height);
@@ -93,7 +93,7 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
             (None, Use::Denied) => ("denied", "core", "–".to_owned(), "this process may not run here".to_owned()),
             (None, Use::Shard) => ("free", "core", String::new(), String::new()),
         };
-        canvas.rect((x, y), (CORE, CORE), class, &format!("CPU {cpus}: {what}"));
+        canvas.rect(&Rect { x, y, width: CORE, height: CORE }, class, &format!("CPU {cpus}: {what}"));
         canvas.text(x + CORE / 2, y + 16, ink, &mark);
     }
     let rows = (cells.len() as u32).div_ceil(per_row);
@@ -204,7 +204,7 @@ fn complex(title: &str, chips: &[Chip], room: u32) -> Complex {
         let rows = (chips.len() as u32).div_ceil(columns);
         let size = (columns * (CHIP.0 + GAP) + GAP, 20 + rows * (CHIP.1 + GAP));
         let (x, y) = flow.next(size);
-        canvas.rect((x, y), size, "switch", "");
+        canvas.rect(&Rect { x, y, width: size.0, height: size.1 }, "switch", "");
         let name = port.map_or(String::new(), |port| format!("switch at {}", short(port)));
         canvas.text(x + GAP, y + 14, "tiny", &name);
         for (index, chip) in chips.iter().enumerate() {
@@ -250,7 +250,7 @@ impl Flow {
 }
 
 fn draw_chip(canvas: &mut Canvas, chip: &Chip, x: u32, y: u32) {
-    canvas.rect((x, y), CHIP, chip.class, &chip.title);
+    canvas.rect(&Rect { x, y, width: CHIP.0, height: CHIP.1 }, chip.class, &chip.title);
     canvas.text(x + 8, y + 16, "label", &fit(&chip.name, 16));
     canvas.text(x + 8, y + 30, "tiny", &fit(chip.detail.trim_end(), 22));
 }
@@ -270,7 +270,7 @@ pub(super) fn key(canvas: &mut Canvas, y: u32) -> u32 {
     ];
     let mut x = MARGIN;
     for (class, meaning) in entries {
-        canvas.rect((x, y), (16, 14), class, "");
+        canvas.rect(&Rect { x, y, width: 16, height: 14 }, class, "");
         canvas.text(x + 22, y + 11, "small", meaning);
         x += 40 + 7 * meaning.chars().count() as u32;
     }

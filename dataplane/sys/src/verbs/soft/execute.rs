@@ -19,6 +19,13 @@ const REMOTE_OPERATION: u32 = 11;
 const RETRY_EXCEEDED: u32 = 12;
 const NOT_READY: u32 = 13;
 
+/// Memory that a request names: a key, and the range that it is to cover.
+struct KeyRange {
+    key: u32,
+    address: u64,
+    bytes: u64,
+}
+
 /// How a request went.
 enum Outcome {
     Done,
@@ -141,8 +148,8 @@ impl State {
         let Some(peer) = self.reachable_peer(number) else { return failed(RETRY_EXCEEDED) };
         if !matches!(send.opcode, WR_SEND | WR_SEND_WITH_IMM) && send.bytes() > 0 {
             let needed = if reads { ACCESS_REMOTE_READ } else { ACCESS_REMOTE_WRITE };
-            let range = (send.remote_address, send.bytes());
-            if peer.access & needed == 0 || !self.allows(peer.domain, send.remote_key, range, needed) {
+            let range = KeyRange { key: send.remote_key, address: send.remote_address, bytes: send.bytes() };
+            if peer.access & needed == 0 || !self.allows(peer.domain, &range, needed) {
                 let (context, place) = (peer.context, peer.place);
                 self.tell(context, EVENT_QP_ACCESS_ERR, place);
                 return both_failed(REMOTE_ACCESS);
@@ -210,7 +217,7 @@ impl State {
             return both_failed(requester);
         }
         if let Some(queue) = self.queue_pairs.get_mut(&number) {
-            queue.retries_left = queue.not_ready_retries;
+            queue.retries.left = queue.retries.limit;
         }
         Outcome::Done
     }
@@ -225,25 +232,26 @@ impl State {
 
     fn not_ready(&mut self, number: u32) -> Outcome {
         let Some(queue) = self.queue_pairs.get_mut(&number) else { return failed(RETRY_EXCEEDED) };
-        match queue.retries_left {
+        match queue.retries.left {
             7 => Outcome::Waits,
             0 => failed(NOT_READY),
             _ => {
-                queue.retries_left -= 1;
+                queue.retries.left -= 1;
                 Outcome::Waits
             }
         }
     }
 
     fn pieces_allow(&self, domain: u32, pieces: &[ibv_sge], access: u32) -> bool {
-        pieces.iter().all(|piece| self.allows(domain, piece.lkey, (piece.addr, u64::from(piece.length)), access))
+        let range = |piece: &ibv_sge| KeyRange { key: piece.lkey, address: piece.addr, bytes: piece.length.into() };
+        pieces.iter().all(|piece| self.allows(domain, &range(piece), access))
     }
 
     /// Whether a key of this domain covers a range with these rights.
-    fn allows(&self, domain: u32, key: u32, (address, bytes): (u64, u64), access: u32) -> bool {
-        let Some(memory) = self.memories.get(&key) else { return false };
-        let inside = address >= memory.address
-            && address.checked_add(bytes).is_some_and(|end| end <= memory.address + memory.bytes);
+    fn allows(&self, domain: u32, range: &KeyRange, access: u32) -> bool {
+        let Some(memory) = self.memories.get(&range.key) else { return false };
+        let inside = range.address >= memory.address
+            && range.address.checked_add(range.bytes).is_some_and(|end| end <= memory.address + memory.bytes);
         memory.domain == domain && inside && memory.access & access == access
     }
 

@@ -151,12 +151,18 @@ pub(super) struct QueuePair {
     pub(super) peer_device: Option<usize>,
     /// Both ends have to agree on it, or nothing gets through.
     pub(super) path_mtu: u32,
-    pub(super) not_ready_retries: u8,
-    pub(super) retries_left: u8,
+    pub(super) retries: NotReadyRetries,
     pub(super) sends: VecDeque<Send>,
     pub(super) receives: VecDeque<Receive>,
     /// The queue pair as C sees it.
     pub(super) place: usize,
+}
+
+/// How often a request is repeated whose receiver is not ready, and how often yet for the one at hand.
+#[derive(Clone, Copy, Default)]
+pub(super) struct NotReadyRetries {
+    pub(super) limit: u8,
+    pub(super) left: u8,
 }
 
 impl State {

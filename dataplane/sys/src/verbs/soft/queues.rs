@@ -4,7 +4,7 @@
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
-use super::fabric::{FabricState, QueuePair};
+use super::fabric::{FabricState, NotReadyRetries, QueuePair};
 use super::objects::{context, give, refuse, state, take, zeroed};
 use super::rim::{MAX_DEPTH, MAX_PIECES, gids, words};
 use super::work::{Receive, Send};
@@ -69,8 +69,7 @@ pub(super) unsafe extern "C" fn create_qp(raw: *mut ibv_pd, options: *mut ibv_qp
         peer: 0,
         peer_device: None,
         path_mtu: 0,
-        not_ready_retries: 0,
-        retries_left: 0,
+        retries: NotReadyRetries::default(),
         sends: VecDeque::new(),
         receives: VecDeque::new(),
         place: place.expose_provenance(),
@@ -101,7 +100,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv
             queue.peer = attributes.dest_qp_num;
         }
         QueueState::ReadyToSend => {
-            (queue.not_ready_retries, queue.retries_left) = (attributes.rnr_retry, attributes.rnr_retry);
+            queue.retries = NotReadyRetries { limit: attributes.rnr_retry, left: attributes.rnr_retry };
         }
         QueueState::Reset => {
             queue.sends.clear();

@@ -75,11 +75,11 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "lost-removal-raises-no-floor",
         invariant: "what was removed does not come back when the device lost the removal",
-        file: "dataplane/tier/src/tier/recover.rs",
-        find: "        self.recovery.report.lost_removals += 1;
-        self.raise_floor(floor);",
-        replace: "        self.recovery.report.lost_removals += 1;
-        let _ = floor;",
+        file: "dataplane/tier/src/recovery.rs",
+        find: "        self.report.lost_removals += 1;
+        contents.raise_floor(floor, device);",
+        replace: "        self.report.lost_removals += 1;
+        let _ = (floor, device, contents);",
         host: Host::LostWrites,
     },
     Mutation {
@@ -172,7 +172,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "read-of-the-device-is-believed",
         invariant: "no byte that a device spoilt is given",
-        file: "dataplane/tier/src/tier/read.rs",
+        file: "dataplane/tier/src/log/reads.rs",
         find: "if sum(memory, to) == read.entry.checksum() { Ok(()) } else { Err(Miss::Damaged) }",
         replace: "if sum(memory, to) != 0 || read.entry.checksum() != 1 { Ok(()) } else { Err(Miss::Damaged) }",
         host: Host::Tiers,
@@ -180,9 +180,11 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "removal-leaves-no-mark-on-the-device",
         invariant: "what was removed never returns, over all incarnations of a disk",
-        file: "dataplane/tier/src/tier/remove.rs",
-        find: "        if known.is_none() && !self.is_doubtful() && !self.strikes.may_return(digest) {",
-        replace: "        if known.is_none() || !self.is_doubtful() {",
+        file: "dataplane/tier/src/log/calls.rs",
+        find: "        let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
+        if known.is_none() && !may_be_there && !self.contents.strikes.may_return(digest) {",
+        replace: "        let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
+        if known.is_none() || !may_be_there {",
         host: Host::Tiers,
     },
     Mutation {
@@ -248,9 +250,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "flush-covers-later-writes",
         invariant: "what was acknowledged as durable is there after every crash",
-        file: "dataplane/tier/src/tier/commit.rs",
-        find: "            self.flushes.durable = self.flushes.covered_mark;",
-        replace: "            self.flushes.durable = self.flushes.written;",
+        file: "dataplane/tier/src/log/flushes.rs",
+        find: "            self.durable = self.covered_mark;",
+        replace: "            self.durable = self.written;",
         host: Host::PowerFailures,
     },
     Mutation {

@@ -1,0 +1,42 @@
+//! Registered files: a ring knows them, which spares the kernel looking a descriptor up for each operation. They stay
+//! open for the ring whatever becomes of the descriptor.
+
+use io_uring::Submitter;
+use io_uring::types::Fd;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Files that can be registered with a ring.
+const FILES: u32 = 16;
+
+/// How many files are registered.
+#[derive(Default)]
+pub(super) struct RegisteredFiles {
+    count: u32,
+}
+
+/// A file that a ring knows. Of no use with another ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegisteredFile(u32);
+
+impl RegisteredFiles {
+    /// See [`Ring::register_file`](super::Ring::register_file).
+    pub(super) fn register(&mut self, fd: BorrowedFd<'_>, kernel: &Submitter<'_>) -> io::Result<RegisteredFile> {
+        let place = self.count;
+        if place == FILES {
+            return Err(io::Error::other(format!("{FILES} files are registered with the ring, which is the limit")));
+        }
+        if place == 0 {
+            kernel.register_files_sparse(FILES)?;
+        }
+        kernel.register_files_update(place, &[fd.as_raw_fd()])?;
+        self.count += 1;
+        Ok(RegisteredFile(place))
+    }
+
+    /// Its place in the kernel's table.
+    pub(super) fn place(&self, file: RegisteredFile) -> Fd {
+        assert!(file.0 < self.count, "a file of another ring");
+        Fd(file.0 as i32)
+    }
+}

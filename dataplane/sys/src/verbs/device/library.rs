@@ -1,0 +1,143 @@
+//! The functions of libibverbs, found when the process runs: the same program starts on machines without it.
+//!
+//! The library is opened once and stays, as its providers keep threads and handlers. Symbols are asked for in the
+//! version whose structs `ffi` describes, so that a library with another one is refused and not misread.
+
+use crate::library;
+use crate::verbs::error::VerbsError;
+use crate::verbs::ffi::*;
+use libc::{c_int, c_void};
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+/// The library's name in every distribution.
+const LIBRARY: &str = "libibverbs.so.1";
+/// The first version with extended contexts, to which most symbols belong.
+const V1_1: &CStr = c"IBVERBS_1.1";
+
+/// Which functions a provider has: libibverbs or a software device. All may be called from any thread.
+pub(crate) struct Functions {
+    pub(crate) open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
+    pub(crate) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
+    pub(crate) query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+    /// The compatible form, which fills the front of the struct and leaves the rest alone.
+    pub(crate) query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+    pub(crate) query_gid_table:
+        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize>,
+    pub(crate) alloc_pd: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
+    pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    /// Knows the optional access flags, such as relaxed ordering.
+    pub(crate) reg_mr_iova2: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr>,
+    pub(crate) reg_dmabuf_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr>,
+    pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+    pub(crate) create_comp_channel: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel,
+    pub(crate) destroy_comp_channel: unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int,
+    pub(crate) create_cq:
+        unsafe extern "C" fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
+    pub(crate) destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
+    pub(crate) get_cq_event: unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
+    pub(crate) ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, u32),
+    pub(crate) create_srq: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq,
+    pub(crate) destroy_srq: unsafe extern "C" fn(*mut ibv_srq) -> c_int,
+    pub(crate) create_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    pub(crate) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
+    pub(crate) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+    pub(crate) get_async_event: unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int,
+    pub(crate) ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
+}
+
+/// The library, with what only a library has: a list of devices to be given back.
+pub(crate) struct Library {
+    pub(crate) functions: Functions,
+    pub(crate) get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    pub(crate) free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
+}
+
+/// The library of this process. Opened with the first call; when it was not there, the next call looks again.
+pub(crate) fn library() -> Result<&'static Library, VerbsError> {
+    static LOADED: OnceLock<Library> = OnceLock::new();
+    if let Some(library) = LOADED.get() {
+        return Ok(library);
+    }
+    let library = load(LIBRARY)?;
+    Ok(LOADED.get_or_init(|| library))
+}
+
+fn load(name: &str) -> Result<Library, VerbsError> {
+    let handle = library::Library::open(name).map_err(|error| VerbsError::NoLibrary { detail: error.to_string() })?;
+    let v1_0 = c"IBVERBS_1.0";
+    // SAFETY: each symbol is asked for in the version whose signature stands in the struct.
+    unsafe {
+        Ok(Library {
+            functions: Functions {
+                open_device: need(handle, c"ibv_open_device", V1_1)?,
+                close_device: need(handle, c"ibv_close_device", V1_1)?,
+                query_device: need(handle, c"ibv_query_device", V1_1)?,
+                query_port: need(handle, c"ibv_query_port", V1_1)?,
+                query_gid_table: find(handle, c"_ibv_query_gid_table", c"IBVERBS_1.11"),
+                alloc_pd: need(handle, c"ibv_alloc_pd", V1_1)?,
+                dealloc_pd: need(handle, c"ibv_dealloc_pd", V1_1)?,
+                reg_mr: need(handle, c"ibv_reg_mr", V1_1)?,
+                reg_mr_iova2: find(handle, c"ibv_reg_mr_iova2", c"IBVERBS_1.8"),
+                reg_dmabuf_mr: find(handle, c"ibv_reg_dmabuf_mr", c"IBVERBS_1.12"),
+                dereg_mr: need(handle, c"ibv_dereg_mr", V1_1)?,
+                create_comp_channel: need(handle, c"ibv_create_comp_channel", v1_0)?,
+                destroy_comp_channel: need(handle, c"ibv_destroy_comp_channel", v1_0)?,
+                create_cq: need(handle, c"ibv_create_cq", V1_1)?,
+                destroy_cq: need(handle, c"ibv_destroy_cq", V1_1)?,
+                get_cq_event: need(handle, c"ibv_get_cq_event", V1_1)?,
+                ack_cq_events: need(handle, c"ibv_ack_cq_events", V1_1)?,
+                create_srq: need(handle, c"ibv_create_srq", V1_1)?,
+                destroy_srq: need(handle, c"ibv_destroy_srq", V1_1)?,
+                create_qp: need(handle, c"ibv_create_qp", V1_1)?,
+                modify_qp: need(handle, c"ibv_modify_qp", V1_1)?,
+                destroy_qp: need(handle, c"ibv_destroy_qp", V1_1)?,
+                get_async_event: need(handle, c"ibv_get_async_event", V1_1)?,
+                ack_async_event: need(handle, c"ibv_ack_async_event", V1_1)?,
+            },
+            get_device_list: need(handle, c"ibv_get_device_list", V1_1)?,
+            free_device_list: need(handle, c"ibv_free_device_list", V1_1)?,
+        })
+    }
+}
+
+/// A symbol as a function pointer.
+///
+/// # Safety
+/// `F` is the type of a function pointer with the symbol's signature in this version.
+unsafe fn find<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer") };
+    let symbol = handle.symbol_version(name, version)?;
+    // SAFETY: `F` is a function pointer of the right signature, by this function's contract.
+    Some(unsafe { std::mem::transmute_copy(&symbol) })
+}
+
+/// As `find`, where there is no doing without.
+///
+/// # Safety
+/// As for `find`.
+unsafe fn need<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -> Result<F, VerbsError> {
+    // SAFETY: by this function's contract.
+    unsafe { find(handle, name, version) }.ok_or_else(|| VerbsError::MissingSymbol {
+        symbol: format!("{}@{}", name.to_string_lossy(), version.to_string_lossy()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_it() {
+        let Err(error) = load("libibverbs-of-another-planet.so.1") else { panic!("there is no such library") };
+        let text = error.to_string();
+        assert!(text.contains("libibverbs-of-another-planet.so.1") && text.contains("install"), "{text}");
+    }
+
+    #[test]
+    fn another_library_is_not_taken_for_it() {
+        let Err(error) = load("libc.so.6") else { panic!("libc has no verbs") };
+        assert!(error.to_string().contains("ibv_open_device@IBVERBS_1.1"), "{error}");
+    }
+}

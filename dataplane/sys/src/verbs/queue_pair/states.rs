@@ -1,0 +1,109 @@
+//! The life of a queue pair, as a declared table: which state follows which, and what must be said for it.
+//!
+//! From the InfiniBand specification, for reliable connections. The device checks it too; the table says no before a
+//! call is made, and tells the software device the same rules.
+
+use crate::verbs::ffi::*;
+
+/// Where a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueueState {
+    /// Made. Nothing can be posted.
+    Reset,
+    /// Tied to a port. Receives can be posted.
+    Initialized,
+    /// Knows its peer: requests of the peer are served.
+    ReadyToReceive,
+    /// Requests of our own go out.
+    ReadyToSend,
+    /// Failed, by an error or on purpose: what is posted comes back flushed.
+    Error,
+}
+
+impl QueueState {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Reset, Self::Initialized, Self::ReadyToReceive, Self::ReadyToSend, Self::Error];
+
+    pub(crate) const fn raw(self) -> u32 {
+        match self {
+            Self::Reset => QPS_RESET,
+            Self::Initialized => QPS_INIT,
+            Self::ReadyToReceive => QPS_RTR,
+            Self::ReadyToSend => QPS_RTS,
+            Self::Error => QPS_ERR,
+        }
+    }
+
+    pub(crate) fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.raw() == raw)
+    }
+
+    /// What must be said to go from here to there; `None` when there is no such way.
+    pub(crate) fn to(self, to: Self) -> Option<u32> {
+        TRANSITIONS.iter().find(|(from, into, _)| (*from, *into) == (self, to)).map(|(_, _, mask)| *mask)
+    }
+
+    /// Whether receives can be posted.
+    pub(crate) const fn takes_receives(self) -> bool {
+        !matches!(self, Self::Reset)
+    }
+
+    /// Whether requests can be posted: in the error state they come back at once, flushed.
+    pub(crate) const fn takes_sends(self) -> bool {
+        matches!(self, Self::ReadyToSend | Self::Error)
+    }
+}
+
+const INITIALIZE: u32 = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+const RECEIVE: u32 =
+    QP_STATE | QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+const SEND: u32 = QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+
+/// From, to, and the attributes that are given.
+pub(crate) const TRANSITIONS: [(QueueState, QueueState, u32); 12] = [
+    (QueueState::Reset, QueueState::Initialized, INITIALIZE),
+    (QueueState::Initialized, QueueState::ReadyToReceive, RECEIVE),
+    (QueueState::ReadyToReceive, QueueState::ReadyToSend, SEND),
+    (QueueState::Reset, QueueState::Error, QP_STATE),
+    (QueueState::Initialized, QueueState::Error, QP_STATE),
+    (QueueState::ReadyToReceive, QueueState::Error, QP_STATE),
+    (QueueState::ReadyToSend, QueueState::Error, QP_STATE),
+    (QueueState::Error, QueueState::Error, QP_STATE),
+    (QueueState::Initialized, QueueState::Reset, QP_STATE),
+    (QueueState::ReadyToReceive, QueueState::Reset, QP_STATE),
+    (QueueState::ReadyToSend, QueueState::Reset, QP_STATE),
+    (QueueState::Error, QueueState::Reset, QP_STATE),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_in_one_piece() {
+        let mut drawn = String::new();
+        for from in QueueState::ALL {
+            let ways: Vec<String> = QueueState::ALL
+                .into_iter()
+                .filter_map(|to| from.to(to).map(|mask| format!("{to:?}({mask:#x})")))
+                .collect();
+            drawn.push_str(&format!("{from:?} -> {}\n", ways.join(" ")));
+        }
+        assert_eq!(
+            drawn,
+            "Reset -> Initialized(0x39) Error(0x1)\n\
+             Initialized -> Reset(0x1) ReadyToReceive(0x129181) Error(0x1)\n\
+             ReadyToReceive -> Reset(0x1) ReadyToSend(0x12e01) Error(0x1)\n\
+             ReadyToSend -> Reset(0x1) Error(0x1)\n\
+             Error -> Reset(0x1) Error(0x1)\n"
+        );
+    }
+
+    #[test]
+    fn states_survive_their_numbers() {
+        for state in QueueState::ALL {
+            assert_eq!(QueueState::from_raw(state.raw()), Some(state));
+        }
+        assert_eq!(QueueState::from_raw(4), None);
+    }
+}

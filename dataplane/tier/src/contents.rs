@@ -1,0 +1,460 @@
+//! What the device has: which record of each digest counts, which segment it is in, and what else may be there that the
+//! index does not know.
+//!
+//! Invariants: a segment's live bytes and records are those of the index's entries in it; a record counts while its
+//! segment's generation is live and no record of its digest has a greater sequence. Not here: reading and writing.
+
+mod generations;
+mod index;
+mod segments;
+mod sequences;
+mod strikes;
+mod untracked;
+
+pub use index::{BYTES_PER_OBJECT, MAX_HITS};
+
+pub(crate) use generations::{Generations, Heritage};
+pub(crate) use index::{Entry, Index};
+pub(crate) use segments::{SegmentEvent, SegmentState, Segments};
+pub(crate) use sequences::{INCARNATIONS_MOST, Sequences, incarnation_of};
+pub(crate) use strikes::{Strikes, Struck};
+pub(crate) use untracked::UntrackedObjects;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use crate::config::TierConfig;
+use crate::device::Device;
+use crate::format::Kind;
+use crate::types::{Harm, Miss};
+
+/// How much of the contents is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    /// The device is being opened: nothing is known.
+    Opening,
+    /// Calls are taken; records are being found.
+    Recovering,
+    /// All records are known.
+    Running,
+    /// The device is not ours.
+    Refused,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) index: Index,
+    pub(crate) segments: Segments,
+    pub(crate) sequences: Sequences,
+    pub(crate) generations: Generations,
+    /// Records that the device may have and the index does not know.
+    pub(crate) untracked: UntrackedObjects,
+    pub(crate) strikes: Strikes,
+    phase: Phase,
+    /// Objects older than this are not believed, as a removal may be missing.
+    floor: u64,
+    /// Objects given up for that, or for want of room in the index.
+    given_up: u64,
+    /// Bytes of live records on the device.
+    live_bytes: u64,
+    /// Removals that the index holds until recovery is over.
+    tombstones_held: u64,
+    /// Objects dropped by reclaim.
+    evicted: u64,
+    /// Records that were not whole, since the start.
+    harm: Harm,
+}
+
+impl Contents {
+    pub(crate) fn new(config: &TierConfig) -> Self {
+        Self {
+            index: Index::new(config.max_records, config.hash_seed),
+            segments: Segments::new(config.segments),
+            sequences: Sequences::default(),
+            generations: Generations::default(),
+            untracked: UntrackedObjects::default(),
+            strikes: Strikes::default(),
+            phase: Phase::Opening,
+            floor: 0,
+            given_up: 0,
+            live_bytes: 0,
+            tombstones_held: 0,
+            evicted: 0,
+            harm: Harm::default(),
+        }
+    }
+
+    pub(crate) const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(crate) const fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
+    /// Whether calls are taken.
+    pub(crate) const fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Recovering | Phase::Running)
+    }
+
+    pub(crate) const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
+    pub(crate) const fn given_up(&self) -> u64 {
+        self.given_up
+    }
+
+    pub(crate) const fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    pub(crate) const fn tombstones_held(&self) -> u64 {
+        self.tombstones_held
+    }
+
+    pub(crate) const fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Records that were not whole, since the start.
+    pub(crate) const fn harm(&self) -> Harm {
+        self.harm
+    }
+
+    /// A record, or a page of a footer, is not whole.
+    pub(crate) const fn count_harm(&mut self, miss: Miss) {
+        self.harm.count(miss);
+    }
+
+    /// Objects in the index.
+    pub(crate) const fn objects(&self) -> u32 {
+        self.index.len() - self.tombstones_held as u32
+    }
+
+    /// The generation of the segment that has an entry's record.
+    pub(crate) fn generation_of(&self, entry: &Entry, device: &Device) -> u64 {
+        self.segments[device.segment_of(entry.offset())].generation
+    }
+
+    /// Whether an entry is of an object that recovery has shown.
+    pub(crate) fn is_shown(&self, entry: &Entry, device: &Device) -> bool {
+        !entry.is_removed() && self.segments[device.segment_of(entry.offset())].visible
+    }
+
+    pub(crate) fn shown(&self, digest: Digest, device: &Device) -> Option<&Entry> {
+        self.index.find(digest).filter(|entry| self.is_shown(entry, device))
+    }
+
+    /// Whether a record of this sequence is still the one that counts.
+    pub(crate) fn is_current(&self, digest: Digest, sequence: u64) -> bool {
+        self.index.find(digest).is_some_and(|entry| entry.sequence() == sequence)
+    }
+
+    /// Puts an entry into the index, in place of one of its digest; false when there is no room.
+    pub(crate) fn place(&mut self, entry: Entry, device: &Device) -> bool {
+        let before = self.index.find(entry.digest()).copied();
+        if !self.index.set(entry) {
+            return false;
+        }
+        if let Some(before) = before {
+            self.account(&before, false, device);
+        }
+        self.account(&entry, true, device);
+        true
+    }
+
+    /// Takes an entry out of the index.
+    pub(crate) fn forget(&mut self, digest: Digest, device: &Device) -> Option<Entry> {
+        let entry = self.index.remove(digest)?;
+        self.account(&entry, false, device);
+        Some(entry)
+    }
+
+    /// Takes an entry out if it is still of this record. While recovery goes on, it leaves a mark that nothing older
+    /// takes its place: what recovery has not come to yet may have what this record replaced.
+    pub(crate) fn forget_record(&mut self, digest: Digest, sequence: u64, device: &Device) -> bool {
+        let Some(entry) = self.index.find(digest).filter(|entry| entry.sequence() == sequence).copied() else {
+            return false;
+        };
+        match self.phase {
+            Phase::Recovering => self.remember_removal(digest, entry.version(), sequence, device),
+            _ => _ = self.forget(digest, device),
+        }
+        true
+    }
+
+    /// Until recovery has seen everything, the index holds removals too. If it has no room, everything older than this
+    /// one is given up.
+    pub(crate) fn remember_removal(&mut self, digest: Digest, version: Version, sequence: u64, device: &Device) {
+        if !self.place(Entry::new(Kind::Tombstone, digest, version, sequence), device) {
+            self.raise_floor(self.sequences.floor().min(sequence), device);
+        }
+    }
+
+    /// Whether an object of this sequence is believed; see [`Self::raise_floor`].
+    pub(crate) const fn is_believed(&self, sequence: u64) -> bool {
+        sequence >= self.floor
+    }
+
+    /// An object that recovery has found is not taken into the index.
+    pub(crate) fn give_up(&mut self, digest: Digest) {
+        self.untracked.note(digest);
+        self.given_up += 1;
+    }
+
+    /// Objects older than this are not believed any more, those found already included.
+    pub(crate) fn raise_floor(&mut self, floor: u64, device: &Device) {
+        self.untracked.note_fault();
+        if floor <= self.floor {
+            return;
+        }
+        self.floor = floor;
+        let mut given_up = Vec::new();
+        for (_, entry) in self.index.walk(0) {
+            if !entry.is_removed() && entry.sequence() < floor {
+                given_up.push(entry.digest());
+            }
+        }
+        for digest in given_up {
+            self.give_up(digest);
+            self.forget(digest, device);
+        }
+    }
+
+    /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the
+    /// one before it is opened, so it is the next but one that is surely above.
+    pub(crate) fn ceiling(&self, generation: u64) -> u64 {
+        let incarnation = self.sequences.floor() + 1;
+        let above = |least: u64| {
+            let newer = self.segments.iter().map(|(_, segment)| segment.generation).filter(|other| *other > least);
+            newer.min().unwrap_or(incarnation).min(incarnation)
+        };
+        above(above(generation))
+    }
+
+    /// Recovery has seen everything: the removals that the index holds have done their part.
+    pub(crate) fn drop_removals(&mut self) {
+        self.index.retain(|entry| !entry.is_removed());
+        self.tombstones_held = 0;
+    }
+
+    /// An object that could not be read whole is not given again in this incarnation. A restart may find it once more,
+    /// so from now on a removal of what the index does not know is written.
+    pub(crate) fn quarantine(&mut self, entry: &Entry, miss: Miss, device: &Device) {
+        self.forget_record(entry.digest(), entry.sequence(), device);
+        self.untracked.note(entry.digest());
+        self.harm.count(miss);
+    }
+
+    /// A record could not be written. It may be there all the same; and of a removal, what was to be removed.
+    pub(crate) fn lose(&mut self, kind: Kind, digest: Digest, sequence: u64, device: &Device) {
+        self.untracked.note(digest);
+        if kind == Kind::Object {
+            self.harm.unwritten += u64::from(self.forget_record(digest, sequence, device));
+            self.give_back(digest, device);
+        }
+    }
+
+    /// The index has again what was struck out in favour of versions none of which came to be.
+    pub(crate) fn give_back(&mut self, digest: Digest, device: &Device) {
+        if self.index.find(digest).is_some() {
+            return;
+        }
+        let Some(Struck { entry, generation }) = self.strikes.give_back(digest) else { return };
+        let segment = &self.segments[device.segment_of(entry.offset())];
+        // Reclaim may have passed the record over already, as nothing named it.
+        let is_there = segment.generation == generation
+            && segment.state.has_records()
+            && segment.state != SegmentState::Reclaiming;
+        if is_there {
+            self.place(entry, device);
+        }
+    }
+
+    /// Reclaim gives up a record; false when it is not the one that counts.
+    pub(crate) fn evict(&mut self, entry: &Entry, device: &Device) -> bool {
+        let is_evicted = self.forget_record(entry.digest(), entry.sequence(), device);
+        if is_evicted {
+            self.evicted += 1;
+            let generation = self.generation_of(entry, device);
+            self.untracked.reclaimed(generation, entry.digest());
+        }
+        is_evicted
+    }
+
+    /// The index loses everything that is in a segment, and nobody else knows what that was; how many objects they are.
+    pub(crate) fn forget_segment(&mut self, segment: u32, device: &Device) -> u32 {
+        let (start, end) = (device.segment_at(segment), device.segment_at(segment + 1));
+        let (generation, untracked) = (self.segments[segment].generation, &mut self.untracked);
+        let dropped = self.index.retain(|entry| {
+            let stays = entry.is_removed() || entry.offset() < start || entry.offset() >= end;
+            if !stays {
+                untracked.reclaimed(generation, entry.digest());
+            }
+            stays
+        });
+        self.live_bytes -= self.segments.clear_live(segment);
+        self.evicted += u64::from(dropped);
+        dropped
+    }
+
+    /// Whether the device may have records, of what the index does not know, that a restart would find: also those
+    /// whose removal is not durable yet.
+    pub(crate) fn is_doubtful(&self, is_reclaiming: bool, durable_sequence: u64) -> bool {
+        self.untracked.is_any()
+            || self.untracked.has_unclear()
+            || !self.is_running()
+            || is_reclaiming
+            || self.generations.is_ahead(durable_sequence)
+    }
+
+    /// True where an object that the index does not know may come to light.
+    pub(crate) fn may_find(&self, digest: Digest, device: &Device) -> bool {
+        let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.strikes.may_return(digest);
+        !device.is_blank() && may_come
+    }
+
+    /// Whether the next start may find an object.
+    pub(crate) fn may_have(&self, digest: Digest, device: &Device) -> bool {
+        let doubtful = self.untracked.may_have(digest) || !self.is_running();
+        !device.is_blank() && (doubtful || self.index.find(digest).is_some())
+    }
+
+    fn account(&mut self, entry: &Entry, add: bool, device: &Device) {
+        if entry.is_removed() {
+            self.tombstones_held = self.tombstones_held.wrapping_add(if add { 1 } else { u64::MAX });
+            return;
+        }
+        let (segment, bytes) = (device.segment_of(entry.offset()), device.record_bytes(entry.shape()));
+        if add {
+            self.live_bytes += bytes;
+            self.segments.add_live(segment, bytes);
+        } else {
+            self.live_bytes -= bytes;
+            self.segments.take_live(segment, bytes);
+        }
+    }
+
+    /// Asserts every invariant. Walks everything.
+    pub(crate) fn check(&self, device: &Device) {
+        self.index.check();
+        let mut live = vec![(0, 0); device.config().segments as usize];
+        let mut held = 0;
+        for (_, entry) in self.index.walk(0) {
+            if entry.is_removed() {
+                held += 1;
+                continue;
+            }
+            let segment = device.segment_of(entry.offset());
+            let (bytes, records) = &mut live[segment as usize];
+            *bytes += device.record_bytes(entry.shape());
+            *records += 1;
+            let state = self.segments[segment].state;
+            let may = state.has_records() || state == SegmentState::Unknown;
+            assert!(may, "{entry:?} is in segment {segment}, which is {state:?}");
+        }
+        assert_eq!(self.tombstones_held, held, "removals in the index");
+        for (number, segment) in self.segments.iter() {
+            let counted = (segment.live_bytes, segment.live_records);
+            assert_eq!(counted, live[number as usize], "live bytes and records of segment {number}");
+        }
+        assert_eq!(self.live_bytes, live.iter().map(|(bytes, _)| bytes).sum::<u64>(), "live bytes");
+        self.segments.check();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{FooterEntry, Shape};
+    use crate::types::Token;
+
+    fn device() -> Device {
+        Device::new(TierConfig::for_device(1 << 30, 4096))
+    }
+
+    fn open(phase: Phase, device: &Device) -> Contents {
+        let mut contents = Contents::new(device.config());
+        contents.sequences.claim(1);
+        contents.enter(phase);
+        contents
+    }
+
+    fn entry(number: u64, sequence: u64, segment: u32, device: &Device) -> Entry {
+        let shape = Shape { payload_bytes: 5000, key_bytes: 3, extent: true, names_parts: false, copied: false };
+        let (kind, digest, version) = (Kind::Object, Digest::of(b"", &number.to_le_bytes()), Version(sequence));
+        let (unit, away, payload_checksum, pinned) = (64, 0, 0, false);
+        let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
+        Entry::listed(&listed, device.segment_at(segment))
+    }
+
+    #[test]
+    fn the_live_bytes_of_segments_follow_the_index() {
+        let device = device();
+        let mut contents = open(Phase::Running, &device);
+        let (first, second) = (entry(1, 5, 0, &device), entry(2, 6, 1, &device));
+        assert!(contents.place(first, &device) && contents.place(second, &device));
+        contents.segments.found_generation(1, 3);
+        let both = contents.live_bytes();
+        contents.check(&device);
+        assert!(contents.place(entry(1, 7, 1, &device), &device), "in place of the first");
+        assert_eq!((contents.segments[0].live_records, contents.segments[1].live_records), (0, 2));
+        assert!(!contents.forget_record(first.digest(), 5, &device), "it is not the one that counts");
+        assert_eq!((contents.live_bytes(), contents.objects()), (both, 2));
+        contents.check(&device);
+        assert_eq!(contents.forget_segment(1, &device), 2);
+        assert_eq!((contents.live_bytes(), contents.objects(), contents.evicted()), (0, 0, 2));
+        assert!(contents.may_have(second.digest(), &device), "until a durable header gives the segment up");
+        contents.check(&device);
+    }
+
+    #[test]
+    fn while_recovery_goes_on_a_lost_record_leaves_a_mark() {
+        let device = device();
+        let mut contents = open(Phase::Recovering, &device);
+        let found = entry(1, 5, 0, &device);
+        contents.segments.show(0);
+        assert!(contents.place(found, &device) && contents.shown(found.digest(), &device).is_some());
+        contents.quarantine(&found, Miss::Damaged, &device);
+        assert!(contents.shown(found.digest(), &device).is_none() && contents.is_current(found.digest(), 5));
+        assert_eq!((contents.objects(), contents.tombstones_held(), contents.harm().damaged), (0, 1, 1));
+        contents.check(&device);
+        contents.drop_removals();
+        contents.enter(Phase::Running);
+        assert_eq!(contents.index.len(), 0);
+        assert!(contents.may_have(found.digest(), &device) && contents.is_doubtful(false, 0));
+    }
+
+    #[test]
+    fn what_is_older_than_a_lost_removal_is_given_up() {
+        let device = device();
+        let mut contents = open(Phase::Recovering, &device);
+        let (older, newer) = (entry(1, 5, 0, &device), entry(2, 9, 0, &device));
+        assert!(contents.place(older, &device) && contents.place(newer, &device));
+        contents.raise_floor(7, &device);
+        contents.raise_floor(6, &device);
+        assert_eq!((contents.given_up(), contents.objects()), (1, 1));
+        assert!(!contents.is_believed(6) && contents.is_believed(7) && contents.is_current(newer.digest(), 9));
+        contents.enter(Phase::Running);
+        assert!(contents.may_find(older.digest(), &device) && !contents.may_find(newer.digest(), &device));
+        contents.check(&device);
+    }
+
+    #[test]
+    fn what_was_struck_out_comes_back_where_its_segment_is_as_it_was() {
+        for generation in [3, 4] {
+            let device = device();
+            let mut contents = open(Phase::Running, &device);
+            let struck = entry(1, 5, 0, &device);
+            contents.segments.step(0, SegmentEvent::FoundSealed);
+            contents.segments.found_generation(0, 3);
+            contents.strikes.begin(Token(1), struck.digest(), Some(Struck { entry: struck, generation }));
+            assert_eq!(contents.strikes.end(Token(1), false), Some(struck.digest()));
+            contents.give_back(struck.digest(), &device);
+            assert_eq!(contents.is_current(struck.digest(), 5), generation == 3);
+            contents.check(&device);
+        }
+    }
+}

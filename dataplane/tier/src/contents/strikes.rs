@@ -1,0 +1,199 @@
+//! Tombstones of replacements in flight, and what the tier has again if one of them cannot be written.
+//!
+//! A replacement strikes out the record that it replaces before it is acknowledged. If the tombstone cannot be written
+//! the replacement is refused, and its object counts again; not so if anything later was put, replaced or removed:
+//! groups end in any order, and what ends last may be what was begun first.
+//!
+//! Invariant: an entry is given back only where every later tombstone of its digest has failed too, and the index has
+//! nothing of that digest.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::digest::Digest;
+
+use super::index::Entry;
+use crate::types::Token;
+
+/// A record that a tombstone strikes out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Struck {
+    pub(crate) entry: Entry,
+    /// Of the segment that has the record.
+    pub(crate) generation: u64,
+}
+
+/// A tombstone of a replacement.
+#[derive(Clone, Copy, Debug)]
+struct Strike {
+    token: Token,
+    /// Nothing where an earlier one had hidden the record already.
+    struck: Option<Struck>,
+    has_failed: bool,
+}
+
+/// Tombstones of replacements, oldest first for each digest; not more in flight than there are waiters.
+#[derive(Debug, Default)]
+pub(crate) struct Strikes {
+    by_digest: BTreeMap<Digest, Vec<Strike>>,
+    by_token: BTreeMap<Token, Digest>,
+}
+
+impl Strikes {
+    /// A tombstone in flight strikes out `struck`.
+    pub(crate) fn begin(&mut self, token: Token, digest: Digest, struck: Option<Struck>) {
+        self.by_token.insert(token, digest);
+        self.by_digest.entry(digest).or_default().push(Strike { token, struck, has_failed: false });
+    }
+
+    /// True while an object that the index does not know may be given back to it.
+    pub(crate) fn may_return(&self, digest: Digest) -> bool {
+        self.by_digest.contains_key(&digest)
+    }
+
+    /// Nothing of a digest is given back any more: it was removed.
+    pub(crate) fn forget(&mut self, digest: Digest) {
+        for strike in self.by_digest.remove(&digest).into_iter().flatten() {
+            self.by_token.remove(&strike.token);
+        }
+    }
+
+    /// An object was put, and had another struck out by itself or not. Nothing older is given back, but for what this
+    /// put replaces where that is not struck out yet.
+    pub(crate) fn put(&mut self, digest: Digest, has_replaced: bool) {
+        let Some(strikes) = self.by_digest.get(&digest) else { return };
+        if has_replaced || strikes.iter().all(|strike| strike.has_failed) {
+            self.forget(digest);
+        }
+    }
+
+    /// A tombstone is written or has failed; its digest, if an object may have to be given back now.
+    pub(crate) fn end(&mut self, token: Token, good: bool) -> Option<Digest> {
+        let digest = self.by_token.remove(&token)?;
+        let strikes = self.by_digest.get_mut(&digest)?;
+        let at = strikes.iter().position(|strike| strike.token == token)?;
+        if !good {
+            strikes[at].has_failed = true;
+            return Some(digest);
+        }
+        // It stands for those before it.
+        for strike in strikes.drain(..=at).filter(|strike| strike.token != token) {
+            self.by_token.remove(&strike.token);
+        }
+        // Those after it that failed and had nothing to strike out but what it did.
+        let moot = strikes.iter().take_while(|strike| strike.has_failed && strike.struck.is_none()).count();
+        strikes.drain(..moot);
+        if strikes.is_empty() {
+            self.by_digest.remove(&digest);
+        }
+        None
+    }
+
+    /// The entry that the index, which has nothing of this digest, is to have again; `None` while a later tombstone is
+    /// in flight.
+    pub(crate) fn give_back(&mut self, digest: Digest) -> Option<Struck> {
+        let strikes = self.by_digest.get(&digest)?;
+        let last = strikes.iter().rev().find(|strike| !strike.has_failed || strike.struck.is_some());
+        match last {
+            Some(strike) if !strike.has_failed => None,
+            last => {
+                let struck = last.and_then(|strike| strike.struck);
+                self.forget(digest);
+                struck
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::Version;
+
+    use super::*;
+    use crate::format::Kind;
+
+    const DIGEST: Digest = Digest(7);
+
+    fn struck(version: u64) -> Option<Struck> {
+        Some(Struck { entry: Entry::new(Kind::Object, DIGEST, Version(version), version), generation: 1 })
+    }
+
+    /// Ends a tombstone and gives back what that allows for; its version.
+    fn end(strikes: &mut Strikes, token: u64, good: bool) -> Option<u64> {
+        let digest = strikes.end(Token(token), good)?;
+        Some(strikes.give_back(digest)?.entry.version().0)
+    }
+
+    fn two(second: Option<Struck>) -> Strikes {
+        let mut strikes = Strikes::default();
+        strikes.begin(Token(1), DIGEST, struck(73));
+        strikes.begin(Token(2), DIGEST, second);
+        strikes
+    }
+
+    #[test]
+    fn a_tombstone_that_fails_gives_back_what_it_struck_out() {
+        let mut strikes = Strikes::default();
+        strikes.begin(Token(1), DIGEST, struck(73));
+        assert!(strikes.may_return(DIGEST));
+        assert_eq!(end(&mut strikes, 1, false), Some(73));
+        assert!(!strikes.may_return(DIGEST));
+    }
+
+    #[test]
+    fn nothing_is_given_back_after_a_removal() {
+        let mut strikes = two(None);
+        strikes.forget(DIGEST);
+        assert_eq!((end(&mut strikes, 1, false), end(&mut strikes, 2, false)), (None, None));
+    }
+
+    #[test]
+    fn nothing_is_given_back_while_a_later_tombstone_may_be_written_or_is() {
+        for first_ends_first in [true, false] {
+            let mut strikes = two(None);
+            let (first, second) = if first_ends_first {
+                let first = end(&mut strikes, 1, false);
+                (first, end(&mut strikes, 2, true))
+            } else {
+                let second = end(&mut strikes, 2, true);
+                (end(&mut strikes, 1, false), second)
+            };
+            assert_eq!((first, second), (None, None), "first of all: {first_ends_first}");
+            assert!(!strikes.may_return(DIGEST) && strikes.by_token.is_empty());
+        }
+    }
+
+    #[test]
+    fn two_that_fail_give_back_what_the_first_struck_out_or_what_came_between() {
+        for order in [[1, 2], [2, 1]] {
+            for (second, expected) in [(None, 73), (struck(75), 75)] {
+                let mut strikes = two(second);
+                let returned = order.map(|token| end(&mut strikes, token, false));
+                assert_eq!(returned.into_iter().flatten().collect::<Vec<_>>(), [expected], "{order:?}");
+                assert!(!strikes.may_return(DIGEST) && strikes.by_token.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_tombstone_that_fails_gives_back_nothing_that_an_earlier_one_struck_out() {
+        for order in [[1, 2], [2, 1]] {
+            let mut strikes = two(None);
+            let returned = order.map(|token| end(&mut strikes, token, token == 1));
+            assert_eq!(returned, [None, None], "{order:?}");
+            assert!(!strikes.may_return(DIGEST) && strikes.by_token.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_put_keeps_what_is_being_struck_out_for_it_until_it_is_put_over() {
+        let mut strikes = Strikes::default();
+        strikes.begin(Token(1), DIGEST, struck(73));
+        strikes.put(DIGEST, false);
+        assert_eq!(strikes.end(Token(1), false), Some(DIGEST), "its own record may fail yet");
+        assert_eq!(strikes.give_back(DIGEST).map(|struck| struck.entry.version()), Some(Version(73)));
+        strikes.begin(Token(2), DIGEST, struck(73));
+        assert_eq!(strikes.end(Token(2), false), Some(DIGEST));
+        strikes.put(DIGEST, false);
+        assert!(strikes.give_back(DIGEST).is_none() && !strikes.may_return(DIGEST));
+    }
+}

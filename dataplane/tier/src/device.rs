@@ -1,0 +1,202 @@
+//! The device: where things lie on it and in memory, the jobs in flight on it, and whether it takes writes.
+//!
+//! The lowest component: everything that reads or writes the device gets it as an argument. A job's
+//! [`Owner`] says what it was for; the shell dispatches on that.
+
+mod jobs;
+
+pub(crate) use jobs::{Job, Owner};
+
+use crate::config::{Layout, TierConfig};
+use crate::format::{FIRST_SEGMENT_OFFSET, Shape};
+use crate::ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
+use crate::types::errors::{OpenError, Reason};
+use jobs::Jobs;
+
+/// Headers that are read, or made blank, at a time.
+pub(crate) const HEADER_PLACES: u32 = 16;
+
+/// The device of a tier.
+#[derive(Debug)]
+pub(crate) struct Device {
+    config: TierConfig,
+    layout: Layout,
+    /// 0 until it is known.
+    uuid: u128,
+    jobs: Jobs,
+    degraded: Option<Reason>,
+}
+
+impl Device {
+    /// A device about which nothing is known but its limits, which are valid.
+    pub(crate) fn new(config: TierConfig) -> Self {
+        let jobs = Layout::reads_most(&config) + config.groups + config.scan_buffers + 2 * HEADER_PLACES + 12;
+        Self {
+            layout: Layout::of(&config),
+            uuid: 0,
+            jobs: Jobs::new(jobs, config.ops_in_flight, config.max_op_bytes),
+            degraded: None,
+            config,
+        }
+    }
+
+    pub(crate) const fn config(&self) -> &TierConfig {
+        &self.config
+    }
+
+    /// Where the parts of the staging area are.
+    pub(crate) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) const fn uuid(&self) -> u128 {
+        self.uuid
+    }
+
+    /// Whose device it is, is known from now on.
+    pub(crate) const fn identify(&mut self, uuid: u128) {
+        self.uuid = uuid;
+    }
+
+    /// Why no writes are taken, if so.
+    pub(crate) const fn degraded(&self) -> Option<Reason> {
+        self.degraded
+    }
+
+    pub(crate) const fn is_writable(&self) -> bool {
+        self.degraded.is_none()
+    }
+
+    pub(crate) const fn is_gone(&self) -> bool {
+        matches!(self.degraded, Some(Reason::Gone))
+    }
+
+    /// Whether records can be read from it: it is neither gone nor refused.
+    pub(crate) const fn is_readable(&self) -> bool {
+        !matches!(self.degraded, Some(Reason::Gone | Reason::Refused(_)))
+    }
+
+    /// Whether it is blank and stays so.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.degraded == Some(Reason::Refused(OpenError::Unwritable))
+    }
+
+    /// Takes no writes from now on; false where that, or something worse, was so before.
+    pub(crate) fn degrade(&mut self, reason: Reason) -> bool {
+        let is_worse = self.degraded.is_none() || reason == Reason::Gone && self.degraded != Some(Reason::Gone);
+        if is_worse {
+            self.degraded = Some(reason);
+        }
+        is_worse
+    }
+
+    /// It is not taken.
+    pub(crate) const fn refuse(&mut self, error: OpenError) {
+        self.degraded = Some(Reason::Refused(error));
+    }
+
+    pub(crate) const fn block(&self) -> u64 {
+        self.config.block_bytes as u64
+    }
+
+    /// The segment that has this place of the device.
+    pub(crate) fn segment_of(&self, offset: u64) -> u32 {
+        ((offset - FIRST_SEGMENT_OFFSET) / self.config.segment_bytes) as u32
+    }
+
+    /// Where a segment begins.
+    pub(crate) const fn segment_at(&self, segment: u32) -> u64 {
+        FIRST_SEGMENT_OFFSET + segment as u64 * self.config.segment_bytes
+    }
+
+    /// Where a page of a segment's footer is.
+    pub(crate) const fn page_at(&self, segment: u32, page: u32) -> u64 {
+        self.segment_at(segment + 1) - (page as u64 + 1) * self.config.footer_page_bytes as u64
+    }
+
+    /// Bytes that a record of this shape takes.
+    pub(crate) const fn record_bytes(&self, shape: Shape) -> u64 {
+        shape.record_bytes(self.config.chunk_bytes, self.config.block_bytes)
+    }
+
+    /// How many headers are read at a time, each into a block of the scan area.
+    pub(crate) fn header_places(&self) -> u32 {
+        let area = u64::from(self.config.scan_bytes) * u64::from(self.config.scan_buffers);
+        u64::from(HEADER_PLACES).min(area / self.block()) as u32
+    }
+
+    pub(crate) fn read(&mut self, owner: Owner, offset: u64, pieces: Pieces, priority: Priority) {
+        self.jobs.submit(Job { owner, action: Action::Read, offset, pieces, priority });
+    }
+
+    pub(crate) fn write(&mut self, owner: Owner, offset: u64, pieces: Pieces) {
+        self.submit_write(owner, offset, pieces, false);
+    }
+
+    /// Writes what is to be durable when the write is complete.
+    pub(crate) fn write_durably(&mut self, owner: Owner, offset: u64, pieces: Pieces) {
+        self.submit_write(owner, offset, pieces, true);
+    }
+
+    fn submit_write(&mut self, owner: Owner, offset: u64, pieces: Pieces, durable: bool) {
+        let (action, priority) = (Action::Write { durable }, Priority::Commit);
+        self.jobs.submit(Job { owner, action, offset, pieces, priority });
+    }
+
+    pub(crate) fn flush(&mut self) {
+        let (action, pieces, priority) = (Action::Flush, Pieces::default(), Priority::Commit);
+        self.jobs.submit(Job { owner: Owner::Flush, action, offset: 0, pieces, priority });
+    }
+
+    /// The next operation for the host.
+    pub(crate) fn next_op(&mut self) -> Option<BlockOp> {
+        self.jobs.next()
+    }
+
+    /// An operation is over; the owner of its job when that is over with it.
+    pub(crate) fn complete(&mut self, id: OpId, result: Result<u32, Fault>) -> Option<(Owner, Result<(), Fault>)> {
+        self.jobs.complete(id, result)
+    }
+
+    /// Completions nobody waited for.
+    pub(crate) const fn stale_completions(&self) -> u64 {
+        self.jobs.stale()
+    }
+
+    /// Whether no job is in flight.
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.jobs.is_idle()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device() -> Device {
+        Device::new(TierConfig::for_device(1 << 30, 4096))
+    }
+
+    #[test]
+    fn what_is_gone_is_worse_than_what_takes_no_writes_and_nothing_is_better_again() {
+        let mut device = device();
+        assert!(device.is_writable() && device.is_readable());
+        assert!(device.degrade(Reason::NoSpace));
+        assert!(!device.degrade(Reason::DeviceReadOnly), "it was so before");
+        assert_eq!((device.degraded(), device.is_readable()), (Some(Reason::NoSpace), true));
+        assert!(device.degrade(Reason::Gone) && !device.degrade(Reason::Gone));
+        assert!(!device.degrade(Reason::NoSpace) && device.is_gone() && !device.is_readable());
+    }
+
+    #[test]
+    fn every_place_of_a_segment_is_in_it_and_its_footer_ends_it() {
+        let device = device();
+        let config = device.config();
+        for segment in [0, 1, config.segments - 1] {
+            let (start, end) = (device.segment_at(segment), device.segment_at(segment + 1));
+            assert_eq!((device.segment_of(start), device.segment_of(end - 1)), (segment, segment));
+            assert_eq!(device.page_at(segment, 0), end - u64::from(config.footer_page_bytes));
+        }
+        assert_eq!(device.segment_at(config.segments), config.device_bytes());
+    }
+}

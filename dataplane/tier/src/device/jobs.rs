@@ -1,0 +1,208 @@
+//! What the tier asks of its device, cut to size: jobs go in, block operations come out, their completions end jobs.
+//!
+//! A job reads or writes one contiguous range of the device, or flushes. It is cut into operations of at most
+//! `max_op_bytes`, each of whole blocks. Jobs wait in a queue for each priority; how many operations of a priority may
+//! be in flight is limited, so that prefetch and reclaim never starve gets. A completion nobody waits for is counted.
+
+use std::collections::VecDeque;
+
+use crate::ops::{Action, BlockOp, Fault, OpId, PRIORITIES, Pieces, Priority};
+use crate::slots::{SlotId, Slots};
+
+/// What a job is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// A copy of the superblock is read.
+    SuperblockRead(u8),
+    /// The superblock is written.
+    SuperblockWrite,
+    /// A note of owned slots is read.
+    NoteRead(u8),
+    /// Or written.
+    NoteWrite,
+    /// A part of a device without superblocks is read to a place of the scan area: it must be zero.
+    Look(u32),
+    /// A segment is made blank.
+    Blank(u32),
+    /// A segment's header is read into one of the blocks of the scan area.
+    HeaderRead { segment: u32, place: u32 },
+    /// The header of the next segment is written.
+    Prepare(u32),
+    /// A group of records is written.
+    Group(u64),
+    /// An object is read.
+    Read(SlotId),
+    /// A page of a footer is written.
+    Page,
+    /// A window of a footer is filled, at recovery.
+    Reader(u32),
+    /// A window of a scanned segment is filled, at recovery.
+    Scan,
+    /// A window of the footer of the segment that is reclaimed is filled.
+    Victim,
+    /// Flush.
+    Flush,
+}
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) owner: Owner,
+    pub(crate) action: Action,
+    pub(crate) offset: u64,
+    pub(crate) pieces: Pieces,
+    pub(crate) priority: Priority,
+}
+
+#[derive(Debug)]
+struct RunningJob {
+    job: Job,
+    bytes: u64,
+    given: u64,
+    in_flight: u32,
+    all_given: bool,
+    fault: Option<Fault>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Op {
+    job: SlotId,
+    bytes: u32,
+    priority: Priority,
+}
+
+/// Jobs in flight.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    running: Slots<RunningJob>,
+    queues: [VecDeque<SlotId>; PRIORITIES],
+    ops: Slots<Op>,
+    in_flight: [u32; PRIORITIES],
+    limits: [u32; PRIORITIES],
+    max_op_bytes: u64,
+    stale: u64,
+}
+
+impl Jobs {
+    pub(crate) fn new(jobs: u32, limits: [u16; PRIORITIES], max_op_bytes: u32) -> Self {
+        let limits = limits.map(u32::from);
+        Self {
+            running: Slots::new(jobs),
+            queues: core::array::from_fn(|_| VecDeque::with_capacity(jobs as usize)),
+            ops: Slots::new(limits.iter().sum()),
+            in_flight: [0; PRIORITIES],
+            limits,
+            max_op_bytes: u64::from(max_op_bytes),
+            stale: 0,
+        }
+    }
+
+    /// Takes on a job. There is room: every owner has a bounded number of jobs, and the table is their sum.
+    pub(crate) fn submit(&mut self, job: Job) {
+        let (bytes, priority) = (job.pieces.bytes(), job.priority);
+        let running = RunningJob { job, bytes, given: 0, in_flight: 0, all_given: false, fault: None };
+        let id = self.running.insert(running).expect("the table of jobs holds what every owner may have");
+        self.queues[priority as usize].push_back(id);
+    }
+
+    /// Completions nobody waited for.
+    pub(crate) const fn stale(&self) -> u64 {
+        self.stale
+    }
+
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// The next operation, of the most urgent priority that may have one more.
+    pub(crate) fn next(&mut self) -> Option<BlockOp> {
+        let priority = Priority::ALL.into_iter().find(|priority| {
+            let at = *priority as usize;
+            !self.queues[at].is_empty() && self.in_flight[at] < self.limits[at]
+        })?;
+        let queue = &mut self.queues[priority as usize];
+        let id = *queue.front()?;
+        let running = self.running.get_mut(id)?;
+        let bytes = self.max_op_bytes.min(running.bytes - running.given);
+        let (at, action) = (running.given, running.job.action);
+        running.given += bytes;
+        running.in_flight += 1;
+        // The rest of what failed need not be done.
+        running.all_given = running.given == running.bytes || running.fault.is_some();
+        let (offset, pieces) = (running.job.offset + at, running.job.pieces.part(at, bytes));
+        if running.all_given {
+            queue.pop_front();
+        }
+        self.in_flight[priority as usize] += 1;
+        let op = Op { job: id, bytes: bytes as u32, priority };
+        let slot = self.ops.insert(op).expect("as many places as operations may be in flight");
+        Some(BlockOp { id: OpId { slot }, action, offset, bytes: bytes as u32, pieces, priority })
+    }
+
+    /// An operation is over; what it moved, or why not. Returns the owner of the job when that is over with it.
+    pub(crate) fn complete(&mut self, id: OpId, result: Result<u32, Fault>) -> Option<(Owner, Result<(), Fault>)> {
+        let Some(op) = self.ops.remove(id.slot) else {
+            self.stale += 1;
+            return None;
+        };
+        self.in_flight[op.priority as usize] -= 1;
+        let running = self.running.get_mut(op.job)?;
+        running.in_flight -= 1;
+        let fault = match result {
+            Err(fault) => Some(fault),
+            Ok(moved) => (moved != op.bytes).then_some(Fault::Io),
+        };
+        running.fault = running.fault.or(fault);
+        if running.fault.is_some() && !running.all_given {
+            running.all_given = true;
+            self.queues[op.priority as usize].retain(|queued| *queued != op.job);
+        }
+        if running.in_flight > 0 || !running.all_given {
+            return None;
+        }
+        let running = self.running.remove(op.job)?;
+        Some((running.job.owner, running.fault.map_or(Ok(()), Err)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Span;
+
+    fn job(priority: Priority, bytes: u32) -> Job {
+        let pieces = Pieces::of(&[Span::staging(0, 512), Span::pool(4096, bytes - 512)]);
+        Job { owner: Owner::Reader(priority as u32), action: Action::Read, offset: 512, pieces, priority }
+    }
+
+    #[test]
+    fn a_job_is_cut_and_ends_with_its_last_operation() {
+        let mut jobs = Jobs::new(4, [2; PRIORITIES], 1024);
+        jobs.submit(job(Priority::Get, 2560));
+        let first = jobs.next().expect("work");
+        assert_eq!((first.offset, first.bytes), (512, 1024));
+        assert_eq!(first.pieces.as_slice(), [Span::staging(0, 512), Span::pool(4096, 512)]);
+        let second = jobs.next().expect("work");
+        assert_eq!(second.pieces.as_slice(), [Span::pool(4608, 1024)]);
+        assert!(jobs.next().is_none(), "two may be in flight");
+        assert_eq!(jobs.complete(second.id, Ok(1024)), None);
+        let third = jobs.next().expect("work");
+        assert_eq!((third.offset, third.bytes), (2560, 512));
+        assert_eq!(jobs.complete(third.id, Ok(512)), None);
+        assert_eq!(jobs.complete(third.id, Ok(512)), None, "twice");
+        assert_eq!(jobs.complete(first.id, Ok(1024)), Some((Owner::Reader(0), Ok(()))));
+        assert_eq!((jobs.stale, jobs.is_idle()), (1, true));
+    }
+
+    #[test]
+    fn what_failed_is_not_gone_on_with_and_priorities_do_not_wait_for_each_other() {
+        let mut jobs = Jobs::new(4, [1; PRIORITIES], 512);
+        jobs.submit(job(Priority::Background, 1024));
+        jobs.submit(job(Priority::Get, 1024));
+        let get = jobs.next().expect("work");
+        let background = jobs.next().expect("work");
+        assert_eq!((get.priority, background.priority), (Priority::Get, Priority::Background));
+        assert_eq!(jobs.complete(get.id, Ok(100)), Some((Owner::Reader(0), Err(Fault::Io))), "short");
+        assert_eq!(jobs.complete(background.id, Err(Fault::Gone)), Some((Owner::Reader(3), Err(Fault::Gone))));
+        assert!(jobs.next().is_none() && jobs.is_idle());
+    }
+}

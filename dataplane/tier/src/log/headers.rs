@@ -1,0 +1,28 @@
+//! The header of the next segment: one is made ready ahead of the open segment.
+
+use crate::contents::{Contents, Heritage};
+use crate::device::{Device, Owner};
+use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
+use crate::memory::{Memory, Span, zero};
+use crate::ops::Pieces;
+
+/// Prepares the segment that fell free first, when none is ready or being prepared.
+pub(super) fn prepare(device: &mut Device, contents: &mut Contents, memory: &mut dyn Memory) {
+    let busy = contents.segments.has_ready() || contents.generations.is_preparing();
+    if busy || !contents.is_open() || !device.is_writable() {
+        return;
+    }
+    let Some(segment) = contents.segments.take_free() else { return };
+    let generation = contents.sequences.take();
+    let Heritage { oldest_live, previous, filled } = contents.generations.prepare(segment);
+    contents.segments.renew(segment, generation, previous);
+    let header = SegmentHeader { segment, generation, oldest_live, previous, filled };
+    let bytes = header.encode(device.uuid());
+    let (at, block) = (device.layout().header, device.config().block_bytes);
+    zero(memory, at, block);
+    for offset in SEGMENT_HEADER_OFFSETS {
+        memory.write(&bytes, Span::staging(at + offset as u64, SEGMENT_HEADER_BYTES as u32));
+    }
+    let pieces = Pieces::of(&[Span::staging(at, block)]);
+    device.write(Owner::Prepare(segment), device.segment_at(segment), pieces);
+}

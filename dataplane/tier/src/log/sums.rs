@@ -1,0 +1,35 @@
+//! The checksums of a payload's chunks, which a record lists when there are several.
+
+use kvplane_proto::checksum::joined_payload_checksum;
+
+use crate::memory::{Memory, Span, sum};
+
+/// The checksums of the payload at hand; their memory is used again for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct ChunkSums {
+    sums: Vec<u64>,
+}
+
+impl ChunkSums {
+    /// Computes the checksum of each chunk, where there are several, and returns that of the whole.
+    pub(crate) fn compute(&mut self, payload: Span, chunk_bytes: u32, memory: &dyn Memory) -> u64 {
+        self.sums.clear();
+        if payload.bytes <= chunk_bytes {
+            return sum(memory, payload);
+        }
+        let (mut at, mut whole) = (0, 0);
+        while at < payload.bytes {
+            let bytes = chunk_bytes.min(payload.bytes - at);
+            let part = sum(memory, payload.part(at, bytes));
+            whole = if at == 0 { part } else { joined_payload_checksum(whole, part, u64::from(bytes)) };
+            self.sums.push(part);
+            at += bytes;
+        }
+        whole
+    }
+
+    /// One for each chunk; none where the payload is one chunk.
+    pub(crate) fn as_slice(&self) -> &[u64] {
+        &self.sums
+    }
+}

@@ -1,0 +1,193 @@
+//! Records at the end of the log: room for head and payload in the open group, and the header in front of them.
+
+use kvplane_proto::checksum::frame_checksum;
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use super::Writer;
+use crate::contents::{Contents, Entry};
+use crate::device::Device;
+use crate::format::{AWAY_MOST, FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, Shape, UNIT_BYTES};
+use crate::log::groups::{Heads, Tombstone, Waiter};
+use crate::log::room::{TOMBSTONE_BYTES, is_lent};
+use crate::memory::{Memory, Span, zero};
+
+/// A record to be appended, for which there is room.
+pub(crate) struct Record<'a> {
+    pub(crate) digest: Digest,
+    pub(crate) version: Version,
+    pub(crate) key: &'a [u8],
+    pub(crate) payload: Span,
+    pub(crate) shape: Shape,
+    /// Of the whole payload, and of its chunks where there are several.
+    pub(crate) checksum: u64,
+    pub(crate) sums: &'a [u64],
+    pub(crate) pinned: bool,
+}
+
+impl Writer {
+    /// Appends a record for which there is room and enters it into the index; returns its sequence.
+    pub(crate) fn append(
+        &mut self,
+        record: &Record<'_>,
+        waiter: Waiter,
+        device: &Device,
+        contents: &mut Contents,
+        memory: &mut dyn Memory,
+    ) -> u64 {
+        let shape = record.shape;
+        let sequence = contents.sequences.take();
+        let (head, offset, away) = self.take_head(shape, device, memory);
+        let header = self.header(sequence, shape, device, contents);
+        self.body.clear();
+        record.sums.iter().for_each(|sum| self.body.extend_from_slice(&sum.to_le_bytes()));
+        self.body.extend_from_slice(record.key);
+        let header = RecordHeader {
+            digest: record.digest,
+            version: record.version,
+            pinned: record.pinned,
+            payload_checksum: record.checksum,
+            body_checksum: frame_checksum(&self.body),
+            offset,
+            away,
+            ..header
+        };
+        memory.write(&header.encode(device.uuid()), head.part(0, RECORD_HEADER_BYTES as u32));
+        memory.write(&self.body, head.part(RECORD_HEADER_BYTES as u32, self.body.len() as u32));
+        self.write_payload(shape, record.payload, device, memory);
+        let listed = self.enter(&header, Some(waiter), device);
+        let placed = contents.place(Entry::listed(&listed, device.segment_at(device.segment_of(offset))), device);
+        assert!(placed, "the index has room: it was looked at before");
+        sequence
+    }
+
+    /// Takes room for a record's head: where it is in the staging area and on the device, and how many blocks lie
+    /// between it and its payload, which is to be appended next. Heads of extents go where those before left room.
+    fn take_head(&mut self, shape: Shape, device: &Device, memory: &mut dyn Memory) -> (Span, u64, u8) {
+        let (config, block) = (device.config(), device.block());
+        let bytes = shape.head_bytes(config.chunk_bytes) as u32;
+        let group = self.groups.filling().expect("room was made in an open group");
+        let (end, heads) = (group.end(), group.heads);
+        if !shape.extent {
+            return (self.take_buffer(bytes, device), end, 0);
+        }
+        let next = (heads.offset + u64::from(bytes)).next_multiple_of(block);
+        let away = end.next_multiple_of(block).saturating_sub(next) / block;
+        if bytes <= heads.bytes && away <= u64::from(AWAY_MOST) {
+            self.pad(device, memory);
+            self.leave_heads(heads, bytes);
+            return (Span::staging(heads.staging, bytes), heads.offset, away as u8);
+        }
+        self.pad(device, memory);
+        let span = self.take_buffer(bytes.next_multiple_of(config.block_bytes), device);
+        zero(memory, span.offset, span.bytes);
+        let offset = end.next_multiple_of(block);
+        self.leave_heads(Heads { staging: span.offset, offset, bytes: span.bytes }, bytes);
+        (span.part(0, bytes), offset, 0)
+    }
+
+    /// Notes what is left for heads after one of so many bytes.
+    fn leave_heads(&mut self, heads: Heads, bytes: u32) {
+        if let Some(group) = self.groups.filling_mut() {
+            group.heads = heads.after(bytes);
+        }
+    }
+
+    fn write_payload(&mut self, shape: Shape, payload: Span, device: &Device, memory: &mut dyn Memory) {
+        let whole =
+            if is_lent(shape, device) { payload.bytes - payload.bytes % device.config().block_bytes } else { 0 };
+        self.attach(payload.part(0, whole), device);
+        let rest = payload.bytes - whole;
+        // A packed record ends at a unit, head and payload together: the group is as long as its records.
+        let unit = if shape.extent { device.block() } else { UNIT_BYTES };
+        let end = self.groups.filling().map_or(0, |group| group.bytes()) + u64::from(rest);
+        let padded = rest + (end.next_multiple_of(unit) - end) as u32;
+        if padded > 0 {
+            let tail = self.take_buffer(padded, device);
+            memory.copy(payload.part(whole, rest), tail.part(0, rest));
+            zero(memory, tail.offset + u64::from(rest), padded - rest);
+        }
+    }
+
+    /// Appends a tombstone for which there is room. The index is the caller's.
+    pub(crate) fn append_tombstone(
+        &mut self,
+        digest: Digest,
+        version: Version,
+        waiter: Option<Waiter>,
+        device: &Device,
+        contents: &mut Contents,
+        memory: &mut dyn Memory,
+    ) -> u64 {
+        let tombstone = Tombstone { digest, version, sequence: contents.sequences.take() };
+        let header = self.write_tombstone(&tombstone, false, device, contents, memory);
+        self.enter(&header, waiter, device);
+        if let Some(open) = &mut self.open {
+            open.tombstones += 1;
+        }
+        if let Some(group) = self.groups.filling_mut() {
+            group.enter_tombstone(tombstone);
+        }
+        self.counts.tombstones += 1;
+        contents.generations.tombstone(tombstone.sequence);
+        contents.untracked.removed(tombstone.sequence, digest);
+        tombstone.sequence
+    }
+
+    pub(super) fn write_tombstone(
+        &mut self,
+        tombstone: &Tombstone,
+        twin: bool,
+        device: &Device,
+        contents: &Contents,
+        memory: &mut dyn Memory,
+    ) -> RecordHeader {
+        let shape = Shape { payload_bytes: 0, key_bytes: 0, extent: false, names_parts: false, copied: false };
+        let Tombstone { digest, version, sequence } = *tombstone;
+        let header = self.header(sequence, shape, device, contents);
+        let header = RecordHeader { kind: Kind::Tombstone, digest, version, twin, ..header };
+        let span = self.take_buffer(TOMBSTONE_BYTES as u32, device);
+        memory.write(&header.encode(device.uuid()), span.part(0, RECORD_HEADER_BYTES as u32));
+        zero(memory, span.offset + RECORD_HEADER_BYTES as u64, span.bytes - RECORD_HEADER_BYTES as u32);
+        header
+    }
+
+    /// The header of a record at the end of the open segment; name, place of the head and checksums are the caller's.
+    fn header(&mut self, sequence: u64, shape: Shape, device: &Device, contents: &Contents) -> RecordHeader {
+        let open = self.open.as_mut().expect("room was made in an open segment");
+        let generation = contents.segments[open.segment].generation;
+        let (durable_sequence, durable_tombstones) = self.flushes.durable(generation);
+        open.durable_sequence = durable_sequence;
+        RecordHeader {
+            kind: Kind::Object,
+            shape,
+            pinned: false,
+            twin: false,
+            digest: Digest(0),
+            version: Version(0),
+            sequence,
+            generation,
+            offset: device.segment_at(open.segment) + open.end,
+            payload_checksum: 0,
+            durable_sequence,
+            durable_tombstones,
+            oldest_live: contents.generations.durable_oldest_live(),
+            away: 0,
+            chunk_bytes: device.config().chunk_bytes,
+            body_checksum: frame_checksum(&[]),
+        }
+    }
+
+    /// Enters a record into its segment's list and its group's.
+    fn enter(&mut self, header: &RecordHeader, waiter: Option<Waiter>, device: &Device) -> FooterEntry {
+        let start = device.segment_at(device.segment_of(header.offset));
+        let listed = header.listed(((header.offset - start) / UNIT_BYTES) as u32);
+        if let Some(open) = &mut self.open {
+            open.entries.push(listed);
+        }
+        if let Some(group) = self.groups.filling_mut() {
+            group.enter(header.sequence, waiter);
+        }
+        listed
+    }
+}

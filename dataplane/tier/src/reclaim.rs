@@ -1,0 +1,439 @@
+//! Reclaim: the segment that was filled first gives way. What is hot or pinned is appended once more, the rest goes.
+//!
+//! The segment's footer says what is in it, the index says what of that still counts, the policy says what stays. The
+//! segment is free when the copies are durable and nobody reads from it. It has no footer: everything in it goes.
+//!
+//! A record that stays is read into the area for copies, checked, and appended like any other. A turn of reclaim takes
+//! less of the log than it gives back, whatever the records are: what does not fit goes.
+
+mod moves;
+mod policy;
+
+use crate::config::{Layout, TierConfig};
+use crate::contents::{Contents, Entry, SegmentState};
+use crate::device::Owner;
+use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
+use crate::log::{
+    Barrier, EndedRead, FooterWindow, Log, Need, NextPage, NoRoom, Purpose, ReadJob, Record, Waiter, segment_room,
+};
+use crate::memory::Memory;
+use crate::ops::{Fault, Priority};
+use crate::slots::SlotId;
+use crate::types::{Event, Miss};
+use moves::{Move, MoveState, Moves};
+use policy::{Candidate, ReclaimPolicy, Verdict};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// A window of the footer is being read.
+    Reading,
+    /// The entries of a window are gone through; the next one is at (page, entry).
+    Listing(u32, u32),
+    /// All is listed; copies are in flight.
+    Copying,
+    /// A flush is waited for.
+    Flushing,
+    /// Readers are waited for.
+    Draining,
+}
+
+/// The segment that is reclaimed.
+#[derive(Debug)]
+struct Victim {
+    segment: u32,
+    window: FooterWindow,
+    stage: Stage,
+    budget_bytes: u64,
+    /// How many more records of it may be written again.
+    budget_records: u32,
+    /// What its copies took of the log, as [`crate::log::Writer::log_taken`] counts.
+    taken: u64,
+}
+
+impl Victim {
+    /// Whether another copy may take so much, of a segment that gives back `room`. A turn leaves a 16th of that, so
+    /// reclaim ends, with however much padding; what is hot leaves a quarter, so that what is pinned finds the rest.
+    const fn allows(&self, cost: u64, pinned: bool, room: u64) -> bool {
+        let most = if pinned { room - room.div_ceil(16) } else { room - room.div_ceil(4) };
+        self.taken + cost <= most
+    }
+}
+
+/// What was reclaimed, since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReclaimCounts {
+    /// Segments.
+    pub(crate) reclaims: u64,
+    /// Records written again.
+    pub(crate) reinserted: u64,
+    /// Bytes of their payloads.
+    pub(crate) reinserted_bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Reclaim {
+    policy: ReclaimPolicy,
+    victim: Option<Victim>,
+    moves: Moves,
+    /// The first move when listing had to wait for one to be over.
+    waits_for: Option<u64>,
+    /// So many segments are to be free, because a caller wants it,
+    wanted_free: u32,
+    /// within so many turns.
+    turns_left: u32,
+    /// The page of the footer at hand.
+    page: Vec<u8>,
+    counts: ReclaimCounts,
+}
+
+impl Reclaim {
+    pub(crate) fn new(config: &TierConfig) -> Self {
+        let budget_bytes = config.segment_bytes / 100 * u64::from(config.reinsert_percent);
+        Self {
+            policy: ReclaimPolicy { hot_hits: config.hot_hits, budget_bytes },
+            victim: None,
+            moves: Moves::new(config),
+            waits_for: None,
+            wanted_free: 0,
+            turns_left: 0,
+            page: vec![0; config.footer_page_bytes as usize],
+            counts: ReclaimCounts::default(),
+        }
+    }
+
+    pub(crate) const fn counts(&self) -> &ReclaimCounts {
+        &self.counts
+    }
+
+    /// Whether a segment is being reclaimed.
+    pub(crate) const fn is_active(&self) -> bool {
+        self.victim.is_some()
+    }
+
+    /// Whether records are being read that are to be appended with those of the open group.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.moves.is_reading()
+    }
+
+    /// See [`crate::Tier::reclaim_until`].
+    pub(crate) fn want_free(&mut self, free_segments: u32, config: &TierConfig) {
+        self.wanted_free = free_segments.min(config.segments / 2);
+        // Twice round: what was hot the first time is not the second.
+        self.turns_left = 2 * config.segments;
+    }
+
+    pub(crate) const fn wanted_free(&self) -> u32 {
+        self.wanted_free
+    }
+
+    /// No more writes: nobody waits for room any more.
+    pub(crate) const fn give_up(&mut self) {
+        self.wanted_free = 0;
+    }
+
+    fn progress(&self) -> Option<(u32, Stage)> {
+        self.victim.as_ref().map(|victim| (victim.segment, victim.stage))
+    }
+
+    pub(crate) fn work(&mut self, now_ns: u64, log: &mut Log, memory: &mut dyn Memory) {
+        if !log.contents.is_running() || !log.device.is_writable() {
+            return;
+        }
+        self.append_copies(now_ns, log, memory);
+        // As far as it goes without the device: when it stops, something is in flight that calls for the next turn.
+        loop {
+            let before = self.progress();
+            self.step(log, memory);
+            if self.progress() == before {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self, log: &mut Log, memory: &mut dyn Memory) {
+        let Some(victim) = &self.victim else { return self.choose_victim(log, memory) };
+        match victim.stage {
+            Stage::Listing(page, entry) if self.may_list(log) => self.list(page, entry, log, memory),
+            Stage::Copying if self.moves.is_empty() => {
+                self.set_stage(Stage::Flushing);
+                log.after_flush(Barrier::Victim);
+            }
+            Stage::Draining if log.contents.segments[victim.segment].reads == 0 => self.release_victim(log),
+            _ => {}
+        }
+    }
+
+    /// Whether a move is over since listing had to wait, and events have room.
+    fn may_list(&self, log: &Log) -> bool {
+        self.waits_for != Some(self.moves.first()) && !log.events.is_clogged()
+    }
+
+    const fn set_stage(&mut self, stage: Stage) {
+        if let Some(victim) = &mut self.victim {
+            victim.stage = stage;
+        }
+    }
+
+    /// The oldest segment gives way when few are free, or the index is nearly full.
+    fn choose_victim(&mut self, log: &mut Log, memory: &mut dyn Memory) {
+        let Log { device, contents, writer, .. } = log;
+        let config = device.config();
+        let crowded = contents.index.len() >= config.max_records - config.max_records / 32;
+        let free = contents.segments.free_count();
+        if free >= self.wanted_free || self.turns_left == 0 {
+            self.wanted_free = 0;
+        }
+        let few = free < config.free_segments_low.max(self.wanted_free);
+        let preparing = contents.generations.is_preparing() && !crowded;
+        if preparing || !(crowded || few) {
+            return;
+        }
+        let Some(segment) = contents.segments.oldest() else {
+            self.wanted_free = 0;
+            return;
+        };
+        let state = contents.segments[segment].state;
+        if crowded && state == SegmentState::Open && writer.may_seal() {
+            // All that the index has is in here, and nothing more would come to fill it.
+            return writer.leave_segment(device, contents, memory);
+        }
+        let is_written = contents.segments[segment].groups == 0;
+        if !matches!(state, SegmentState::Sealed | SegmentState::Retired) || !is_written {
+            return;
+        }
+        contents.segments.reclaim_oldest();
+        self.turns_left = self.turns_left.saturating_sub(1);
+        // However short the records are, and however hot: each turn makes room in a full index, and in full footers.
+        let listed = Layout::entries_most(config);
+        let most = u64::from(if crowded { contents.segments[segment].live_records } else { listed });
+        let budget_records = (most * u64::from(config.reinsert_percent) / 100) as u32;
+        let window = FooterWindow::begin(segment, device.layout().scans, config);
+        let (stage, budget_bytes) = (Stage::Reading, self.policy.budget_bytes);
+        self.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records, taken: 0 });
+        self.counts.reclaims += 1;
+        if state == SegmentState::Retired {
+            return self.drop_victim(log);
+        }
+        window.read(Owner::Victim, &mut log.device);
+    }
+
+    /// A window of the victim's footer is read.
+    pub(crate) fn victim_filled(&mut self, result: Result<(), Fault>, log: &mut Log) {
+        let Some(victim) = &mut self.victim else { return };
+        victim.stage = Stage::Listing(victim.window.first(), 0);
+        if let Err(fault) = result {
+            log.contents.count_harm(Miss::Fault(fault));
+            self.drop_victim(log);
+        }
+    }
+
+    /// Without a footer nobody knows what is in the segment but the index: it loses all of it.
+    fn drop_victim(&mut self, log: &mut Log) {
+        let Some(victim) = &self.victim else { return };
+        let dropped = log.contents.forget_segment(victim.segment, &log.device);
+        if dropped > 0 {
+            log.events.push(Event::Forgotten { objects: dropped });
+        }
+        self.set_stage(Stage::Copying);
+    }
+
+    /// Goes through a window of the footer, as far as moves and events have room.
+    fn list(&mut self, mut page: u32, mut from: u32, log: &mut Log, memory: &dyn Memory) {
+        loop {
+            let Some(Victim { segment, mut window, .. }) = self.victim else { return };
+            let generation = log.contents.segments[segment].generation;
+            let Some(found) = window.load(page, generation, &mut self.page, &log.device, memory) else {
+                log.contents.count_harm(Miss::Damaged);
+                return self.drop_victim(log);
+            };
+            let bytes = core::mem::take(&mut self.page);
+            let mut paused = None;
+            for (at, entry) in FooterPage::entries(&bytes, found.entries).enumerate().skip(from as usize) {
+                if log.events.is_clogged() || !self.consider(segment, &entry, log) {
+                    paused = Some(at as u32);
+                    break;
+                }
+            }
+            self.page = bytes;
+            let waits = paused.is_some() && !log.events.is_clogged();
+            self.waits_for = waits.then_some(self.moves.first());
+            if let Some(entry) = paused {
+                return self.set_stage(Stage::Listing(page, entry));
+            }
+            match window.after(page, log.device.config()) {
+                NextPage::Here(next) => (page, from) = (next, 0),
+                NextPage::None => return self.set_stage(Stage::Copying),
+                NextPage::Window(next) => {
+                    if let Some(victim) = &mut self.victim {
+                        (victim.window, victim.stage) = (next, Stage::Reading);
+                    }
+                    return next.read(Owner::Victim, &mut log.device);
+                }
+            }
+        }
+    }
+
+    /// Decides on one record; false when it has to wait.
+    fn consider(&mut self, segment: u32, listed: &FooterEntry, log: &mut Log) -> bool {
+        let offset = log.device.segment_at(segment) + u64::from(listed.unit) * UNIT_BYTES;
+        let Some(entry) = log.contents.index.find(listed.digest).copied() else { return true };
+        if listed.kind != Kind::Object || entry.sequence() != listed.sequence || entry.offset() != offset {
+            return true;
+        }
+        let Some(victim) = &self.victim else { return true };
+        let (budget_bytes, budget_records) = (victim.budget_bytes, victim.budget_records);
+        let config = log.device.config();
+        let record_bytes = entry.shape().most_bytes(config.chunk_bytes, config.block_bytes);
+        let candidate = Candidate { record_bytes, hits: entry.hits(), pinned: entry.is_pinned(), budget_bytes };
+        if budget_records == 0 || self.policy.decide(&candidate) == Verdict::Drop {
+            log.evict(&entry);
+            return true;
+        }
+        if !self.begin_copy(entry, log) {
+            return false;
+        }
+        if let Some(victim) = &mut self.victim {
+            victim.budget_bytes = budget_bytes - record_bytes;
+            victim.budget_records = budget_records - 1;
+        }
+        true
+    }
+
+    /// Begins to copy a record; false when there is no room for it until another one is over.
+    fn begin_copy(&mut self, entry: Entry, log: &mut Log) -> bool {
+        let Some(number) = self.moves.begin(entry) else { return false };
+        let Some(moved) = self.moves.get(number) else { return false };
+        let destination = moved.payload(log.device.layout().copies);
+        log.begin_read(ReadJob::new(entry, destination, Priority::Background, Purpose::Move(number)));
+        true
+    }
+
+    /// A record that is to stay has been read, or not.
+    pub(crate) fn record_read(&mut self, read: &EndedRead, log: &mut Log) {
+        let Purpose::Move(number) = read.purpose else { return };
+        let state = if read.verified.is_ok() { MoveState::Ready(read.slot) } else { MoveState::Over };
+        if read.verified.is_err() {
+            log.end_read(read.slot);
+        }
+        let moved = self.moves.get_mut(number).map(|moved| {
+            (moved.state, moved.checksum) = (state, read.verified.unwrap_or(0));
+            moved.entry.digest()
+        });
+        if let (Some(digest), Err(miss)) = (moved, read.verified)
+            && log.contents.index.find(digest).is_none()
+        {
+            log.events.push(Event::Quarantined { digest, miss });
+        }
+        self.moves.drop_over();
+    }
+
+    /// Appends what was read, in order, as far as there is room.
+    fn append_copies(&mut self, now_ns: u64, log: &mut Log, memory: &mut dyn Memory) {
+        for number in self.moves.numbers() {
+            let Some(moved) = self.moves.get(number).copied() else { continue };
+            let MoveState::Ready(slot) = moved.state else { continue };
+            let before = log.writer.log_taken(&log.device);
+            let state = self.place_copy(now_ns, number, &moved, slot, log, memory);
+            let taken = log.writer.log_taken(&log.device) - before;
+            if let Some(victim) = &mut self.victim {
+                victim.taken += taken;
+            }
+            let Some(state) = state else { return };
+            log.end_read(slot);
+            if let Some(moved) = self.moves.get_mut(number) {
+                moved.state = state;
+            }
+        }
+        self.moves.drop_over();
+    }
+
+    /// Appends a record, or gives it up; `None` when it has to wait for room.
+    fn place_copy(
+        &mut self,
+        now_ns: u64,
+        number: u64,
+        moved: &Move,
+        slot: SlotId,
+        log: &mut Log,
+        memory: &mut dyn Memory,
+    ) -> Option<MoveState> {
+        let entry = &moved.entry;
+        if !log.contents.is_current(entry.digest(), entry.sequence()) {
+            return Some(MoveState::Over);
+        }
+        let need = Need::of(entry.shape(), false, &log.device);
+        let pinned = log.contents.index.find(entry.digest()).is_some_and(Entry::is_pinned);
+        let (cost, room) = (log.writer.log_cost(need, &log.device), segment_room(&log.device));
+        let is_allowed = self.victim.as_ref().is_some_and(|victim| victim.allows(cost, pinned, room));
+        let room = if is_allowed { log.make_room(now_ns, need, true, memory) } else { Err(NoRoom::Full) };
+        match room {
+            Err(NoRoom::Busy) => None,
+            Err(NoRoom::Full) => {
+                log.evict(entry);
+                Some(MoveState::Over)
+            }
+            Ok(()) => {
+                self.append_copy(number, moved, slot, pinned, log, memory);
+                Some(MoveState::Appended)
+            }
+        }
+    }
+
+    /// Appends a record for which room was made. It was hot or pinned a moment ago: pinned still counts as it is now,
+    /// hits begin anew.
+    fn append_copy(
+        &mut self,
+        number: u64,
+        moved: &Move,
+        slot: SlotId,
+        pinned: bool,
+        log: &mut Log,
+        memory: &mut dyn Memory,
+    ) {
+        let Log { device, contents, writer, reads, sums, .. } = log;
+        let Move { entry, checksum, .. } = *moved;
+        let payload = moved.payload(device.layout().copies);
+        let key = reads.key(slot, &entry, device, memory);
+        sums.compute(payload, device.config().chunk_bytes, memory);
+        let (digest, version, shape, sums) = (entry.digest(), entry.version(), entry.shape(), sums.as_slice());
+        let record = Record { digest, version, key: &key, payload, shape, checksum, sums, pinned };
+        writer.append(&record, Waiter::Move(number), device, contents, memory);
+        self.counts.reinserted += 1;
+        self.counts.reinserted_bytes += u64::from(payload.bytes);
+    }
+
+    /// The group of a record that is written again is over; what it lost, the index lost with it.
+    pub(crate) fn record_written(&mut self, number: u64, result: Result<(), Fault>, log: &mut Log) {
+        let moved = self.moves.get_mut(number).map(|moved| {
+            moved.state = MoveState::Over;
+            (moved.entry.digest(), moved.entry.is_pinned())
+        });
+        if let (Some((digest, pinned)), Err(_)) = (moved, result)
+            && log.contents.index.find(digest).is_none()
+        {
+            log.events.push(Event::Evicted { digest, pinned });
+        }
+        self.moves.drop_over();
+    }
+
+    /// What was to stay is durable elsewhere, or will not be.
+    pub(crate) const fn victim_durable(&mut self, result: Result<(), Fault>) {
+        if result.is_ok() {
+            self.set_stage(Stage::Draining);
+        }
+    }
+
+    fn release_victim(&mut self, log: &mut Log) {
+        let left = self.victim.as_ref().map_or(0, |victim| log.contents.segments[victim.segment].live_bytes);
+        if left > 0 {
+            // The footer did not list what the index knows: the device gave us a wrong one.
+            log.contents.count_harm(Miss::Damaged);
+            self.drop_victim(log);
+        }
+        let Some(victim) = self.victim.take() else { return };
+        let Contents { segments, generations, .. } = &mut log.contents;
+        generations.raise(segments[victim.segment].generation + 1);
+        segments.release(victim.segment);
+    }
+}

@@ -1,0 +1,62 @@
+//! Reading files and directories of sysfs and procfs: what is missing, unreadable or odd is `None`, or empty.
+
+use crate::cpulist::{self, CpuSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+/// The most that is read of one file; sysfs attributes are at most a page, CPU lists a few pages.
+pub const MAX_FILE_BYTES: u64 = 64 << 10;
+/// The most entries that are read of one directory.
+pub const MAX_ENTRIES: usize = 16_384;
+/// The longest name or address that is kept.
+const MAX_WORD_BYTES: usize = 512;
+
+/// The start of a file, as text; `None` when it cannot be read or is not text.
+pub(super) fn read_text(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// A number in a file of its own; `None` also for the kernel's `-1`, which means unknown wherever it is read here.
+pub(super) fn read_number<T: TryFrom<i64>>(path: &Path) -> Option<T> {
+    T::try_from(read_text(path)?.trim().parse::<i64>().ok()?).ok()
+}
+
+/// A short text in a file of its own, without white space around it; `None` when there is none.
+pub(super) fn read_word(path: &Path) -> Option<String> {
+    let text = read_text(path)?;
+    let word = text.trim();
+    (!word.is_empty() && word.len() <= MAX_WORD_BYTES).then(|| word.to_owned())
+}
+
+/// The last component of what a link points to.
+pub(super) fn link_name(link: &Path) -> Option<String> {
+    fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
+}
+
+pub(super) fn read_cpus(path: &Path) -> Option<CpuSet> {
+    cpulist::parse(&read_text(path)?).ok()
+}
+
+/// Names in a directory, sorted; empty when it cannot be read. Names that are not UTF-8 are left out.
+pub(super) fn children(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let names = entries.take(MAX_ENTRIES).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    names
+}
+
+/// The numbers N of the entries `<prefix>N`, ascending.
+pub(super) fn numbered_children(directory: &Path, prefix: &str) -> Vec<u32> {
+    let names = children(directory);
+    let number = |name: &String| name.strip_prefix(prefix)?.parse().ok();
+    let mut numbers: Vec<u32> = names.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
