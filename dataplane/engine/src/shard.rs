@@ -436,7 +436,8 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<QuietWaiter>) {
         Command::Tier { order, answer } => {
             let now_ns = host.now_ns();
             // Whoever asked may have given up; the order stands.
-            let _ = answer.send(host.service().is_some_and(|service| service.order_tier(order, now_ns)));
+            let tier = host.service().and_then(Service::tier_mut);
+            let _ = answer.send(tier.map(|tier| tier.order(order, now_ns)).is_some());
         }
         Command::Snapshot { answer } => {
             if let Some(snapshot) = snapshot::of(host) {

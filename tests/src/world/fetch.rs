@@ -109,7 +109,7 @@ impl World {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
-        let of = (|slot| service.source_of(slot), |slot| service.second_of(slot));
+        let of = (|slot| service.inspect().source_of(slot), |slot| service.inspect().second_of(slot));
         fetcher.sources.follow(&mut host.client, owners, own_host, of, now_ns);
         self.drain_client(index);
     }

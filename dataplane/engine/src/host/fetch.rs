@@ -93,7 +93,7 @@ impl Host {
         let (Some(config), Some(pool), Some(service)) = (config, self.regions.pool.clone(), &mut self.service) else {
             return;
         };
-        service.set_fetch_limits(config.limits);
+        service.control().set_fetch_limits(config.limits);
         self.fetch_work = Some(FetchWork::new(self.add_buffer(pool), config.host.clone()));
     }
 
@@ -104,8 +104,8 @@ impl Host {
         let Some(service) = &mut self.service else { return };
         service.follow(state, owners);
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
-        let seconds = |slot| service.second_of(slot);
-        work.sources.follow(client, owners, &work.host, (|slot| service.source_of(slot), seconds), now_ns);
+        let seconds = |slot| service.inspect().second_of(slot);
+        work.sources.follow(client, owners, &work.host, (|slot| service.inspect().source_of(slot), seconds), now_ns);
     }
 
     /// Takes what former owners have answered, and asks what is next. Whether there was anything.

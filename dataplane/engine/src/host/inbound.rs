@@ -264,7 +264,7 @@ impl Host {
                 self.write_tails();
                 let Some(service) = &mut self.service else { return Target::Discard };
                 if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
-                    && service.is_welcome(link.peer())
+                    && service.inspect().is_welcome(link.peer())
                 {
                     self.tcp.trust(id);
                 }

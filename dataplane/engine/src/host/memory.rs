@@ -100,7 +100,7 @@ impl Host {
     /// Memory that peers may use under this id.
     pub fn add_segment(&mut self, segment: SegmentId, region: Arc<Region>) {
         // A host without a service has its segments to itself.
-        let info = self.service.as_ref().and_then(|service| service.segments().info(segment));
+        let info = self.service.as_ref().and_then(|service| service.inspect().segments().info(segment));
         if let Some(info) = info.filter(|info| info.remote_accessible) {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();

@@ -362,7 +362,7 @@ impl Host {
         let now_ns = self.rounds.now_ns();
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
-            let info = self.service.as_ref().and_then(|service| service.segments().info(segment));
+            let info = self.service.as_ref().and_then(|service| service.inspect().segments().info(segment));
             let info = info.filter(|info| info.remote_accessible && info.shareable);
             let region = self.segment(segment).filter(|_| info.is_some()).cloned();
             let writable = info.is_some_and(|info| info.writable);
@@ -462,9 +462,9 @@ impl Host {
 }
 
 fn set_up(service: &mut Service, config: &HostConfig) {
-    service.set_slow_after(config.slow_after_ns);
+    service.control().set_slow_after(config.slow_after_ns);
     if let Some(challenges) = &config.tickets {
-        service.want_tickets(challenges.clone());
+        service.control().want_tickets(challenges.clone());
     }
 }
 

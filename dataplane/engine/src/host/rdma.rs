@@ -256,7 +256,7 @@ impl Host {
             return;
         };
         // Nothing is made for a stranger.
-        let may = self.service.as_ref().is_some_and(|service| service.may_carry(link.peer()));
+        let may = self.service.as_ref().is_some_and(|service| service.inspect().may_carry(link.peer()));
         if let Some(service) = &mut self.service {
             service.peer_gone(link.peer(), now_ns);
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_store::service::Tiering;
 use kvplane_store::service::{Admission, Service, TierPolicy};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
@@ -134,7 +135,7 @@ impl Host {
         while let Some(work) = &self.tier_work {
             let path = work.nvme.part().path().display().to_string();
             self.drive_tier(cpu::monotonic_ns()).map_err(|error| format!("{path}: {error}"))?;
-            while let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice) {
+            while let Some(event) = self.service.as_mut().and_then(Service::tier_mut).and_then(Tiering::poll_notice) {
                 match event {
                     Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
                         let shorter = field == "segments" && expected < found;
@@ -166,7 +167,7 @@ impl Host {
     pub fn close_tier(&mut self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
         while self.tier_work.is_some() {
-            let closed = self.service.as_mut().is_none_or(Service::close_tier);
+            let closed = self.service.as_mut().and_then(Service::tier_mut).is_none_or(Tiering::close);
             if closed {
                 return true;
             }
@@ -201,7 +202,9 @@ impl Host {
             && let Some((id, result)) = nvme.poll_done()
         {
             progress = true;
-            service.tier_completed(now_ns, id, result, nvme.memory());
+            if let Some(tier) = service.tier_mut() {
+                tier.completed(now_ns, id, result, nvme.memory());
+            }
         }
         let mut started = Vec::new();
         progress |= service.drive_tier(now_ns, nvme.memory(), &mut |op| started.push(op));
@@ -224,7 +227,7 @@ impl Host {
     fn take_tier_notices(&mut self) {
         // Who opens it wants to know first how that ended.
         while self.tier_work.as_ref().is_some_and(|work| work.is_open)
-            && let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice)
+            && let Some(event) = self.service.as_mut().and_then(Service::tier_mut).and_then(Tiering::poll_notice)
         {
             self.note(&event);
         }
@@ -232,7 +235,10 @@ impl Host {
 
     /// Says so when less is written than is wanted, and when that is over.
     fn tell_admission(&mut self) {
-        let Some(admission) = self.service.as_mut().and_then(Service::poll_admission) else { return };
+        let Some(admission) = self.service.as_mut().and_then(Service::tier_mut).and_then(Tiering::poll_admission)
+        else {
+            return;
+        };
         let Some(work) = &mut self.tier_work else { return };
         let path = work.nvme.part().path().display();
         let what = match admission {
@@ -267,7 +273,7 @@ impl Host {
 
     /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
     fn tell_harm(&mut self) {
-        let Some(harm) = self.service.as_mut().and_then(Service::poll_tier_harm) else { return };
+        let Some(harm) = self.service.as_mut().and_then(Service::tier_mut).and_then(Tiering::poll_harm) else { return };
         let Some(work) = &mut self.tier_work else { return };
         let path = work.nvme.part().path().display();
         let text = "they are misses, and can be put again; if there are more and more, replace the device";
@@ -277,7 +283,10 @@ impl Host {
     /// Says so when the first map of this incarnation left nothing of what the device had, or less than it had.
     fn tell_voided(&mut self) {
         let Some(service) = &mut self.service else { return };
-        let text = match (service.poll_tier_voided(), service.poll_slots_voided()) {
+        let text = match (
+            service.tier_mut().and_then(Tiering::poll_voided),
+            service.tier_mut().and_then(Tiering::poll_slots_voided),
+        ) {
             (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
             (None, Some(slots)) => format!(
                 "what it had of {slots} slots counts no more: others owned them meanwhile, and none of them can tell \

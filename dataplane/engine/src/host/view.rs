@@ -20,7 +20,7 @@ impl Host {
     #[must_use]
     pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         match (&self.service, &self.regions.pool) {
-            (Some(service), Some(pool)) => service.names_of(digests, &PoolView(pool)),
+            (Some(service), Some(pool)) => service.inspect().names_of(digests, &PoolView(pool)),
             _ => Vec::new(),
         }
     }
@@ -83,7 +83,7 @@ impl Host {
     /// Tells the follower if there is something new.
     pub(crate) fn tell_follower(&mut self) {
         if let (Some((bell, told)), Some(service)) = (&mut self.follower, &self.service) {
-            let next = service.next_event();
+            let next = service.inspect().next_event();
             if next != *told {
                 *told = next;
                 // A full one is not read yet; its reader will see this too.

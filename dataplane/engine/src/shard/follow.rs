@@ -32,7 +32,7 @@ impl ShardHandle {
     pub fn keep_events(&self, capacity: usize, bell: Option<SyncSender<()>>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             if let Some(service) = host.service() {
-                service.keep_events(capacity);
+                service.control().keep_events(capacity);
             }
             host.follow(bell);
         })))
@@ -43,7 +43,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn read_events(&self, from: u64, most: usize) -> Result<EventPage, ShardError> {
-        self.ask_service(move |service| service.read_events(from, most))
+        self.ask_service(move |service| service.inspect().read_events(from, most))
     }
 
     /// Some of the objects there are: see [`Service::snapshot_objects`].
@@ -51,7 +51,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn snapshot_objects(&self, cursor: u64, most: usize) -> Result<SnapshotPage, ShardError> {
-        self.ask_service(move |service| service.snapshot_objects(cursor, most))
+        self.ask_service(move |service| service.inspect().snapshot_objects(cursor, most))
     }
 
     /// The number of the next event.
@@ -59,7 +59,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn next_event(&self) -> Result<u64, ShardError> {
-        self.ask_service(|service| service.next_event())
+        self.ask_service(|service| service.inspect().next_event())
     }
 
     /// Where each of these objects is. Counts as no access.
@@ -79,7 +79,7 @@ impl ShardHandle {
         let ask = move |host: &mut Host| {
             let now_ns = host.now_ns();
             let wished = host.service().map_or_else(Vec::new, |service| {
-                digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
+                digests.into_iter().map(|digest| service.control().want_copy(digest, now_ns)).collect()
             });
             // Whoever asked may have given up.
             let _ = answer.send(wished);
@@ -95,7 +95,7 @@ impl ShardHandle {
     pub fn set_tenants(&self, leases: Vec<TenantLease>, strict: bool) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             if let Some(service) = host.service() {
-                service.set_tenants(&leases, strict);
+                service.control().set_tenants(&leases, strict);
             }
         })))
     }
@@ -107,7 +107,7 @@ impl ShardHandle {
     pub fn tenants(&self) -> Result<(u64, Vec<TenantUse>), ShardError> {
         self.ask_service(|service| {
             let pool_bytes = service.store().map_or(0, |store| store.config().pool_bytes);
-            (pool_bytes, service.tenants())
+            (pool_bytes, service.inspect().tenants())
         })
     }
 
@@ -141,5 +141,8 @@ impl ShardHandle {
 
 fn found(service: &Service, digest: Digest) -> ObjectPlaces {
     let object = service.store().and_then(|store| store.peek(digest));
-    ObjectPlaces { memory: object.map(|view| (view.extent.offset, view.extent.bytes)), ssd: service.ssd_bytes(digest) }
+    ObjectPlaces {
+        memory: object.map(|view| (view.extent.offset, view.extent.bytes)),
+        ssd: service.inspect().ssd_bytes(digest),
+    }
 }

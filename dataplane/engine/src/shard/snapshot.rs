@@ -8,6 +8,7 @@ use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{FaultCounters, NvmeCounters};
 
 use crate::host::{DeviceSnapshot, Host, HostCounters};
+use kvplane_store::service::Tiering;
 
 /// What a shard tells about itself.
 #[derive(Clone, Debug, Default)]
@@ -50,12 +51,12 @@ pub(super) fn of(host: &mut Host) -> Option<ShardSnapshot> {
     let service = host.service()?;
     let snapshot = ShardSnapshot {
         store: service.store().map(Store::stats),
-        tier: service.tier_snapshot(),
+        tier: service.inspect().tier().map(Tiering::snapshot),
         device,
-        service: service.counters(),
-        moves: service.move_counters(),
-        copies: service.copy_counters(),
-        times: service.times(now_ns),
+        service: service.inspect().counters(),
+        moves: service.inspect().move_counters(),
+        copies: service.inspect().copy_counters(),
+        times: service.inspect().times(now_ns),
         names: Vec::new(),
         host: counters,
         rdma,

@@ -16,7 +16,7 @@ impl ShardHandle {
         self.send(Command::Ask(Box::new(move |host| {
             let now_ns = host.now_ns();
             if let Some(service) = host.service() {
-                service.learn_keys(keys, seconds, now_ns);
+                service.control().learn_keys(keys, seconds, now_ns);
             }
         })))
     }

@@ -7,7 +7,6 @@
 //!
 //! Not here: whose connections those are ([`super::Sessions`]), and how a draft becomes an object.
 
-mod requests;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +14,7 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::stream_read::ReadSpan;
+use super::shard::stream_read::ReadSpan;
 use super::types::{Memory, Place};
 use crate::drafts::{Complete, DraftId, Drafts, FillError, Numbers, SealError};
 use crate::store::Store;
@@ -101,9 +100,9 @@ impl Tickets {
 
 /// A range of a draft that a reader may have: where it is, and how long the object will be.
 pub(super) struct Readable {
-    ticket: TicketId,
-    place: Place,
-    object_bytes: u64,
+    pub(super) ticket: TicketId,
+    pub(super) place: Place,
+    pub(super) object_bytes: u64,
 }
 
 /// The put sessions of a shard, and the tickets for their ranges.
@@ -116,7 +115,7 @@ pub(super) struct PutSessions {
 impl PutSessions {
     /// Begins a draft of an object of so many bytes in this room. The number by which its client names it; nothing
     /// where there are too many.
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         shard: ShardKey,
         (client, idle_ns, now_ns): (u64, u64, u64),
@@ -128,13 +127,18 @@ impl PutSessions {
     }
 
     /// The open draft that a client means by a number, its object and its room.
-    fn find(&mut self, shard: ShardKey, client: u64, number: u64) -> Option<(DraftId, Digest, ReservationId)> {
+    pub(super) fn find(
+        &mut self,
+        shard: ShardKey,
+        client: u64,
+        number: u64,
+    ) -> Option<(DraftId, Digest, ReservationId)> {
         let draft = Numbers::of(shard).draft(number);
         self.drafts.of(client, draft).map(|(digest, reservation)| (draft, digest, reservation))
     }
 
     /// A range that is to be filled: its ticket, and where it is.
-    fn fill(
+    pub(super) fn fill(
         &mut self,
         store: &Store,
         (client, draft, reservation): (u64, DraftId, ReservationId),
@@ -150,7 +154,13 @@ impl PutSessions {
     }
 
     /// A range of an object that is being written, for a reader. What fails comes with the object's length.
-    fn read(&mut self, store: &Store, digest: Digest, offset: u64, bytes: u64) -> Result<Readable, (Status, u64)> {
+    pub(super) fn read(
+        &mut self,
+        store: &Store,
+        digest: Digest,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Readable, (Status, u64)> {
         let Some(found) = self.drafts.find(digest, offset, bytes) else { return Err((Status::NotFound, 0)) };
         ReadSpan::Range { offset, bytes }.check(found.bytes).map_err(|status| (status, found.bytes))?;
         if !found.is_there {
@@ -183,13 +193,25 @@ impl PutSessions {
     }
 
     /// A client's draft that may become an object: nothing may write there any more.
-    fn complete(&mut self, shard: ShardKey, client: u64, number: u64) -> Result<(DraftId, Complete), SealError> {
+    pub(super) fn complete(
+        &mut self,
+        shard: ShardKey,
+        client: u64,
+        number: u64,
+    ) -> Result<(DraftId, Complete), SealError> {
         let draft = Numbers::of(shard).draft(number);
         self.drafts.complete(client, draft).map(|complete| (draft, complete))
     }
 
     /// A draft has become an object of this version, or was refused. Its readers hold the object from now on.
-    fn seal(&mut self, store: &mut Store, draft: DraftId, readers: u32, digest: Digest, version: Option<Version>) {
+    pub(super) fn seal(
+        &mut self,
+        store: &mut Store,
+        draft: DraftId,
+        readers: u32,
+        digest: Digest,
+        version: Option<Version>,
+    ) {
         if version.is_some() && readers > 0 {
             self.tickets.pin_readers(draft, || store.hold(digest).expect("there were free pins").0);
         }
@@ -198,7 +220,7 @@ impl PutSessions {
 
     /// Ends a draft. While somebody writes or reads there its room stays, and false is returned: connections that send
     /// a range of it ([`Self::fills`]) are to be closed.
-    fn end(&mut self, store: &mut Store, draft: DraftId, reservation: ReservationId) -> bool {
+    pub(super) fn end(&mut self, store: &mut Store, draft: DraftId, reservation: ReservationId) -> bool {
         let freed = self.drafts.end(draft);
         match freed {
             Some(freed) => store.abort(freed).expect("a draft's room is held"),
@@ -208,7 +230,7 @@ impl PutSessions {
     }
 
     /// True for the ticket of who fills a range of this draft.
-    fn fills(&self, ticket: TicketId, draft: DraftId) -> bool {
+    pub(super) fn fills(&self, ticket: TicketId, draft: DraftId) -> bool {
         matches!(self.tickets.at(ticket), Some(Ticket::Fill { draft: filled, .. }) if filled == draft)
     }
 
@@ -218,7 +240,7 @@ impl PutSessions {
     }
 
     /// The open drafts of objects that the shard does not own any more, with their rooms.
-    fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(DraftId, ReservationId)> {
+    pub(super) fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(DraftId, ReservationId)> {
         let void = self.drafts.open().filter(|(_, digest)| !owns(*digest));
         void.map(|(draft, _)| (draft, self.drafts.reservation(draft))).collect()
     }

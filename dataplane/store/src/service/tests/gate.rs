@@ -37,8 +37,8 @@ fn terms() -> Terms {
 /// A shard that wants tickets and knows the keys.
 fn guarded(mint: &Mint) -> Rig {
     let mut rig = Rig::new();
-    rig.service.want_tickets(Challenges::new([5; 32]));
-    rig.service.learn_keys(mint.keys().cloned().collect(), NOW, rig.now_ns);
+    rig.service.control().want_tickets(Challenges::new([5; 32]));
+    rig.service.control().learn_keys(mint.keys().cloned().collect(), NOW, rig.now_ns);
     rig
 }
 
@@ -96,7 +96,7 @@ fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
         let mut rig = guarded(&mint);
         let peer = rig.connect(path);
         let challenge = challenge(&mut rig, peer, &hello());
-        assert!(!rig.service.is_welcome(peer));
+        assert!(!rig.service.inspect().is_welcome(peer));
         let body = proof(&credential, &hello(), &challenge);
         rig.ask(peer, Operation::Prove, &body, 1);
         let answer = rig.answer();
@@ -109,9 +109,9 @@ fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
             welcome,
             own
         ));
-        assert!(rig.service.is_welcome(peer) && rig.service.may_carry(peer));
+        assert!(rig.service.inspect().is_welcome(peer) && rig.service.inspect().may_carry(peer));
         assert!(!rig.exists(peer, 1));
-        assert_eq!(rig.service.counters().greeted, 1);
+        assert_eq!(rig.service.inspect().counters().greeted, 1);
     }
 }
 
@@ -122,7 +122,7 @@ fn whoever_has_no_ticket_gets_nothing() {
     // Asks without a proof.
     let peer = rig.connect(Path::Stream);
     challenge(&mut rig, peer, &hello());
-    assert!(!rig.service.may_carry(peer), "nothing is made for a stranger");
+    assert!(!rig.service.inspect().may_carry(peer), "nothing is made for a stranger");
     rig.ask(peer, Operation::Exists, &digests([1]), 1);
     assert_eq!(rig.closed(peer), CloseReason::NotGreeted);
     // Proves without having been asked, greets twice, or sends something torn.
@@ -155,8 +155,8 @@ fn whoever_has_no_ticket_gets_nothing() {
     }
     let foreign = self::mint(2).issue(&terms(), NOW);
     assert_eq!(enter(&mut rig, Path::Stream, &foreign, &hello()).1, Status::NoKey);
-    assert_eq!(rig.service.counters().greeted, 0);
-    assert_eq!(rig.service.counters().strangers, 145);
+    assert_eq!(rig.service.inspect().counters().greeted, 0);
+    assert_eq!(rig.service.inspect().counters().strangers, 145);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn what_was_recorded_is_of_no_use() {
 fn a_shard_without_keys_says_so() {
     let mint = mint(1);
     let mut rig = Rig::new();
-    rig.service.want_tickets(Challenges::new([5; 32]));
+    rig.service.control().want_tickets(Challenges::new([5; 32]));
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Hello, &hello().encode(), 1);
     match &rig.drain()[..] {
@@ -192,7 +192,7 @@ fn a_shard_without_keys_says_so() {
         }
         other => panic!("{other:?}"),
     }
-    rig.service.learn_keys(mint.keys().cloned().collect(), NOW, rig.now_ns);
+    rig.service.control().learn_keys(mint.keys().cloned().collect(), NOW, rig.now_ns);
     assert_eq!(enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello()).1, Status::Ok);
 }
 
@@ -210,7 +210,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
     // Time passes, and the control plane is heard.
     let mut seconds = NOW;
     let hear = |rig: &mut Rig, mint: &Mint, seconds: u64| {
-        rig.service.learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
+        rig.service.control().learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
     };
     for _ in 0..20 {
         seconds += 15;
@@ -235,7 +235,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
     }
     assert_eq!(rig.closed(left), CloseReason::TicketEnded);
     assert!(!rig.exists(renewed, 1), "the other one goes on");
-    assert_eq!(rig.service.counters().tickets_ended, 1);
+    assert_eq!(rig.service.inspect().counters().tickets_ended, 1);
     assert_eq!(enter(&mut rig, Path::Stream, &credential, &hello()).1, Status::TicketEnded);
     let other = mint.issue(&Terms { holder: 7, ..terms() }, seconds);
     let body = proof(&other, &hello(), &asked);
@@ -247,7 +247,7 @@ fn an_ended_ticket_lets_nobody_in() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
-    rig.service.learn_keys(mint.keys().cloned().collect(), NOW + LIFETIME + 31, rig.now_ns);
+    rig.service.control().learn_keys(mint.keys().cloned().collect(), NOW + LIFETIME + 31, rig.now_ns);
     assert_eq!(enter(&mut rig, Path::Stream, &credential, &hello()).1, Status::TicketEnded);
     let early = mint.issue(&Terms { epochs: (1, 4), ..terms() }, NOW + LIFETIME);
     assert_eq!(enter(&mut rig, Path::Stream, &early, &hello()).1, Status::TicketEnded, "of former maps");
@@ -264,19 +264,19 @@ fn while_the_control_plane_is_away_nothing_ends() {
     assert!(!rig.exists(peer, 1));
     assert_eq!(enter(&mut rig, Path::Stream, &credential, &hello()).1, Status::Ok);
     // It is back, and has not renewed the ticket.
-    rig.service.learn_keys(mint.keys().cloned().collect(), NOW + 3_600, rig.now_ns);
+    rig.service.control().learn_keys(mint.keys().cloned().collect(), NOW + 3_600, rig.now_ns);
     let mut closed = 0;
     for _ in 0..40 {
         rig.pass(60 * SECOND_NS);
         closed += rig.drain().len();
     }
     assert_eq!(closed, 2);
-    assert_eq!(rig.service.counters().tickets_ended, 2);
+    assert_eq!(rig.service.inspect().counters().tickets_ended, 2);
 }
 
 /// A shard, and what tells it the time: by a control plane's wall clock, as versions before the ticket time did.
 fn hear(rig: &mut Rig, mint: &Mint, seconds: u64) {
-    rig.service.learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
+    rig.service.control().learn_keys(mint.keys().cloned().collect(), seconds, rig.now_ns);
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
         rig.pass(70 * SECOND_NS);
         hear(&mut rig, &second, other_s + 30 * 19 + 70);
         rig.pass(40 * SECOND_NS);
-        assert_eq!(rig.service.counters().tickets_ended, 3, "all of them were old by then");
+        assert_eq!(rig.service.inspect().counters().tickets_ended, 3, "all of them were old by then");
     }
 }
 
@@ -344,7 +344,7 @@ fn rights_are_kept_to() {
     rig.ask(reader, Operation::Remove, &digests([1]), 1);
     assert_eq!(rig.answer().status(), Status::Unauthorized);
     assert!(rig.exists(reader, 1), "it stays");
-    assert_eq!(rig.service.counters().unauthorized, 2);
+    assert_eq!(rig.service.inspect().counters().unauthorized, 2);
     // Who maps the pool could write it.
     assert_eq!(enter(&mut rig, Path::Shared, &reads, &hello()).1, Status::Unauthorized);
     let nothing = mint.issue(&Terms { rights: Rights::NONE, ..terms() }, NOW);

@@ -25,7 +25,7 @@ fn a_hello_is_welcomed_with_who_we_are() {
             pool_bytes: POOL_BYTES,
         };
         assert_eq!(Welcome::decode(&answer.body), Ok(welcome));
-        assert_eq!(rig.service.counters().greeted, 1);
+        assert_eq!(rig.service.inspect().counters().greeted, 1);
     }
 }
 

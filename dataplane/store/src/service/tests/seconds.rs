@@ -159,7 +159,7 @@ fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
         rig.assert_quiet();
         rig.pass(1);
         assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
-        assert_eq!(rig.service.copy_counters().owed, 0);
+        assert_eq!(rig.service.inspect().copy_counters().owed, 0);
     }
 }
 
@@ -198,7 +198,7 @@ fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_w
     assert_eq!(rig.answer().status(), Status::Ok);
     let [Fetch { token: first, .. }] = copies(&mut rig)[..] else { panic!("one object is to be copied") };
     put(&mut rig, PutOptions { replace: true, ..PutOptions::default() });
-    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
+    assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     rig.service.fetched(first, FetchDone::Copied, rig.now_ns);
     let Some(Fetch { token, want: Want::DropCopies(_), .. }) = rig.service.poll_fetch(rig.now_ns) else {
         panic!("the copy of what was replaced is to go")
@@ -236,9 +236,9 @@ fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_on
     }
     rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [false], "there was none any more");
-    assert_eq!(rig.service.copy_counters().owed, 0);
+    assert_eq!(rig.service.inspect().copy_counters().owed, 0);
     // Whoever wants one gets one.
-    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
+    assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     assert_eq!(copies(&mut rig).len(), 1);
 }
 

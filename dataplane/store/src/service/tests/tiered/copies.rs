@@ -74,7 +74,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
         let (mut world, owners, keys) = first_owner(1900 + seed, 4);
         let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
         keys.iter().for_each(|key| put(&mut world, *key, 0));
-        let wish = |world: &mut World, digest| world.service.want_copy(digest, world.now_ns);
+        let wish = |world: &mut World, digest| world.service.control().want_copy(digest, world.now_ns);
         // Time and again, as who waits for it does.
         for _ in 0..50 {
             for digest in &wished {
@@ -83,7 +83,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
             copied(&mut world, 1);
         }
         assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), ReplicaProgress::There(_))));
-        let writes = world.service.tier_snapshot().unwrap().counters.writes;
+        let writes = world.service.inspect().tier().expect("a tier").snapshot().counters.writes;
         assert_eq!(writes, 4 + 3, "each was written once more");
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wished, "of what only the SSD has");
@@ -112,7 +112,7 @@ fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");
-        let counters = world.service.copy_counters();
+        let counters = world.service.inspect().copy_counters();
         assert_eq!((counters.made, counters.owed), (3, 0));
         world.end();
     }

@@ -64,7 +64,7 @@ fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
     world.settle();
     let again = seal(&mut world, draft);
     assert_eq!(again.status, Status::Ok);
-    let tier = world.service.tier_snapshot().expect("a tier");
+    let tier = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!(tier.backlog, 0);
     assert!(again.version > Version(0));
     // An object that was put since is another one, and as good an answer.
@@ -82,7 +82,7 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
     world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
     assert_eq!(world.last_put, Status::Ok);
-    let in_memory = |world: &World| world.service.store.as_ref().is_some_and(|store| store.exists(digest(KEY)));
+    let in_memory = |world: &World| world.service.store().is_some_and(|store| store.exists(digest(KEY)));
     for key in (4..KEYS as u8).cycle().take(100) {
         if !in_memory(&world) {
             break;
@@ -91,9 +91,9 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
         world.settle();
     }
     assert!(!in_memory(&world), "it was not evicted");
-    let kept = world.service.on_ssd(digest(KEY)).expect("it is on the SSD").version;
+    let kept = world.service.objects.local.on_ssd(digest(KEY)).expect("it is on the SSD").version;
     assert_eq!(seal(&mut world, draft).status, Status::Exists);
-    assert_eq!(world.service.on_ssd(digest(KEY)).map(|view| view.version), Some(kept));
+    assert_eq!(world.service.objects.local.on_ssd(digest(KEY)).map(|view| view.version), Some(kept));
     world.get(KEY);
     world.settle();
     world.end();
