@@ -19,7 +19,7 @@ mod stats;
 mod tails;
 
 pub use copies::{Fate, Side};
-pub use stats::{SIZE_CLASSES, StoreStats};
+pub use stats::{EventStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;

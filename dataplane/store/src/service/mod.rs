@@ -243,7 +243,7 @@ impl Service {
             return sessions.hello(answers, ownership, peer, header, body).map(|()| PayloadTo::Discard);
         }
         if operation == Operation::Prove {
-            return sessions.prove(answers, ownership, (peer, *now_ns), header, body).map(|()| PayloadTo::Discard);
+            return sessions.prove(answers, ownership, peer, *now_ns, header, body).map(|()| PayloadTo::Discard);
         }
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
@@ -569,8 +569,8 @@ impl Service {
         progress
     }
 
-    /// The next question to another shard, if there is any; to be called until there is none, in every round. Its answer
-    /// goes to [`Self::fetched`].
+    /// The next question to another shard, if there is any; to be called until there is none, in every round. Its
+    /// answer goes to [`Self::fetched`].
     pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
         let Objects { local, migration, replication } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);

@@ -9,8 +9,8 @@
 //! * An absence says: whatever was put or removed in the slot by any other than this owner, under a map of this epoch
 //!   or a later one, is among the changes. It is begun with the first map that gives the slot to this shard, and only
 //!   by an incarnation that has been there since that map's layout began: no incarnation before it can have served the
-//! slot. * The epoch is the one since which that owner had the slot without a break, as far as this shard has heard:
-//! then
+//!   slot.
+//! * The epoch is the one since which that owner had the slot without a break, as far as this shard has heard: then
 //!   nobody else changed anything up to the absence.
 //! * A slot that goes on takes its changes along: the next owner asks for them too, and knows of an absence only when
 //!   all of them have come.

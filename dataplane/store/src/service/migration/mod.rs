@@ -1,4 +1,4 @@
-//! Slots that move: what was in them goes along.
+//! Slots that migrate: what was in them goes along.
 //!
 //! A shard that loses a slot to another keeps its objects, frozen, for the new owner alone (*exports*). The shard that
 //! gets the slot serves it at once (*imports*): what it does not have it asks the former owner for, and in the
@@ -9,10 +9,9 @@
 //! * The former owner tells of a slot only once it has heard that it lost it, by a map at least as new as the peer's.
 //!   From then on nobody changes what it has of it.
 //! * What was put or removed at the new owner counts, whatever the former one has: such an object is *masked* until the
-//!   former owner has dropped it, and a fetch of it under way comes to nothing.
+//!   former owner has dropped it, and a fetch of it in flight comes to nothing.
 //! * A fetch belongs to one layout of the cluster. When the slot moves on, when either side begins another incarnation,
-//! or
-//!   when the new owner may have missed a layout, everything that was fetched and not taken over yet is void.
+//!   or when the new owner may have missed a layout, everything that was fetched and not taken over yet is void.
 //! * Whatever cannot be fetched counts as evicted: nothing waits for a former owner for long.
 //!
 //! Not here: who owned what before ([`kvplane_proto::map::SlotOwners`]), and how to ask: the host's client does that.

@@ -375,8 +375,8 @@ impl Objects {
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
 
-    /// True when an object exists that the put of a reservation may not replace: it came after the reservation was made,
-    /// and may have been evicted to the SSD since.
+    /// True when an object exists that the put of a reservation may not replace: it came after the reservation was
+    /// made, and may have been evicted to the SSD since.
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
         let Some(store) = &self.local.shard.store else { return false };
         !store.replaces(reservation) && (store.exists(digest) || self.local.on_ssd(digest).is_some())

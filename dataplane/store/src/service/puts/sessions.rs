@@ -8,7 +8,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Limits, Status};
 
 use super::{PutRequest, Puts, puts_of};
-use crate::drafts::{Complete, DraftId, SealError};
+use crate::put_session::{Complete, NewPutSession, PutSessionId, SealError};
 use crate::service::objects::Objects;
 use crate::service::put_sessions::{Readable, TicketId};
 use crate::service::shard::Shard;
@@ -19,7 +19,7 @@ use crate::service::shard::sessions::PendingPayload;
 use crate::service::types::{CloseReason, CommittedObject, Hold, Output, Path, PayloadTo, PeerKey, Place, Places};
 
 fn client_of(shard: &Shard, peer: PeerKey) -> u64 {
-    shard.sessions.get(peer).map_or(0, |session| session.client)
+    shard.sessions.get(peer).map_or(0, |session| session.greeting.client)
 }
 
 impl Puts {
@@ -40,11 +40,12 @@ impl Puts {
         for (item, name) in puts {
             let put = PutRequest { item: &item, name: &name, is_session: true };
             let begun = self.reserve_own(objects, context, put).and_then(|(reservation, _)| {
-                let whose = (client, u64::from(idle_ms) * 1_000_000, objects.local.shard.now_ns);
-                let of = (item.digest, item.bytes);
-                let number = self.sessions.begin(objects.local.shard.ownership.key(), whose, of, reservation);
+                let idle_ns = u64::from(idle_ms) * 1_000_000;
+                let new = NewPutSession { client, digest: item.digest, bytes: item.bytes, reservation, idle_ns };
+                let shard = &mut objects.local.shard;
+                let number = self.sessions.begin(shard.ownership.key(), &new, shard.now_ns);
                 if number.is_none() {
-                    objects.local.shard.abort(reservation);
+                    shard.abort(reservation);
                 }
                 number.ok_or(Status::Busy)
             });
@@ -64,14 +65,14 @@ impl Puts {
         context: &RequestContext,
         item: &FillItem,
     ) -> Result<(TicketId, Place), Status> {
-        let (client, shard) = (client_of(&objects.local.shard, context.peer), objects.local.shard.ownership.key());
-        let found = self.sessions.find(shard, client, item.draft);
-        let Some((draft, digest, reservation)) = found else { return Err(Status::Stale) };
-        objects.local.may_ask(context, digest)?;
-        let Some(store) = &objects.local.shard.store else { return Err(Status::Stale) };
-        let of = (client, draft, reservation);
-        let (ticket, place) = self.sessions.fill(store, of, (item.offset, item.bytes), objects.local.shard.now_ns)?;
-        objects.local.shard.sessions.lend_ticket(context.peer, ticket);
+        let shard = &objects.local.shard;
+        let found = self.sessions.find(shard.ownership.key(), client_of(shard, context.peer), item.draft);
+        let open = found.ok_or(Status::Stale)?;
+        objects.local.may_ask(context, open.digest)?;
+        let shard = &mut objects.local.shard;
+        let Some(store) = &shard.store else { return Err(Status::Stale) };
+        let (ticket, place) = self.sessions.fill(store, &open, item.offset, item.bytes, shard.now_ns)?;
+        shard.sessions.lend_ticket(context.peer, ticket);
         Ok((ticket, place))
     }
 
@@ -167,7 +168,7 @@ impl Puts {
         let mut outcomes = Vec::with_capacity(items.len());
         for IdItem { id } in items {
             outcomes.push(match self.sessions.complete(objects.local.shard.ownership.key(), client, id) {
-                Ok((draft, complete)) => self.seal_one(objects, draft, &complete),
+                Ok((put_session, complete)) => self.seal_one(objects, put_session, &complete),
                 // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
                 Err(SealError::Sealed(..)) if objects.replication.owes_any(&mut objects.local.shard) => {
                     Err(CommitReply { status: Status::Busy, version: Version(0), flags: ItemFlags::NONE })
@@ -189,17 +190,17 @@ impl Puts {
         Ok(())
     }
 
-    /// A draft becomes an object. Its readers hold that from now on.
+    /// A put session becomes an object. Its readers hold that from now on.
     fn seal_one(
         &mut self,
         objects: &mut Objects,
-        draft: DraftId,
+        put_session: PutSessionId,
         complete: &Complete,
     ) -> Result<CommittedObject, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
         let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
-        let (digest, _) = store.reserved_for(reservation).expect("an open draft has its room");
+        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its room");
         // What is refused loses its room at once: not while somebody reads there.
         let has_pins = store.free_pins() >= readers;
         let refusable = !objects.local.shard.ownership.owns(digest) || objects.has_rival(reservation, digest);
@@ -208,7 +209,7 @@ impl Puts {
         }
         let made = self.commit_one(objects, reservation, checksum).map_err(refused);
         let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
-        self.sessions.seal(store, draft, readers, digest, made.as_ref().ok().map(|made| made.version));
+        self.sessions.seal(store, put_session, readers, digest, made.as_ref().ok().map(|made| made.version));
         made
     }
 
@@ -225,8 +226,8 @@ impl Puts {
         for IdItem { id } in items {
             let found = self.sessions.find(objects.local.shard.ownership.key(), client, id);
             there.push(found.is_some());
-            if let Some((draft, _, reservation)) = found {
-                self.end_draft(objects, draft, reservation);
+            if let Some(open) = found {
+                self.end_put_session(objects, open.id, open.reservation);
             }
         }
         objects
@@ -237,14 +238,14 @@ impl Puts {
         Ok(())
     }
 
-    /// A draft is over. Who is sending a range of it is cut off; who writes by itself is waited for.
-    fn end_draft(&mut self, objects: &mut Objects, draft: DraftId, reservation: ReservationId) {
+    /// A put session is over. Who is sending a range of it is cut off; who writes by itself is waited for.
+    fn end_put_session(&mut self, objects: &mut Objects, put_session: PutSessionId, reservation: ReservationId) {
         let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
-        if self.sessions.end(store, draft, reservation) {
+        if self.sessions.end(store, put_session, reservation) {
             return;
         }
         let sends = objects.local.shard.sessions.select(|session| match &session.pending {
-            Some(PendingPayload::Fill { ticket, .. }) => self.sessions.fills(*ticket, draft),
+            Some(PendingPayload::Fill { ticket, .. }) => self.sessions.fills(*ticket, put_session),
             _ => false,
         });
         for peer in sends {
@@ -256,23 +257,23 @@ impl Puts {
         }
     }
 
-    /// Ends the drafts that were left alone for too long.
+    /// Ends the put sessions that were left alone for too long.
     pub(in crate::service) fn expire_sessions(&mut self, objects: &mut Objects) {
-        while let Some((draft, reservation)) = self.sessions.overdue(objects.local.shard.now_ns) {
+        while let Some((put_session, reservation)) = self.sessions.overdue(objects.local.shard.now_ns) {
             objects.local.shard.counters.expired += 1;
-            self.end_draft(objects, draft, reservation);
+            self.end_put_session(objects, put_session, reservation);
         }
     }
 
-    /// Ends the drafts of objects that are another's now.
+    /// Ends the put sessions of objects that are another's now.
     pub(in crate::service) fn end_void_sessions(&mut self, objects: &mut Objects) {
-        for (draft, reservation) in self.sessions.void(|digest| objects.local.shard.ownership.owns(digest)) {
-            self.end_draft(objects, draft, reservation);
+        for (put_session, reservation) in self.sessions.void(|digest| objects.local.shard.ownership.owns(digest)) {
+            self.end_put_session(objects, put_session, reservation);
         }
     }
 
     /// A range of an object that is being written.
-    fn find_draft(
+    fn find_put_session(
         &mut self,
         objects: &mut Objects,
         digest: Digest,
@@ -297,7 +298,7 @@ impl Puts {
         for item in items_of::<RangeItem>(header, body)? {
             let got = match objects.get_range(context, &item) {
                 Err((Status::NotFound, _)) if uncommitted && context.tenant.is_none() => {
-                    self.get_of_draft(objects, context.peer, &item)
+                    self.get_of_put_session(objects, context.peer, &item)
                 }
                 got => got,
             };
@@ -310,8 +311,13 @@ impl Puts {
     }
 
     /// Answers for a range over a stream.
-    fn get_of_draft(&mut self, objects: &mut Objects, peer: PeerKey, item: &RangeItem) -> Result<(), (Status, u64)> {
-        let Readable { ticket, place, .. } = self.find_draft(objects, item.digest, item.offset, item.bytes)?;
+    fn get_of_put_session(
+        &mut self,
+        objects: &mut Objects,
+        peer: PeerKey,
+        item: &RangeItem,
+    ) -> Result<(), (Status, u64)> {
+        let Readable { ticket, place, .. } = self.find_put_session(objects, item.digest, item.offset, item.bytes)?;
         let header = Header::reply(Kind::Reply(Operation::GetRange), item.request, Status::Ok)
             .with_payload(place.bytes, Some(0));
         let payload = Some((Places::One(place), Hold::Ticket(ticket)));
@@ -331,7 +337,7 @@ impl Puts {
         for RangeItem { digest, offset, bytes, .. } in items {
             let reply = match objects.lookup_one(context, digest, false) {
                 Err(Status::NotFound) if header.flags.has(FrameFlags::UNCOMMITTED) => {
-                    let found = self.find_draft(objects, digest, offset, bytes).map_err(|(status, _)| status);
+                    let found = self.find_put_session(objects, digest, offset, bytes).map_err(|(status, _)| status);
                     found.map(|Readable { ticket, place, object_bytes }| {
                         objects.local.shard.sessions.lend_ticket(context.peer, ticket);
                         LookupReply {

@@ -1,23 +1,17 @@
 //! Objects that two owners have.
 //!
-//! The *owner* of a slot orders everything. After it has made an object visible of which a replica is wanted, its client
-//! puts the bytes at the *replica owner* too, out of its own pool. That one serves such a replica to readers that take
-//! one, and becomes the owner of it when the owner has left the map.
+//! The *owner* of a slot orders everything. After it has made an object visible of which a replica is wanted, its
+//! client puts the bytes at the *replica owner* too, out of its own pool. That one serves such a replica to readers
+//! that take one, and becomes the owner of it when the owner has left the map.
 //!
 //! What makes it right: **a replica is never older than what the owner has acknowledged.**
-//! * The owner notes, before it sends anything, that the replica owner may have a replica (`Mark::Copied`). When such an
-//!   object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has said that
-//!   it is gone, no removal and no put of that object is answered as done.
+//! * The owner notes, before it sends anything, that the replica owner may have a replica (`Mark::Copied`). When such
+//!   an object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has said
+//!   that it is gone, no removal and no put of that object is answered as done.
 //! * A client that was given an object learns whether there is a replica, and may read that for a while (a lease).
-//!   Where the replica owner is another by a new map, the former one is not asked for removals any more: then what it
-//!   had replicas of is acknowledged as gone only when all such leases are over. A client with an older map gets none.
 //! * Nothing is sent of an object while a removal of its replica is owed, and no removal while something is being sent.
-//!   What was given up on a lost connection is never carried out later: the client fences it.
 //! * The replica owner takes and drops replicas only as long as the map that it has heard of makes it the replica owner
-//!   of that very incarnation of the owner (`Relation`), and only from a peer with a map of that time.
 //! * When owners change, replicas go, but for those whose owner has left: the replica owner then owns them, or keeps
-//!   them for the new owner to fetch, as in a migration. Both only if the map tells that nothing else happened in
-//!   between.
 //! * An owner that begins another incarnation has no notes, and by another incarnation its replicas are void.
 //!
 //! Replicas are kept in memory only, and may be evicted like anything else: then there is one less than was thought. An
@@ -47,8 +41,11 @@ use self::waits::Waits;
 use self::walks::{SsdWalk, Walk};
 pub use self::wishes::ReplicaProgress;
 use self::wishes::Wishes;
+use super::local::LocalStore;
+use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
 use super::shard::{Relation, Shard};
+use crate::Replica;
 use crate::store::{Fate, Side};
 
 /// What became of replicas so far.
@@ -77,6 +74,9 @@ pub struct CopyCounters {
     /// Slots of which this shard is the second owner.
     pub second_slots: u64,
 }
+
+/// How long an object that is prefetched for its replica may stay without being read.
+const AHEAD_NS: u64 = 10_000_000_000;
 
 /// The owner's side of replication: replicas that are made, and those that have to go. What this shard has as the
 /// replica owner of others, the store knows.
@@ -316,5 +316,85 @@ impl Replication {
         }
         self.owed.lapse(digest, until_ns, waiters);
         self.waits.due(until_ns);
+    }
+
+    /// An object of ours is to have a replica, however it was put, and to have it again whenever it is lost, like one
+    /// that was put with two. What is on an SSD only is read into memory first; what is neither here nor there
+    /// `may_come` from a former owner.
+    pub(in crate::service) fn want(
+        &mut self,
+        local: &mut LocalStore,
+        digest: Digest,
+        may_come: bool,
+    ) -> ReplicaProgress {
+        let wished = self.want_for_now(local, digest, may_come);
+        if matches!(wished, ReplicaProgress::Coming | ReplicaProgress::There(_)) {
+            local.write_promise(digest);
+        }
+        wished
+    }
+
+    /// A replica of an object of ours is wanted for as long as the object stays in memory: nothing is written to the
+    /// SSD.
+    fn want_for_now(&mut self, local: &mut LocalStore, digest: Digest, may_come: bool) -> ReplicaProgress {
+        let shard = &mut local.shard;
+        if !shard.ownership.owns(digest) {
+            return ReplicaProgress::Elsewhere;
+        }
+        let object = shard.peek(digest).map(|object| (object.extent.bytes, object.version));
+        let Some((bytes, version)) = object else {
+            let Some(view) = local.on_ssd(digest) else {
+                return if may_come { ReplicaProgress::Coming } else { ReplicaProgress::Missing };
+            };
+            local.prefetch(&view, local.shard.now_ns.saturating_add(AHEAD_NS), true);
+            return ReplicaProgress::Coming;
+        };
+        if !shard.replicas.has_owner(digest) {
+            return ReplicaProgress::Alone;
+        }
+        // A push of an older version, still in flight, makes no replica of this one and looks for none when it ends.
+        let sending = self.pushes.is_sending(digest, version);
+        let Some(store) = shard.store.as_mut().filter(|store| !store.is_copy(digest)) else {
+            return ReplicaProgress::Elsewhere;
+        };
+        if store.is_copied(digest) && !sending {
+            return ReplicaProgress::There(bytes);
+        }
+        if store.replica(digest) == Replica::None {
+            store.want_copy(digest);
+        }
+        if !sending && !self.wishes.add(digest) {
+            self.walk_again(shard);
+        }
+        ReplicaProgress::Coming
+    }
+
+    /// An object in memory is given to a client over a stream. One that is hot gets a replica, within the rate of what
+    /// moves in the background. What clients of this host read out of the pool by themselves does not count: a replica
+    /// elsewhere would not relieve it.
+    #[inline]
+    pub(in crate::service) fn note_given(
+        &mut self,
+        local: &mut LocalStore,
+        context: &RequestContext,
+        digest: Digest,
+        bytes: u64,
+    ) {
+        local.shard.note_get(digest, bytes);
+        if self.heat.asked(digest, bytes, local.shard.now_ns) {
+            self.replicate_hot(local, context, digest);
+        }
+    }
+
+    #[cold]
+    fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
+        let shard = &local.shard;
+        let copied = shard.store.as_ref().is_none_or(|store| store.is_copied(digest) || store.is_copy(digest));
+        if copied || context.fetches || !shard.replicas.has_owner(digest) {
+            return;
+        }
+        if self.want_for_now(local, digest, false) == ReplicaProgress::Coming {
+            self.counters.hot += 1;
+        }
     }
 }

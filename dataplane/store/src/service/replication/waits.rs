@@ -62,8 +62,8 @@ impl Replication {
         CopyWaits { drop: self.owes(digest), copy }
     }
 
-    /// An object was made: a replica of it is made next if one is wanted, and `told` is settled with each that is waited
-    /// for.
+    /// An object was made: a replica of it is made next if one is wanted, and `told` is settled with each that is
+    /// waited for.
     pub(in crate::service) fn replicate(
         &mut self,
         shard: &mut Shard,

@@ -30,7 +30,7 @@ impl RequestContext {
             peer,
             epoch: Epoch(header.argument),
             tenant: session.pass.tenant,
-            fetches: session.fetches,
+            fetches: session.greeting.fetches,
             flags: if reads { header.flags } else { header.flags.without(of_reads) },
         }
     }

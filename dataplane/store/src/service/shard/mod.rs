@@ -158,8 +158,8 @@ impl Shard {
         self.answers.write_tail(reservation, |bytes| tail.encode(name, bytes));
     }
 
-    /// The next tail to be written to the pool: of a reservation that still holds its room. A tail of a reservation that
-    /// has ended would damage whichever object has the room now.
+    /// The next tail to be written to the pool: of a reservation that still holds its room. A tail of a reservation
+    /// that has ended would damage whichever object has the room now.
     pub(super) fn poll_tail(&mut self) -> Option<TailWrite> {
         while let Some((reservation, bytes)) = self.answers.next_tail() {
             if let Some(offset) = self.store.as_ref().and_then(|store| store.reserved_tail(reservation)) {

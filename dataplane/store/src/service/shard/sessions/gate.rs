@@ -19,7 +19,7 @@ use super::super::answers::Answers;
 use super::super::ownership::Ownership;
 use super::super::timing::Outputs;
 use super::Sessions;
-use super::session::PendingPayload;
+use super::session::{Greeting, PendingPayload};
 use crate::service::types::{CloseReason, Path, PeerKey};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -132,7 +132,8 @@ impl Sessions {
         &mut self,
         answers: &mut Answers,
         shard: &Ownership,
-        (peer, now_ns): (PeerKey, u64),
+        peer: PeerKey,
+        now_ns: u64,
         header: &Header,
         body: &[u8],
     ) -> Result<(), CloseReason> {
@@ -165,7 +166,7 @@ impl Sessions {
         };
         let welcome = self.welcome(shard);
         let answer = checked.answer(&proof.own, &said, &welcome);
-        let greeting = (challenged.hello.client, challenged.hello.connection, challenged.hello.fetches);
+        let greeting = Greeting::of(&challenged.hello);
         self.admit(peer, greeting, &checked, now_ns);
         answers.items(peer, Operation::Prove, header.request, 1, |body| {
             body.extend_from_slice(&welcome);
@@ -175,13 +176,7 @@ impl Sessions {
     }
 
     /// Lets a holder in, or lets it stay.
-    fn admit(
-        &mut self,
-        peer: PeerKey,
-        (client, connection, fetches): (u64, u64, bool),
-        checked: &CheckedTicket,
-        now_ns: u64,
-    ) {
+    fn admit(&mut self, peer: PeerKey, greeting: Greeting, checked: &CheckedTicket, now_ns: u64) {
         let (ticket, Some(gate)) = (checked.ticket, &mut self.gate) else { return };
         let session = super::find(&mut self.sessions, peer);
         let end = checked.end.saturating_add(GRACE_S);
@@ -194,7 +189,7 @@ impl Sessions {
         let shown = ShownTicket { ticket, end, look_ns };
         session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some(shown) };
         if !session.greeted {
-            self.greet(peer, client, connection, fetches);
+            self.greet(peer, greeting);
         }
     }
 

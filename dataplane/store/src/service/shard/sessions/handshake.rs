@@ -8,6 +8,7 @@ use kvplane_proto::message::{Hello, IdItem, Operation, Welcome};
 use super::super::answers::{Answers, items_of};
 use super::super::ownership::Ownership;
 use super::Sessions;
+use super::session::Greeting;
 use crate::service::types::{CloseReason, PeerKey};
 
 impl Sessions {
@@ -31,7 +32,7 @@ impl Sessions {
         if self.challenge(answers, peer, header, &hello)? {
             return Ok(());
         }
-        self.greet(peer, hello.client, hello.connection, hello.fetches);
+        self.greet(peer, Greeting::of(&hello));
         let welcome = self.welcome(shard);
         answers.items(peer, Operation::Hello, header.request, 1, |body| body.extend_from_slice(&welcome));
         Ok(())
@@ -58,12 +59,13 @@ impl Sessions {
         let mut named: Vec<u64> = items_of::<IdItem>(header, body)?.map(|item| item.id).collect();
         named.sort_unstable();
         let session = self.find(peer);
-        let (client, own) = (session.client, session.connection);
+        let (client, own) = (session.greeting.client, session.greeting.connection);
         if named.binary_search(&own).is_ok() {
             return Err(CloseReason::Malformed("a fence of its own connection"));
         }
         let over = self.select(|session| {
-            session.greeted && session.client == client && named.binary_search(&session.connection).is_ok()
+            let Greeting { client: other, connection, .. } = session.greeting;
+            session.greeted && other == client && named.binary_search(&connection).is_ok()
         });
         for peer in over {
             self.close(&mut answers.outputs, peer, CloseReason::Fenced);

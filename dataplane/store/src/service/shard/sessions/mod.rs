@@ -1,5 +1,5 @@
 //! The connections of a shard: whose they are, what their tickets allow, and which pins, reservations and ranges of
-//! drafts each of them holds.
+//! put sessions each of them holds.
 //!
 //! Sessions know nothing of objects. Whatever a session holds is lent to it here and taken back from it here, and a
 //! session that leaves says what it still held.
@@ -13,6 +13,7 @@ use gate::Gate;
 use held::{Deadlines, Handles};
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{PinId, ReservationId};
+use session::Greeting;
 pub(in crate::service) use session::{PendingPayload, Session};
 
 use super::timing::Outputs;
@@ -139,9 +140,9 @@ impl Sessions {
     }
 
     /// Notes the client of a connection, which may send requests from now on.
-    pub(in crate::service) fn greet(&mut self, peer: PeerKey, client: u64, connection: u64, fetches: bool) {
+    pub(in crate::service) fn greet(&mut self, peer: PeerKey, greeting: Greeting) {
         if let Some(session) = self.get_mut(peer) {
-            session.greet(client, connection, fetches);
+            session.greet(greeting);
             self.greeting.cancel(peer.index);
             self.counters.greeted += 1;
         }
@@ -190,7 +191,7 @@ impl Sessions {
         held
     }
 
-    /// Remembers the ticket of a range of a draft that a peer fills or reads.
+    /// Remembers the ticket of a range of a put session that a peer fills or reads.
     pub(in crate::service) fn lend_ticket(&mut self, peer: PeerKey, ticket: TicketId) {
         let session = find(&mut self.sessions, peer);
         self.tickets.lend(&mut session.tickets, peer.index, ticket.index, ticket.generation);
@@ -245,6 +246,7 @@ mod tests {
     use super::*;
 
     const PEER: PeerKey = PeerKey { index: 3, generation: 7 };
+    const GREETING: Greeting = Greeting { client: 1, connection: 1, fetches: false };
 
     fn joined() -> Sessions {
         let mut sessions = Sessions::new(0, 8, 8);
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn a_session_that_leaves_says_what_it_still_held() {
         let mut sessions = joined();
-        sessions.greet(PEER, 1, 1, false);
+        sessions.greet(PEER, GREETING);
         let pins = [0, 1, 2].map(|index| PinId { index, generation: 5 });
         pins.into_iter().for_each(|pin| sessions.lend_pin(PEER, pin));
         assert!(sessions.take_pin(PEER, pins[1]));
@@ -277,7 +279,7 @@ mod tests {
     #[test]
     fn a_session_that_is_being_closed_holds_what_it_has_until_it_leaves() {
         let mut sessions = joined();
-        sessions.greet(PEER, 1, 1, false);
+        sessions.greet(PEER, GREETING);
         let reservation = ReservationId { index: 0, generation: 1 };
         sessions.lend_reservation(PEER, reservation, 900);
         let mut outputs = Outputs::default();
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(sessions.take_silent(until_ns - 1), None);
         assert_eq!(sessions.take_silent(until_ns), Some(PEER));
         let mut sessions = joined();
-        sessions.greet(PEER, 1, 1, false);
+        sessions.greet(PEER, GREETING);
         assert_eq!((sessions.take_silent(u64::MAX), sessions.poll_timeout()), (None, None));
         let [first, second] = [0, 1].map(|index| ReservationId { index, generation: 1 });
         sessions.lend_reservation(PEER, first, 500);

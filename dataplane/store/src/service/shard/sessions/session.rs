@@ -2,7 +2,7 @@
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{RequestId, ReservationId, SegmentId};
-use kvplane_proto::message::Operation;
+use kvplane_proto::message::{Hello, Operation};
 
 use super::gate::{ChallengedHello, Pass};
 use super::held::List;
@@ -15,7 +15,7 @@ pub(in crate::service) enum PendingPayload {
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
     /// It goes into this reservation.
     Put { request: RequestId, reservation: ReservationId, expected: u64 },
-    /// It goes into a range of a draft.
+    /// It goes into a range of a put session.
     Fill { request: RequestId, ticket: TicketId, expected: u64 },
     /// It goes into this segment.
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
@@ -23,15 +23,27 @@ pub(in crate::service) enum PendingPayload {
     WriteMany { request: RequestId, segments: Vec<SegmentId>, expected: Option<u64> },
 }
 
+/// What a connection said of itself when it greeted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::service) struct Greeting {
+    pub(in crate::service) client: u64,
+    /// Its number among the connections of its client.
+    pub(super) connection: u64,
+    /// It is the new owner of what was ours, and asks for that only.
+    pub(in crate::service) fetches: bool,
+}
+
+impl Greeting {
+    pub(super) const fn of(hello: &Hello) -> Self {
+        Self { client: hello.client, connection: hello.connection, fetches: hello.fetches }
+    }
+}
+
 pub(in crate::service) struct Session {
     pub(in crate::service) generation: u32,
     pub(in crate::service) path: Path,
     pub(in crate::service) greeted: bool,
-    /// The client that greeted, and the number of this one among its connections.
-    pub(in crate::service) client: u64,
-    pub(super) connection: u64,
-    /// It is the new owner of what was ours, and asks for that only.
-    pub(in crate::service) fetches: bool,
+    pub(in crate::service) greeting: Greeting,
     /// It has brought copies as the first owner of their slots.
     pub(in crate::service) copies: bool,
     pub(in crate::service) closing: bool,
@@ -46,7 +58,7 @@ pub(in crate::service) struct Session {
     pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is under way.
     pub(super) reservations: List,
-    /// Ranges of drafts that it fills or reads.
+    /// Ranges of put sessions that it fills or reads.
     pub(super) tickets: List,
 }
 
@@ -57,9 +69,7 @@ impl Session {
             generation,
             path,
             greeted: false,
-            client: 0,
-            connection: 0,
-            fetches: false,
+            greeting: Greeting { client: 0, connection: 0, fetches: false },
             copies: false,
             closing: false,
             challenged: None,
@@ -74,8 +84,7 @@ impl Session {
     }
 
     /// Notes the client of a connection, which may send requests from now on.
-    pub(super) const fn greet(&mut self, client: u64, connection: u64, fetches: bool) {
-        self.greeted = true;
-        (self.client, self.connection, self.fetches) = (client, connection, fetches);
+    pub(super) const fn greet(&mut self, greeting: Greeting) {
+        (self.greeted, self.greeting) = (true, greeting);
     }
 }

@@ -8,9 +8,9 @@
 //!
 //! When a map gives the slot to this shard again, one of these holds:
 //! * Nobody else had it meanwhile, by what the map tells of the layout before. All counts.
-//! * Its former owner knows all that was changed since this shard had it (the migration has asked it). What that tells of
-//!   is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed here is
-//!   newer.
+//! * Its former owner knows all that was changed since this shard had it, and the migration asks it for that. What it
+//!   tells of is struck out, the rest counts. The comparison goes on while the slot is served: what is put and removed
+//!   here is newer.
 //! * Nobody knows. What the SSD has is void, and is removed bit by bit.
 //!
 //! Objects of this incarnation have versions from `floor` on; they are never in doubt. The device's note says which

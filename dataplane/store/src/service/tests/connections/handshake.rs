@@ -5,7 +5,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId};
 use kvplane_proto::message::{Hello, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
-use super::rig::{POOL_BYTES, Rig, ServiceOutput, digests, hello, identity};
+use crate::service::tests::rig::{POOL_BYTES, Rig, ServiceOutput, digests, hello, identity};
 use crate::service::{CloseReason, Identity, Path, PayloadTo, Service};
 
 #[test]

@@ -8,7 +8,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, Limits, Status};
 use kvplane_ticket::{Challenge, Challenges, Credential, HandshakeTranscript, Mint, PROOF_BYTES, Rights, Role, Terms};
 
-use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput as Heard, body_of, digests, hello};
+use crate::service::tests::rig::{Answer, CHECKSUM, Rig, ServiceOutput as Heard, body_of, digests, hello};
 use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 const NOW: u64 = 1_700_000_000;
@@ -175,7 +175,7 @@ fn what_was_recorded_is_of_no_use() {
     let hello = Hello { client: 98, ..hello() };
     let other = rig.connect(Path::Stream);
     let again = challenge(&mut rig, other, &hello);
-    let body = proof(&credential, &super::rig::hello(), &again);
+    let body = proof(&credential, &crate::service::tests::rig::hello(), &again);
     assert_eq!(prove(&mut rig, other, &body), Status::Unauthorized);
 }
 

@@ -1,4 +1,4 @@
-//! Drafts and their numbers: what was begun with another shard, or in another incarnation, is nobody's here.
+//! Put sessions and their numbers: what was begun with another shard, or in another incarnation, is nobody's here.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ReservationId, ShardId, Version};
@@ -18,8 +18,8 @@ impl Rig {
         begun.reservation.to_bits()
     }
 
-    fn fill(&mut self, peer: PeerKey, draft: u64, offset: u64, bytes: u64) -> Status {
-        let to = self.offer(peer, Operation::Fill, &body_of([FillItem { draft, offset, bytes }]), bytes);
+    fn fill(&mut self, peer: PeerKey, put_session: u64, offset: u64, bytes: u64) -> Status {
+        let to = self.offer(peer, Operation::Fill, &body_of([FillItem { draft: put_session, offset, bytes }]), bytes);
         if to != PayloadTo::Discard {
             pool_place(to);
         }
@@ -27,19 +27,19 @@ impl Rig {
         self.answer().status()
     }
 
-    fn fill_shared(&mut self, peer: PeerKey, draft: u64) -> ReserveReply {
-        self.ask(peer, Operation::Fill, &body_of([FillItem { draft, offset: 0, bytes: BYTES }]), 1);
+    fn fill_shared(&mut self, peer: PeerKey, put_session: u64) -> ReserveReply {
+        self.ask(peer, Operation::Fill, &body_of([FillItem { draft: put_session, offset: 0, bytes: BYTES }]), 1);
         self.answer().items()[0]
     }
 
-    fn seal(&mut self, peer: PeerKey, draft: u64) -> Status {
-        self.ask(peer, Operation::Seal, &body_of([IdItem { id: draft }]), 1);
+    fn seal(&mut self, peer: PeerKey, put_session: u64) -> Status {
+        self.ask(peer, Operation::Seal, &body_of([IdItem { id: put_session }]), 1);
         let sealed: CommitReply = self.answer().items()[0];
         sealed.status
     }
 
-    fn discard(&mut self, peer: PeerKey, draft: u64) -> bool {
-        self.ask(peer, Operation::Discard, &body_of([IdItem { id: draft }]), 1);
+    fn discard(&mut self, peer: PeerKey, put_session: u64) -> bool {
+        self.ask(peer, Operation::Discard, &body_of([IdItem { id: put_session }]), 1);
         self.answer().bits()[0]
     }
 
@@ -63,25 +63,25 @@ impl Rig {
     }
 }
 
-/// What is said of drafts of one shard to another has no effect there.
+/// What is said of put sessions of one shard to another has no effect there.
 fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
     let ours: Vec<u64> = (0..theirs.len()).map(|key| rig.begin(*peer, key as u8)).collect();
-    for draft in theirs {
-        assert!(!ours.contains(draft), "draft {draft:x} of two shards");
-        assert_eq!(rig.fill(*peer, *draft, 0, BYTES), Status::Stale);
-        assert_eq!(rig.seal(*peer, *draft), Status::Stale);
-        assert!(!rig.discard(*peer, *draft));
+    for put_session in theirs {
+        assert!(!ours.contains(put_session), "put session {put_session:x} of two shards");
+        assert_eq!(rig.fill(*peer, *put_session, 0, BYTES), Status::Stale);
+        assert_eq!(rig.seal(*peer, *put_session), Status::Stale);
+        assert!(!rig.discard(*peer, *put_session));
     }
-    for draft in ours {
-        assert_eq!(rig.fill(*peer, draft, 0, BYTES), Status::Ok, "nobody else has written there");
-        assert_eq!(rig.seal(*peer, draft), Status::Ok);
-        assert_eq!(rig.seal(*peer, draft), Status::Ok, "as before");
-        assert_eq!(rig.fill(*peer, draft, 0, BYTES), Status::Stale);
+    for put_session in ours {
+        assert_eq!(rig.fill(*peer, put_session, 0, BYTES), Status::Ok, "nobody else has written there");
+        assert_eq!(rig.seal(*peer, put_session), Status::Ok);
+        assert_eq!(rig.seal(*peer, put_session), Status::Ok, "as before");
+        assert_eq!(rig.fill(*peer, put_session, 0, BYTES), Status::Stale);
     }
 }
 
 #[test]
-fn drafts_of_another_incarnation_node_or_shard_are_nobodys() {
+fn put_sessions_of_another_incarnation_node_or_shard_are_nobodys() {
     let begun = |identity: Identity| {
         let (mut rig, peer) = Rig::of(identity);
         (0..8).map(|key| rig.begin(peer, key)).collect::<Vec<u64>>()
@@ -97,10 +97,10 @@ fn drafts_of_another_incarnation_node_or_shard_are_nobodys() {
 }
 
 #[test]
-fn drafts_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
+fn put_sessions_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
     let (mut rig, peer) = Rig::of(identity());
-    let draft = rig.begin(peer, 1);
-    assert_eq!(rig.fill(peer, draft, 0, 8), Status::Ok);
+    let put_session = rig.begin(peer, 1);
+    assert_eq!(rig.fill(peer, put_session, 0, 8), Status::Ok);
     rig.service.begin_incarnation(Incarnation(4));
     rig.drain();
     rig.gone(peer);
@@ -110,10 +110,10 @@ fn drafts_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
     rig.ask(peer, Operation::Hello, &hello.encode(), 1);
     assert_eq!(rig.answer().status(), Status::Ok);
     let other = rig.begin(peer, 2);
-    let refused = rig.fill_shared(peer, draft);
+    let refused = rig.fill_shared(peer, put_session);
     assert_eq!((refused.status, refused.reservation), (Status::Stale, ReservationId::default()));
-    assert_eq!(rig.seal(peer, draft), Status::Stale);
-    assert!(!rig.discard(peer, draft));
+    assert_eq!(rig.seal(peer, put_session), Status::Stale);
+    assert!(!rig.discard(peer, put_session));
     let place = rig.fill_shared(peer, other);
     assert_eq!(place.status, Status::Ok);
     assert_eq!(rig.commit(peer, place.reservation).status, Status::Ok);

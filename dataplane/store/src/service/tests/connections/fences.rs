@@ -5,7 +5,7 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{IdItem, Operation, RunItem, WriteItem};
 use proptest::prelude::*;
 
-use super::rig::{Rig, ServiceOutput, body_of, pool_place, segment_info};
+use crate::service::tests::rig::{Rig, ServiceOutput, body_of, pool_place, segment_info};
 use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 fn fence(rig: &mut Rig, peer: PeerKey, connections: &[u64]) {
@@ -44,7 +44,7 @@ fn only_the_askers_own_connections_of_these_numbers_are_closed() {
         assert!(!rig.exists(peer, 1));
     }
     for peer in [stream, shared] {
-        rig.ask(peer, Operation::Exists, &super::rig::digests([1]), 1);
+        rig.ask(peer, Operation::Exists, &crate::service::tests::rig::digests([1]), 1);
         rig.assert_quiet();
         rig.gone(peer);
     }
@@ -130,7 +130,7 @@ proptest! {
         let wanted: Vec<PeerKey> = peers.iter().filter(|peer| peer.1).map(|peer| peer.0).collect();
         prop_assert_eq!(fenced(&mut rig, asks, &named), wanted);
         for &(peer, over) in &peers {
-            rig.ask(peer, Operation::Exists, &super::rig::digests([1]), 1);
+            rig.ask(peer, Operation::Exists, &crate::service::tests::rig::digests([1]), 1);
             prop_assert_eq!(rig.drain().is_empty(), over);
         }
     }
