@@ -16,7 +16,7 @@ impl Host {
         self.service.as_mut()
     }
 
-    /// The names of these objects: see [`Service::names_of`].
+    /// The names of these objects: see [`kvplane_store::service::Inspection::names_of`].
     #[must_use]
     pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         match (&self.service, &self.regions.pool) {

@@ -46,7 +46,7 @@ impl ShardHandle {
         self.ask_service(move |service| service.inspect().read_events(from, most))
     }
 
-    /// Some of the objects there are: see [`Service::snapshot_objects`].
+    /// Some of the objects there are: see [`kvplane_store::service::Inspection::snapshot_objects`].
     ///
     /// # Errors
     /// When the shard does not answer.
@@ -70,7 +70,8 @@ impl ShardHandle {
         self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
     }
 
-    /// These objects are to have copies with their second owners: how far each is. See [`Service::want_copy`].
+    /// These objects are to have replicas with their replica owners: how far each is. See
+    /// [`kvplane_store::service::Control::want_copy`].
     ///
     /// # Errors
     /// When the shard does not answer.
@@ -88,7 +89,7 @@ impl ShardHandle {
         self.wait(&wait)
     }
 
-    /// These tenants there are from now on: see [`Service::set_tenants`].
+    /// These tenants there are from now on: see [`kvplane_store::service::Control::set_tenants`].
     ///
     /// # Errors
     /// When its mailbox is full.

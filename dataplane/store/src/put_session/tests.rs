@@ -59,7 +59,7 @@ fn value(key: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at * 37 + u64::from(key) * 11) as u8).collect()
 }
 
-/// Put sessions, their twins and what is under way.
+/// Put sessions, their twins and what is in flight.
 #[derive(Default)]
 struct Both {
     sessions: PutSessionTable,

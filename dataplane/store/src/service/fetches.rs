@@ -16,7 +16,7 @@ pub struct FetchLimits {
     pub objects: usize,
     /// Their bytes. One object may be larger.
     pub bytes: u64,
-    /// An object of which more is given in a second gets a copy at the second owner of its slot; 0: none does.
+    /// An object of which more is given in a second gets a copy at the replica owner of its slot; 0: none does.
     pub hot_bytes_per_s: u64,
 }
 
@@ -51,7 +51,7 @@ pub enum Want {
     List(Digest, PageQuery),
     /// That it drops these.
     Drop(Vec<Digest>),
-    /// That it takes this object as the second owner, out of the pool: whose tail is there, and which version it is.
+    /// That it takes this object as the replica owner, out of the pool: whose tail is there, and which version it is.
     Copy {
         /// Which.
         digest: Digest,
@@ -64,7 +64,7 @@ pub enum Want {
         /// Which version of it.
         version: Version,
     },
-    /// That it drops the copies that it has as the second owner of these. A digest of zeros below the slot means all
+    /// That it drops the copies that it has as the replica owner of these. A digest of zeros below the slot means all
     /// of the slot.
     DropCopies(Vec<Digest>),
 }

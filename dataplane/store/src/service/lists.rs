@@ -42,7 +42,7 @@ const ONE: u64 = ListItem::ONE;
 const CHANGES: u64 = ListItem::CHANGES;
 const REMOVES: u64 = ListItem::REMOVES;
 
-/// Lists under way.
+/// Lists in flight.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     open: BTreeMap<u64, List>,

@@ -7,7 +7,7 @@
 //! ([`Service::request`]), each payload that has arrived ([`Service::payload_done`]) and each payload that has left
 //! ([`Service::sent`]), and drains [`Service::poll_output`].
 //!
-//! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
+//! Invariants: whatever a peer holds (pins, reservations, a payload in flight) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
@@ -46,7 +46,6 @@ pub use self::inspection::{Inspection, SnapshotPage};
 use self::lists::Lists;
 pub use self::migration::MoveCounters;
 use self::objects::Objects;
-pub use self::put_sessions::TicketId;
 use self::puts::Puts;
 pub use self::replication::{CopyCounters, ReplicaProgress, copy_of};
 pub use self::segments::Segments;
@@ -64,7 +63,7 @@ pub use self::tiering::{
 };
 pub use self::types::{
     CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, PoolBytes,
-    RegisterError, SegmentInfo, ServiceCounters, TailWrite,
+    RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
 };
 use crate::store::Store;
 

@@ -4,11 +4,10 @@ use core::fmt;
 use core::ops::Range;
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, SegmentId, ShardId, Version};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, ReservationId, SegmentId, ShardId, Version};
 use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::put_sessions::TicketId;
 use crate::{CommitError, GetError, ReserveError};
 
 /// Who answers.
@@ -85,6 +84,31 @@ pub enum Places {
     Many(Range<usize>),
 }
 
+/// Ids of tickets have this bit in their index.
+const TICKET: u32 = 1 << 31;
+
+/// A hold on a range of a put session: its place and its generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TicketId {
+    pub(in crate::service) index: u32,
+    pub(in crate::service) generation: u32,
+}
+
+impl TicketId {
+    pub(super) const fn reservation(self) -> ReservationId {
+        ReservationId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    pub(super) const fn pin(self) -> PinId {
+        PinId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    /// The ticket that an id names, if it names one.
+    pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
+        if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
+    }
+}
+
 /// What keeps the memory of an answer's payload in place; given back through [`super::Service::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
@@ -94,14 +118,14 @@ pub enum Hold {
     Segment {
         /// Which.
         segment: SegmentId,
-        /// Which of the reads under way, by the service's count.
+        /// Which of the reads in flight, by the service's count.
         read: u32,
     },
     /// A range of an object that is being written.
     Ticket(TicketId),
     /// Several segments.
     Segments {
-        /// Which of the gathered reads under way, by the service's count.
+        /// Which of the gathered reads in flight, by the service's count.
         read: u32,
     },
 }

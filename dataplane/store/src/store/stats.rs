@@ -65,7 +65,7 @@ pub struct StoreStats {
     pub kept: PinStats,
     /// Space of removed objects that wait for their last pin; a part of `pinned_bytes`.
     pub doomed_bytes: u64,
-    /// Space of puts under way.
+    /// Space of puts in flight.
     pub reserved_bytes: u64,
     /// Space of expired puts that were not aborted.
     pub quarantined_bytes: u64,

@@ -15,12 +15,9 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::shard::stream_read::ReadSpan;
-use super::types::{Memory, Place};
+use super::types::{Memory, Place, TicketId};
 use crate::put_session::{Complete, FillError, NewPutSession, Numbers, PutSessionId, PutSessionTable, SealError};
 use crate::store::Store;
-
-/// Ids of tickets have this bit in their index.
-const TICKET: u32 = 1 << 31;
 
 /// Somebody's hold on a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,28 +35,6 @@ enum Ticket {
 struct Tickets {
     places: Vec<(u32, Option<Ticket>)>,
     vacant: Vec<u32>,
-}
-
-/// A ticket's place and generation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TicketId {
-    pub(in crate::service) index: u32,
-    pub(in crate::service) generation: u32,
-}
-
-impl TicketId {
-    pub(super) const fn reservation(self) -> ReservationId {
-        ReservationId { index: self.index | TICKET, generation: self.generation }
-    }
-
-    pub(super) const fn pin(self) -> PinId {
-        PinId { index: self.index | TICKET, generation: self.generation }
-    }
-
-    /// The ticket that an id names, if it names one.
-    pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
-        if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
-    }
 }
 
 impl Tickets {

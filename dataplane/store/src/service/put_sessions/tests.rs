@@ -4,9 +4,10 @@ use kvplane_proto::ids::{Incarnation, NodeId, ReservationId, ShardId, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
-use super::{PutSessions, TicketId};
+use super::PutSessions;
 use crate::StoreConfig;
 use crate::put_session::{NewPutSession, SealError};
+use crate::service::types::TicketId;
 use crate::store::Store;
 
 const SHARD: ShardKey = ShardKey { node: NodeId(1), incarnation: Incarnation(2), shard: ShardId(3) };

@@ -1,4 +1,4 @@
-//! What puts under way asked their answers to wait for.
+//! What puts in flight asked their answers to wait for.
 //!
 //! Most leave that to the node, so it is kept beside their reservations and not in them.
 

@@ -16,12 +16,12 @@ use kvplane_proto::{FrameFlags, ItemFlags, Limits, Status};
 
 use self::acks::Acks;
 use super::objects::Objects;
-use super::put_sessions::{PutSessions, TicketId};
+use super::put_sessions::PutSessions;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::Replies;
 use super::shard::sessions::PendingPayload;
-use super::types::{CloseReason, CommittedObject, Path, PayloadTo, PeerKey, Place, commit_status};
+use super::types::{CloseReason, CommittedObject, Path, PayloadTo, PeerKey, Place, TicketId, commit_status};
 use crate::{CommitError, Replica, Reserve};
 
 /// Puts in flight.

@@ -10,13 +10,15 @@ use kvplane_proto::{Digest, FrameFlags, ItemFlags, Limits, Status};
 use super::{PutRequest, Puts, puts_of};
 use crate::put_session::{Complete, NewPutSession, PutSessionId, SealError};
 use crate::service::objects::Objects;
-use crate::service::put_sessions::{Readable, TicketId};
+use crate::service::put_sessions::Readable;
 use crate::service::shard::Shard;
 use crate::service::shard::answers::items_of;
 use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::no_lookup;
 use crate::service::shard::sessions::PendingPayload;
-use crate::service::types::{CloseReason, CommittedObject, Hold, Output, Path, PayloadTo, PeerKey, Place, Places};
+use crate::service::types::{
+    CloseReason, CommittedObject, Hold, Output, Path, PayloadTo, PeerKey, Place, Places, TicketId,
+};
 
 fn client_of(shard: &Shard, peer: PeerKey) -> u64 {
     shard.sessions.get(peer).map_or(0, |session| session.greeting.client)

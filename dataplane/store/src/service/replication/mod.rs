@@ -51,7 +51,7 @@ use crate::store::{Fate, Side};
 /// What became of replicas so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CopyCounters {
-    /// Copies that second owners took.
+    /// Copies that replica owners took.
     pub made: u64,
     /// Their bytes.
     pub made_bytes: u64,
@@ -59,19 +59,19 @@ pub struct CopyCounters {
     pub hot: u64,
     /// Copies that they did not take, or not in time.
     pub failed: u64,
-    /// Drops of copies that second owners acknowledged.
+    /// Drops of copies that replica owners acknowledged.
     pub dropped: u64,
-    /// Answers that were refused, as a second owner did not say in time that it dropped a copy.
+    /// Answers that were refused, as a replica owner did not say in time that it dropped a copy.
     pub refused: u64,
-    /// Copies that were taken here as a second owner.
+    /// Copies that were taken here as a replica owner.
     pub taken: u64,
     /// Gets of copies that were answered here.
     pub served: u64,
-    /// Copies that became our own, as the first owner left.
+    /// Copies that became our own, as the owner left.
     pub inherited: u64,
-    /// Drops that are owed to second owners now.
+    /// Drops that are owed to replica owners now.
     pub owed: u64,
-    /// Slots of which this shard is the second owner.
+    /// Slots of which this shard is the replica owner.
     pub second_slots: u64,
 }
 

@@ -31,7 +31,7 @@ pub(in crate::service) enum Replies {
     Lookups(Vec<LookupReply>),
     /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
-    /// Of which objects a second owner had a copy, and whether all of those are gone.
+    /// Of which objects a replica owner had a copy, and whether all of those are gone.
     Copies(Vec<bool>, Status),
     /// Bits of objects that exist, and of those that are stripe heads; the latter are empty where there are no heads.
     Found(Vec<bool>, Vec<bool>),
@@ -275,5 +275,56 @@ impl Shard {
             }
             (Reader::Shared { item, .. }, Err(status)) => self.settle_lookup(item, no_lookup(status)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+    use crate::service::types::{Identity, Output, Path};
+
+    const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
+
+    fn shard() -> Shard {
+        let (cluster, segment_name) = ("test".to_owned(), String::new());
+        let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        shard.sessions.join(PEER, Path::Stream, 0);
+        shard
+    }
+
+    #[test]
+    fn an_answer_leaves_with_the_last_of_its_items() {
+        let mut shard = shard();
+        let found = Replies::Found(vec![true, false, false], Vec::new());
+        let item_at = shard.defer(PEER, RequestId::from_bits(7), found, 2);
+        shard.settle(item_at(2), |replies, item| {
+            let Replies::Found(bits, _) = replies else { panic!("another answer") };
+            bits[item] = true;
+        });
+        assert_eq!(shard.answers.poll(0), None, "one of its items is not known");
+        shard.settle(item_at(1), |_, _| {});
+        let Some(Output::Frame { peer, header, body, .. }) = shard.answers.poll(0) else { panic!("no answer") };
+        assert_eq!((peer, header.request, header.status), (PEER, RequestId::from_bits(7), Status::Ok));
+        let mut expected = Vec::new();
+        Bitmap::encode([true, false, true], &mut expected);
+        assert_eq!(shard.answers.bytes(body), expected);
+        shard.settle(item_at(1), |_, _| panic!("it has left"));
+    }
+
+    #[test]
+    fn a_put_that_failed_is_refused_and_the_answer_of_a_peer_that_left_is_dropped() {
+        let mut shard = shard();
+        let put = || Replies::Put(Status::Ok, Version(3), false);
+        let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);
+        shard.refuse_put(item, Status::NoSpace);
+        let Some(Output::Frame { header, .. }) = shard.answers.poll(0) else { panic!("no answer") };
+        assert_eq!((header.status, header.argument), (Status::NoSpace, 0));
+        let item = shard.defer(PEER, RequestId::from_bits(2), put(), 1)(0);
+        shard.sessions.leave(PEER);
+        shard.settle(item, |_, _| {});
+        assert_eq!(shard.answers.poll(0), None);
     }
 }

@@ -96,3 +96,28 @@ impl ReplicaSlots {
         core::mem::replace(&mut self.owners, owners)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    #[test]
+    fn what_was_shared_and_what_was_inherited_is_kept() {
+        let other = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
+        let mut slots = ReplicaSlots::default();
+        let relation = Relation { owner: other, since: Epoch(4) };
+        assert!(slots.relate(BTreeMap::from([(Slot(5), relation)])).is_empty());
+        assert!(slots.keeps(Slot(5)) && !slots.keeps(Slot(6)));
+        slots.inherit(Slot(5));
+        assert_eq!(slots.relate(BTreeMap::new()), BTreeMap::from([(Slot(5), relation)]));
+        assert!(slots.keeps(Slot(5)) && slots.has_inherited(Slot(5)));
+        slots.keep_inherited(|_| false);
+        assert!(!slots.keeps(Slot(5)));
+        assert!(slots.is_alone());
+        slots.assign(BTreeMap::from([(Slot(6), other)]), Epoch(7));
+        assert!(!slots.is_alone() && slots.has_owner(Digest(6 << 114)) && !slots.has_owner(Digest(5 << 114)));
+        assert_eq!((slots.owner(Slot(6)), slots.since()), (Some(other), Epoch(7)));
+    }
+}

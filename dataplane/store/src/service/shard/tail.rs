@@ -4,8 +4,8 @@
 //! of the key u16, bytes of the tenant's name u8, data type u8, flags u8, three zeros. Little-endian, like everything.
 //! It has no checksum: the name is held against the object's digest, and on an SSD the record's covers it.
 
-use kvplane_proto::Limits;
 use kvplane_proto::message::{ObjectName, PutFlags, PutItem, PutOptions};
+use kvplane_proto::{Digest, Limits};
 
 use crate::entry::TAIL_BYTES_MOST;
 
@@ -95,6 +95,16 @@ impl TailHead {
     }
 }
 
+/// True for a tail that is this object's, as far as it says: one without a name may be.
+pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
+    TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
+}
+
+/// True where reclaim of the SSD is to keep the object with this tail.
+pub(in crate::service) fn is_hard_pinned(tail: &[u8]) -> bool {
+    TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
+}
+
 /// The tail at a place of a pool of so many bytes; nothing where there is none. Whoever has mapped the pool may have
 /// spoilt the lengths in it, which may not lead beyond its end.
 pub(in crate::service) fn tail_within(at: u64, pool_bytes: u64, mut read: impl FnMut(u64, &mut [u8])) -> Vec<u8> {
@@ -115,7 +125,6 @@ pub(in crate::service) fn tail_within(at: u64, pool_bytes: u64, mut read: impl F
 
 #[cfg(test)]
 mod tests {
-    use kvplane_proto::Digest;
     use proptest::prelude::*;
 
     use super::*;

@@ -463,7 +463,8 @@ proptest! {
             store.check();
             let stats = store.stats();
             assert_eq!((stats.pins, stats.reservations), (0, 0), "nothing is held");
-            assert_eq!(shard.inspect().move_counters().importing_slots, 0, "all has come: {:?}", shard.inspect().move_counters());
+            let moves = shard.inspect().move_counters();
+            assert_eq!(moves.importing_slots, 0, "all has come: {moves:?}");
         }
         for key in 0..KEYS {
             check_get(&mut cluster, key);

@@ -300,7 +300,7 @@ fn a_stream_that_ends_gives_back_what_it_held() {
     pool_place(rig.begin_put(putting, 1, 1000));
     assert_leaves_nothing(&mut rig, putting);
 
-    // An answer under way is the host's: it says when its bytes have left.
+    // An answer in flight is the host's: it says when its bytes have left.
     let getting = rig.join(Path::Stream);
     rig.put(getting, 1, 1000);
     let hold = hold_of(&rig.get(getting, 1));

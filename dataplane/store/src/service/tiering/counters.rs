@@ -13,7 +13,7 @@ pub struct TierCounters {
     pub misses: u64,
     /// Objects read for gets.
     pub reads: u64,
-    /// Gets that joined a read under way.
+    /// Gets that joined a read in flight.
     pub reads_shared: u64,
     /// Gets that waited for a place among the tier's reads.
     pub reads_queued: u64,
@@ -21,13 +21,13 @@ pub struct TierCounters {
     pub promotions: u64,
     /// Objects that did not.
     pub passed_through: u64,
-    /// Objects read ahead.
+    /// Objects prefetched.
     pub prefetches: u64,
     /// Of those, asked for afterwards.
     pub prefetches_used: u64,
     /// Of those, not asked for in time: they left memory again.
     pub prefetches_expired: u64,
-    /// Objects not read ahead for want of room.
+    /// Objects not prefetched for want of room.
     pub prefetch_refusals: u64,
     /// Objects given to the tier.
     pub writes: u64,
@@ -77,7 +77,7 @@ pub struct TierSnapshot {
     pub backlog: u64,
     /// Their bytes, pinned in memory.
     pub backlog_bytes: u64,
-    /// Reads under way.
+    /// Reads in flight.
     pub reading: u64,
     /// Whether every record on the SSD has been looked at.
     pub is_recovered: bool,

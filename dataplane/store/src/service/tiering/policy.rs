@@ -35,9 +35,9 @@ pub struct TierPolicy {
     /// that must be written are refused as busy, and their clients retry them: backpressure. Only the selective policy
     /// leaves objects unwritten instead, as it promises no object to the SSD.
     pub backlog_percent: u8,
-    /// How much of the pool may be filled by objects that are read ahead, in percent. 0: nothing is read ahead.
+    /// How much of the pool may be filled by objects that are prefetched, in percent. 0: nothing is prefetched.
     pub prefetch_percent: u8,
-    /// Whether objects are read ahead because somebody asked whether they exist, and did not say.
+    /// Whether objects are prefetched because somebody asked whether they exist, and did not say.
     pub prefetch_on_exists: bool,
     /// Bytes that may be written to the SSD in a day; 0 for as many as there are. What was promised to be there is
     /// written all the same.

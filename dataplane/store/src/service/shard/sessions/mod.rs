@@ -17,8 +17,7 @@ use session::Greeting;
 pub(in crate::service) use session::{PendingPayload, Session};
 
 use super::timing::Outputs;
-use crate::service::put_sessions::TicketId;
-use crate::service::types::{CloseReason, Output, Path, PeerKey};
+use crate::service::types::{CloseReason, Output, Path, PeerKey, TicketId};
 
 /// All connections, by their index. Limits of the store bound what they hold.
 pub(in crate::service) struct Sessions {

@@ -6,10 +6,9 @@ use kvplane_proto::message::{Hello, Operation};
 
 use super::gate::{ChallengedHello, Pass};
 use super::held::List;
-use crate::service::put_sessions::TicketId;
-use crate::service::types::Path;
+use crate::service::types::{Path, TicketId};
 
-/// A payload under way.
+/// A payload in flight.
 pub(in crate::service) enum PendingPayload {
     /// It is read and forgotten; then this is answered.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
@@ -44,7 +43,7 @@ pub(in crate::service) struct Session {
     pub(in crate::service) path: Path,
     pub(in crate::service) greeted: bool,
     pub(in crate::service) greeting: Greeting,
-    /// It has brought copies as the first owner of their slots.
+    /// It has brought copies as the owner of their slots.
     pub(in crate::service) copies: bool,
     pub(in crate::service) closing: bool,
     /// The challenge that it was given, where tickets are required.
@@ -56,7 +55,7 @@ pub(in crate::service) struct Session {
     pub(in crate::service) payload_bytes: u64,
     /// Pins lent over shared memory.
     pub(super) pins: List,
-    /// Reservations lent over shared memory, or the one whose payload is under way.
+    /// Reservations lent over shared memory, or the one whose payload is in flight.
     pub(super) reservations: List,
     /// Ranges of put sessions that it fills or reads.
     pub(super) tickets: List,

@@ -43,7 +43,7 @@ pub(in crate::service) struct Popular {
     left: u64,
     /// Chance: xorshift, never 0.
     chance: u64,
-    /// Samples of the window that is under way, and their bytes,
+    /// Samples of the current window, and their bytes,
     counted: Vec<(Digest, u64, u64)>,
     began_ns: u64,
     /// and what there was in the one before.
@@ -114,7 +114,7 @@ impl Popular {
         HotObjects { over_ns: now_ns.saturating_sub(self.began_ns).max(1), objects }
     }
 
-    /// The hottest objects of the window before, or of the one under way where that is old enough to tell, or the
+    /// The hottest objects of the window before, or of the current one where that is old enough to tell, or the
     /// first.
     pub(super) fn hottest(&self, now_ns: u64) -> HotObjects {
         let since_ns = now_ns.saturating_sub(self.began_ns);

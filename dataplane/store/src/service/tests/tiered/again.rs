@@ -1,4 +1,4 @@
-//! What waits is written when somebody waits for it, what failed is written again, what was read ahead too late goes.
+//! What waits is written when somebody waits for it, what failed is written again, what was prefetched too late goes.
 
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
@@ -193,7 +193,7 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
     }
 }
 
-/// Short objects take whole units of the pool, and so of the part of it that is for what is read ahead.
+/// Short objects take whole units of the pool, and so of the part of it that is for what is prefetched.
 #[test]
 fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };

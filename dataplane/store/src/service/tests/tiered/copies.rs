@@ -12,7 +12,7 @@ use super::super::rig::{digest, digests, identity};
 use super::world::World;
 use crate::service::{FetchDone, PutAck, ReplicaProgress, TierPolicy, Want};
 
-/// Two nodes, each of which is the second owner of the other's slots.
+/// Two nodes, each of which is the replica owner of the other's slots.
 fn owners() -> SlotOwners {
     let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
     let member = |(node, incarnation)| Member {
@@ -47,7 +47,7 @@ fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     copied
 }
 
-/// A node of two owners, and so many keys whose first owner it is.
+/// A node of two owners, and so many keys whose owner it is.
 fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
     let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
     let mut world = World::new(seed, policy);
@@ -108,7 +108,7 @@ fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
         }
         let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
         assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
-        // Memory is gone, and so is what the second owner had of this incarnation.
+        // Memory is gone, and so is what the replica owner had of this incarnation.
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");

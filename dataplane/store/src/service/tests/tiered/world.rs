@@ -466,7 +466,7 @@ impl World {
         let key = self.rng.below(KEYS) as u8;
         if !self.lost_slots.remove(&key) {
             self.lost_slots.insert(key);
-            // Puts under way may have come before or after.
+            // Puts in flight may have come before or after.
             let under_way =
                 self.asked.values().any(|asked| matches!(asked, OpenRequest::Put { key: of, .. } if *of == key));
             if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }

@@ -21,12 +21,11 @@ pub(super) use self::budget::Budget;
 pub(in crate::service) use self::requests::{MoveProgress, may_put_without_ssd};
 use self::retries::Retries;
 use super::policy::WritePolicy;
-use super::promotion::tails::{is_hard_pinned, is_of};
 use super::ssd::Ssd;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::effects::Effect;
-use crate::service::shard::tail::tail_within;
+use crate::service::shard::tail::{is_hard_pinned, is_of, tail_within};
 
 /// Bytes that are given to the tier in one round: their checksums take time, in which nobody else is served and the
 /// device does not know of them.

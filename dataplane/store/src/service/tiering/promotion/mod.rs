@@ -5,7 +5,7 @@
 
 mod names;
 mod prefetch;
-pub(super) mod tails;
+mod tails;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -14,14 +14,14 @@ use super::tails::tail_bytes_of;
 use crate::service::shard::Shard;
 use crate::service::tiering::ssd::Ssd;
 
-/// How long what was read ahead stays without being asked for, where nobody said.
+/// How long what was prefetched stays without being asked for, where nobody said.
 const UNUSED_NS: u64 = 10_000_000_000;
 /// The longest that it may be said to be wanted.
 const UNUSED_MOST_NS: u64 = 60_000_000_000;
-/// The most objects that were read ahead and not asked for.
+/// The most objects that were prefetched and not asked for.
 const OBJECTS_MOST: usize = 65_536;
 
-/// What was read ahead.
+/// What was prefetched.
 #[derive(Debug)]
 pub(super) struct PrefetchAccount {
     most_bytes: u64,

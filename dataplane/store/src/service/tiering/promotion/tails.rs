@@ -12,21 +12,11 @@ use kvplane_tier::{GetError, Memory, Priority, RecordView, Span, Token};
 use crate::TAIL_BYTES_MOST;
 use crate::service::shard::Shard;
 use crate::service::shard::rights::tenant_of;
-use crate::service::shard::tail::TailHead;
+use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 
 /// The most objects that wait for their tails.
 const WAITING_MOST: usize = 65_536;
-
-/// Whether a tail is this object's, as far as it says: one without a name may be.
-pub(in crate::service::tiering) fn is_of(tail: &[u8], digest: Digest) -> bool {
-    TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
-}
-
-/// Whether reclaim is to keep the object with this tail.
-pub(in crate::service::tiering) fn is_hard_pinned(tail: &[u8]) -> bool {
-    TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
-}
 
 /// Bytes of an object's tail, where its record has one.
 pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {

@@ -7,11 +7,10 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_tier::{GetError, Priority, Token};
 
-use super::tails::is_of;
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
 use crate::service::shard::rights::tenant_of;
-use crate::service::shard::tail::TailHead;
+use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 
 /// Objects of which the tenant is remembered: more than can be waited for.

@@ -4,13 +4,12 @@
 //! The tier keeps a durable note of the slots that are owned and by which map. Slots that leave are closed at once. One
 //! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
 //! At a start the note is believed if the control plane says that no slot has changed hands since its map. If some
-//! have, what the device has is in doubt until it is compared (`doubts.rs`). Where the note says nothing about this
+//! have, what the device has is in doubt until it is compared (`comparison.rs`). Where the note says nothing about this
 //! cluster's maps, or the node lived without the device, all is void, and [`VoidCause`] says why. If the device takes
 //! no writes, nothing is waited for: it gets nothing new either.
 
 pub(in crate::service) mod changes;
 mod comparison;
-mod doubts;
 
 use std::fmt;
 
@@ -18,7 +17,6 @@ use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_tier::{Memory, Ownership as Note, SlotSet};
 
 pub(in crate::service) use self::comparison::compare;
-pub(super) use self::doubts::Doubts;
 use super::ssd::Ssd;
 use crate::service::shard::Shard;
 use crate::service::types::MapStanding;

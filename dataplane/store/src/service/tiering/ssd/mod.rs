@@ -1,5 +1,6 @@
 //! The SSD of a shard: which of its records may be given, and what all that use it share.
 
+mod doubts;
 mod removals;
 mod sweep;
 
@@ -8,12 +9,12 @@ use kvplane_proto::ids::Slot;
 use kvplane_proto::message::PutAck;
 use kvplane_tier::{RecordView, Tier, Token};
 
+use self::doubts::Doubts;
 use self::removals::Removals;
 pub(in crate::service) use self::removals::Strike;
 use self::sweep::Sweep;
 use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
-use super::reconciliation::Doubts;
 use crate::events::{Change, Medium};
 use crate::service::shard::Shard;
 

@@ -29,29 +29,29 @@ use crate::service::types::MapStanding;
 #[derive(Debug)]
 pub(in crate::service) struct Doubts {
     /// Which state of the control plane the epochs are of.
-    pub(super) state: u64,
+    pub(in crate::service::tiering) state: u64,
     /// All of them: by a map of which epoch this shard had each last.
-    pub(super) epochs: BTreeMap<Slot, Epoch>,
+    pub(in crate::service::tiering) epochs: BTreeMap<Slot, Epoch>,
     /// Those whose objects with lesser versions than `floor` are not given.
-    pub(super) hidden: SlotSet,
-    pub(super) floor: Version,
+    pub(in crate::service::tiering) hidden: SlotSet,
+    pub(in crate::service::tiering) floor: Version,
     /// Of these, those whose former owner is asked.
-    pub(super) comparing: SlotSet,
+    pub(in crate::service::tiering) comparing: SlotSet,
     /// Those of which nobody knows.
-    pub(super) void: SlotSet,
+    pub(in crate::service::tiering) void: SlotSet,
     /// How many of these the operator was not told of.
-    pub(super) untold: u64,
+    pub(in crate::service::tiering) untold: u64,
     /// Those that will be shown when all is struck out that others changed.
-    pub(super) known: SlotSet,
-    pub(super) strikes: VecDeque<Digest>,
+    pub(in crate::service::tiering) known: SlotSet,
+    pub(in crate::service::tiering) strikes: VecDeque<Digest>,
     /// Those that are shown, while what was struck out may not be on the device yet.
-    pub(super) shown: SlotSet,
+    pub(in crate::service::tiering) shown: SlotSet,
     /// Which sources of slots were looked at.
-    pub(super) generation: u64,
+    pub(in crate::service::tiering) generation: u64,
     /// The map of the note that was believed at the start: what was served is by that until there is another.
-    pub(super) noted: Epoch,
+    pub(in crate::service::tiering) noted: Epoch,
     /// The map that was heard of last.
-    pub(super) standing: Option<(Epoch, MapStanding)>,
+    pub(in crate::service::tiering) standing: Option<(Epoch, MapStanding)>,
 }
 
 impl Doubts {
@@ -137,7 +137,7 @@ impl Doubts {
     }
 
     /// Those that no map has given to this shard yet.
-    pub(super) fn waiting(&self) -> Vec<(Slot, Epoch)> {
+    pub(in crate::service::tiering) fn waiting(&self) -> Vec<(Slot, Epoch)> {
         let begun =
             |slot: Slot| [&self.comparing, &self.void, &self.known, &self.shown].iter().any(|set| set.has(slot));
         self.epochs.iter().filter(|(slot, _)| !begun(**slot)).map(|(slot, epoch)| (*slot, *epoch)).collect()
