@@ -61,7 +61,7 @@ impl Migration {
             }
             (Call::Describe(digest), FetchDone::Page(page)) => self.described(local, digest, &page),
             (Call::Describe(digest) | Call::Object(digest), FetchDone::Failed(Status::Stale | Status::NotFound)) => {
-                self.object_ended(local, digest, End::Settled)
+                self.object_ended(local, digest, End::Settled);
             }
             (Call::Describe(digest), _) => {
                 if let Some(source) = self.imports.objects.get(&digest).map(|object| object.source) {
