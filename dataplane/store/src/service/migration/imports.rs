@@ -51,7 +51,7 @@ pub(super) enum Call {
 
 /// What follows from a change of an object here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Masked {
+pub(super) struct MaskOutcome {
     /// A former owner that is still there may have had the object.
     pub(super) is_new: bool,
     /// The import of its slot was given up, as too much was changed while its former owner did not answer.
@@ -191,12 +191,12 @@ impl Imports {
     }
 
     /// An object was put or removed here: what its former owner has of it counts no more.
-    pub(super) fn mask(&mut self, digest: Digest) -> Masked {
+    pub(super) fn mask(&mut self, digest: Digest) -> MaskOutcome {
         if self.sources.is_empty() {
-            return Masked::default();
+            return MaskOutcome::default();
         }
         let source = self.source_of(digest);
-        let Some(entry) = self.sources.get_mut(&source) else { return Masked::default() };
+        let Some(entry) = self.sources.get_mut(&source) else { return MaskOutcome::default() };
         if let Some(object) = self.objects.get_mut(&digest) {
             object.void = true;
         }
@@ -209,7 +209,7 @@ impl Imports {
         if is_abandoned {
             self.forget(source);
         }
-        Masked { is_new, is_abandoned }
+        MaskOutcome { is_new, is_abandoned }
     }
 
     /// A map came, of which `heard` was the one before: imports go on where slot and former owner stay as they are, and
