@@ -10,14 +10,13 @@
 //! * [`eviction`]: the order in which objects go.
 //! * `order`: whose objects go first, pins and groups.
 //! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
-//! * [`drafts`]: objects that are written in ranges.
+//! * [`put_session`]: objects that are written in ranges.
 //! * [`service`]: the answering side: requests of peers become operations, answers and places for payloads.
 
 #![forbid(unsafe_code)]
 
 pub mod allocator;
 pub mod config;
-pub mod drafts;
 pub mod entry;
 pub mod errors;
 pub mod events;
@@ -25,6 +24,7 @@ pub mod eviction;
 mod generational;
 pub mod index;
 mod order;
+pub mod put_session;
 pub mod service;
 pub mod store;
 mod tail_pages;

@@ -3,7 +3,7 @@
 //! * Objects are immutable. A version is given at commit, greater than any given before.
 //! * A pin keeps an object's bytes where they are; a removed object's bytes go with its last pin.
 //! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may
-//!   be under way; the first commit wins, unless a later one was made to replace: then that is the object, and who
+//!   be in flight; the first commit wins, unless a later one was made to replace: then that is the object, and who
 //!   reads the former one reads on. An extent whose put failed stays in quarantine until the host knows that its
 //!   writer has stopped ([`Store::abort`]).
 //! * Room is made inside `reserve`, by evicting what nobody uses.
@@ -19,7 +19,7 @@ mod stats;
 mod tails;
 
 pub use copies::{Fate, Side};
-pub use stats::{SIZE_CLASSES, StoreStats};
+pub use stats::{EventStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
@@ -65,7 +65,7 @@ pub struct ObjectView {
     pub is_head: bool,
     /// What it is of those that two owners have.
     pub replica: Replica,
-    /// Whether the second owner may have a copy of it.
+    /// Whether the replica owner may have a copy of it.
     pub copied: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct Store<P = ChosenPolicy> {
     counters: Counters,
     /// What became of the objects, where somebody follows.
     pub(crate) events: EventLog,
-    /// Objects that are not to be found any more while the second owner may have copies of them.
+    /// Objects that are not to be found any more while the replica owner may have copies of them.
     orphans: Vec<Digest>,
 }
 
@@ -348,7 +348,7 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// Makes an object invisible at once; its bytes are free when its last pin goes. False when there was none. A put
-    /// under way is not touched: it completes after the removal.
+    /// in flight is not touched: it completes after the removal.
     pub fn remove(&mut self, digest: Digest) -> bool {
         let Some(id) = self.index.find(&self.entries, digest) else { return false };
         self.counters.removes += 1;

@@ -9,6 +9,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Slot};
 use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
 
 use kvplane_store::service::MapStanding;
+use kvplane_store::service::Tiering;
 
 use super::World;
 use super::check::epochs::Epochs;
@@ -64,7 +65,7 @@ impl World {
     /// Says that a member has all that moved to it by the map that its shards follow, once that is so.
     fn report_settled(&mut self, index: usize) {
         let node = &self.nodes[index];
-        let settled = |incarnation: &usize| self.incarnations[*incarnation].service.move_counters().settled;
+        let settled = |incarnation: &usize| self.incarnations[*incarnation].service.inspect().move_counters().settled;
         let is_settled = self.scenario.has(Mischief::SettleEarly) || node.shards.iter().all(settled);
         if !(node.joined && is_settled) {
             return;
@@ -199,7 +200,7 @@ impl World {
         let (shard, incarnation) = (ShardId(running.shard), Incarnation(self.nodes[node].incarnation));
         let me = ShardKey { node: NodeId(node as u64 + 1), incarnation, shard };
         let owns = |slot: u16| owners.owner(Slot(slot)) == Some(me);
-        let note = running.service.tier_ownership();
+        let note = running.service.inspect().tier().and_then(Tiering::ownership);
         let believed = note.is_some_and(|note| note.epoch >= since && note.epoch <= epoch);
         let forgotten = before == 0 && !believed && self.scenario.tier.is_some();
         let keys: Vec<Digest> = (0..self.scenario.keys).map(|key| self.shadow.digest(key)).collect();
@@ -207,24 +208,27 @@ impl World {
         let of_before: Vec<(bool, bool, Option<Epoch>)> = keys
             .iter()
             .map(|digest| digest.slot())
-            .map(|slot| (service.serves(slot), service.exports(slot), service.second_since(slot)))
+            .map(|slot| {
+                (service.inspect().serves(slot), service.inspect().exports(slot), service.inspect().second_since(slot))
+            })
             .collect();
         let running = &mut self.incarnations[index];
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
             running.service.own(epoch, MapStanding { state: STATE, since, kept: Epoch(0) }, owns);
         } else if !self.scenario.has(Mischief::KeepSlots)
-            || !keys.iter().any(|digest| running.service.serves(digest.slot()) && !owns(digest.slot().0))
+            || !keys.iter().any(|digest| running.service.inspect().serves(digest.slot()) && !owns(digest.slot().0))
         {
             running.service.follow(STATE, owners);
         }
         let mut gone = BTreeSet::new();
         for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
-            let still_second = second.is_some() && second == running.service.second_since(digest.slot()) && !missed;
+            let still_second =
+                second.is_some() && second == running.service.inspect().second_since(digest.slot()) && !missed;
             if still_second && !exported {
                 continue;
             }
-            let exports = running.service.exports(digest.slot());
+            let exports = running.service.inspect().exports(digest.slot());
             if exported && !exports || missed || forgotten || !exports && !owns(digest.slot().0) {
                 gone.insert(*digest);
             }

@@ -42,7 +42,7 @@ impl World {
         let (digest, now_ns) = (self.shadow.digest(key), self.now_ns);
         for incarnation in 0..self.incarnations.len() {
             if self.incarnations[incarnation].alive && self.nodes[self.incarnations[incarnation].node].up {
-                let wished = self.incarnations[incarnation].service.want_copy(digest, now_ns);
+                let wished = self.incarnations[incarnation].service.control().want_copy(digest, now_ns);
                 self.detail(key as u64, || format!("incarnation {incarnation} is to copy key {key}: {wished:?}"));
                 self.drain_service(incarnation, None);
             }
@@ -117,13 +117,13 @@ impl World {
         let holder = self.shadow.commit_of(version).map(|commit| commit.incarnation);
         let mut incarnations =
             (0..self.incarnations.len()).filter(|incarnation| Some(self.lineage(*incarnation)) == holder);
-        incarnations.any(|incarnation| self.incarnations[incarnation].service.serves(slot))
+        incarnations.any(|incarnation| self.incarnations[incarnation].service.inspect().serves(slot))
     }
 
     /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.
     pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
         let digest = self.shadow.digest(key);
-        let Some(second) = self.incarnations[first].service.second_of(digest.slot()) else { return };
+        let Some(second) = self.incarnations[first].service.inspect().second_of(digest.slot()) else { return };
         let alive = |incarnation: &usize| {
             self.incarnations[*incarnation].alive && self.nodes[self.incarnations[*incarnation].node].up
         };
@@ -180,7 +180,8 @@ impl World {
     pub(crate) fn forget_moving(&mut self, incarnations: &[usize]) {
         let Self { shadow, incarnations: all, doubled, .. } = self;
         let moves = |incarnation: &usize, slot| {
-            all[*incarnation].service.source_of(slot).is_some() || all[*incarnation].service.exports(slot)
+            all[*incarnation].service.inspect().source_of(slot).is_some()
+                || all[*incarnation].service.inspect().exports(slot)
         };
         doubled.retain(|key, _| !incarnations.iter().any(|incarnation| moves(incarnation, shadow.digest(*key).slot())));
     }
@@ -192,7 +193,9 @@ impl World {
         let (before, after) = (SlotOwners::of(before), SlotOwners::of(map));
         let Self { shadow, incarnations, doubled, .. } = self;
         let comes = |slot| {
-            incarnations.iter().any(|incarnation| incarnation.alive && incarnation.service.source_of(slot).is_some())
+            incarnations
+                .iter()
+                .any(|incarnation| incarnation.alive && incarnation.service.inspect().source_of(slot).is_some())
         };
         doubled.retain(|key, _| {
             let slot = shadow.digest(*key).slot();
@@ -203,7 +206,7 @@ impl World {
     /// What of the copies of a shard is not as it should be when all is well.
     pub(crate) fn copies_missing(&self, incarnation: usize) -> Option<String> {
         let service = &self.incarnations[incarnation].service;
-        let counters = service.copy_counters();
+        let counters = service.inspect().copy_counters();
         if counters.owed > 0 {
             return Some(format!("incarnation {incarnation} waits for copies to go: {counters:?}"));
         }
@@ -214,9 +217,11 @@ impl World {
         let store = service.store()?;
         // Where objects stay, each was put to have two owners, and what the SSD has is brought from there.
         let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());
-        let on_ssd = kept.map(|key| self.shadow.digest(key)).filter(|digest| service.ssd_bytes(*digest).is_some());
+        let on_ssd =
+            kept.map(|key| self.shadow.digest(key)).filter(|digest| service.inspect().ssd_bytes(*digest).is_some());
         let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
-        let lack = lack.into_iter().chain(uncopied).find(|digest| service.second_of(digest.slot()).is_some())?;
+        let lack =
+            lack.into_iter().chain(uncopied).find(|digest| service.inspect().second_of(digest.slot()).is_some())?;
         Some(format!("incarnation {incarnation} has no copy made of {lack}, although all is well: {counters:?}"))
     }
 }

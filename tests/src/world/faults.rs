@@ -156,8 +156,9 @@ impl World {
             lack.extend(self.clients[incarnation.fetcher].fetcher.iter().flat_map(Fetcher::copying));
             lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
         };
-        let moves =
-            |incarnation: &ShardIncarnation| incarnation.imports() || !incarnation.service.move_counters().settled;
+        let moves = |incarnation: &ShardIncarnation| {
+            incarnation.imports() || !incarnation.service.inspect().move_counters().settled
+        };
         self.incarnations
             .iter()
             .filter(|incarnation| incarnation.alive)

@@ -109,8 +109,8 @@ impl World {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
-        let source_of = |slot| service.source_of(slot);
-        let keeper_of = |slot| service.second_of(slot);
+        let source_of = |slot| service.inspect().source_of(slot);
+        let keeper_of = |slot| service.inspect().second_of(slot);
         fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keeper_of, now_ns);
         self.drain_client(index);
     }

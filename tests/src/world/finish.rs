@@ -8,6 +8,7 @@ use super::results::What;
 use super::scenario::MS;
 use super::workload::LONGEST_NS;
 use kvplane_proto::Status;
+use kvplane_store::service::Tiering;
 
 /// Time for members to join again, maps to arrive and lanes to come back: the control plane's grace, heartbeat
 /// deadlines and the longest backoff of a lane, with room.
@@ -41,7 +42,7 @@ impl World {
     /// Whether no shard has anything left to write to its disk.
     fn are_tiers_written(&self) -> bool {
         let behind = |incarnation: &ShardIncarnation| {
-            incarnation.service.tier_snapshot().is_some_and(|snapshot| snapshot.backlog > 0)
+            incarnation.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.backlog > 0)
         };
         !self.incarnations.iter().any(|incarnation| incarnation.alive && behind(incarnation))
     }
@@ -105,7 +106,7 @@ impl World {
             for (index, incarnation) in
                 self.incarnations.iter().enumerate().filter(|(_, incarnation)| incarnation.alive)
             {
-                let snapshot = incarnation.service.tier_snapshot();
+                let snapshot = incarnation.service.inspect().tier().map(Tiering::snapshot);
                 self.trace.line(self.now_ns, || format!("incarnation {index}: {snapshot:?}"));
             }
             self.violate(broken(Rule::Liveness, what));
@@ -119,7 +120,7 @@ impl World {
             let incarnation = &self.incarnations[index];
             let Some(store) = incarnation.service.store().filter(|_| incarnation.alive) else { continue };
             store.check();
-            let (moves, limits) = (incarnation.service.move_counters(), Self::fetch_limits(&self.scenario));
+            let (moves, limits) = (incarnation.service.inspect().move_counters(), Self::fetch_limits(&self.scenario));
             let idle = self.clients[incarnation.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
                 let what = format!("incarnation {index} has not fetched all that there is: {moves:?}, idle {idle}");
@@ -157,7 +158,7 @@ impl World {
             (0..self.incarnations.len()).filter(|incarnation| self.incarnations[*incarnation].alive).collect();
         alive.into_iter().for_each(|incarnation| self.count_kept(incarnation));
         for incarnation in self.incarnations.iter().filter(|incarnation| incarnation.alive) {
-            self.statistics.hot += incarnation.service.copy_counters().hot;
+            self.statistics.hot += incarnation.service.inspect().copy_counters().hot;
             self.statistics.evictions += incarnation.service.store().map_or(0, |store| store.stats().evictions);
         }
     }

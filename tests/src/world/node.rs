@@ -121,7 +121,7 @@ impl ShardIncarnation {
     }
 
     pub(crate) fn imports(&self) -> bool {
-        self.service.move_counters().importing_slots > 0
+        self.service.inspect().move_counters().importing_slots > 0
     }
 
     pub(crate) fn check_store(&self) {
@@ -236,12 +236,12 @@ impl World {
         };
         let mut service = Service::new(identity, Some(store));
         if let Some(challenges) = self.challenges() {
-            service.want_tickets(challenges);
+            service.control().want_tickets(challenges);
         }
         let segment_bytes = segment_bytes(&self.scenario);
         let segment_id = register(&mut service, segment_bytes);
         let tier = self.open_tier(index, shard, &mut service);
-        service.set_fetch_limits(Self::fetch_limits(&self.scenario));
+        service.control().set_fetch_limits(Self::fetch_limits(&self.scenario));
         let fetcher = self.add_fetcher(self.nodes[index].host.clone());
         let node = &mut self.nodes[index];
         node.shards.push(self.incarnations.len());

@@ -245,8 +245,8 @@ impl World {
                 let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
                 if !fetches {
-                    let heard = header.argument <= service.served_epoch().0;
-                    if !heard || !keys.iter().all(|key| service.serves(self.shadow.digest(*key).slot())) {
+                    let heard = header.argument <= service.inspect().served_epoch().0;
+                    if !heard || !keys.iter().all(|key| service.inspect().serves(self.shadow.digest(*key).slot())) {
                         // Another's, or the asker knows a newer map than is served, as that is not here, or not written
                         // down yet: it is refused, and changes nothing.
                         return;
@@ -414,7 +414,7 @@ impl World {
     /// True where an incarnation carries out the removal of an object: that of a new owner only of what is kept for it.
     /// The slot may be the incarnation's own again.
     fn takes_drop(&self, incarnation: usize, client: usize, digest: Digest) -> bool {
-        client < self.scenario.clients || self.incarnations[incarnation].service.exports(digest.slot())
+        client < self.scenario.clients || self.incarnations[incarnation].service.inspect().exports(digest.slot())
     }
 
     fn observe_remove(&mut self, index: u32, asked: ServedRequest<'_>) {

@@ -98,7 +98,7 @@ impl World {
         let digest = self.shadow.digest(key);
         let has = |incarnation: &ShardIncarnation| {
             let (service, slot) = (&incarnation.service, digest.slot());
-            let there = service.serves(slot) || service.exports(slot);
+            let there = service.inspect().serves(slot) || service.inspect().exports(slot);
             there && service.store().is_some_and(|store| store.peek(digest).is_some())
         };
         let live =

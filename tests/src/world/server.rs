@@ -60,7 +60,7 @@ impl World {
         let client = connection.client;
         self.incarnations[incarnation].service.peer_joined(peer, path, self.now_ns);
         if path == service::Path::Stream && self.is_bound(client) {
-            self.incarnations[incarnation].service.bind(peer, tenant_number(self.scenario.tenant));
+            self.incarnations[incarnation].service.control().bind(peer, tenant_number(self.scenario.tenant));
         }
         let delay_ns = self.latency();
         self.after(delay_ns, Event::Connected(index));

@@ -119,7 +119,7 @@ impl World {
             Party::Node(node) if self.nodes[node].up => {
                 for incarnation in self.nodes[node].shards.clone() {
                     if let Some((seconds, keys)) = &told.keys {
-                        self.incarnations[incarnation].service.learn_keys(keys.clone(), *seconds, now_ns);
+                        self.incarnations[incarnation].service.control().learn_keys(keys.clone(), *seconds, now_ns);
                         self.drain_service(incarnation, None);
                     }
                     let fetcher = self.incarnations[incarnation].fetcher;

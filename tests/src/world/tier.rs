@@ -7,6 +7,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_proto::rng::Rng;
+use kvplane_store::service::Tiering;
 use kvplane_store::service::{PutAck, Service, TierPolicy, WritePolicy};
 use kvplane_tier::{
     BlockOp, Event as TierEvent, Identity, OpId, OpenError, OpenOptions, RecoveryReport, Tier, TierConfig,
@@ -228,7 +229,7 @@ impl World {
         for op in started {
             self.start_op(incarnation, op);
         }
-        while let Some(notice) = self.incarnations[incarnation].service.poll_tier_notice() {
+        while let Some(notice) = self.incarnations[incarnation].service.tier_mut().and_then(Tiering::poll_notice) {
             self.detail(incarnation as u64, || format!("incarnation {incarnation}: {notice:?}"));
             match notice {
                 TierEvent::Opened { .. } => {
@@ -323,7 +324,8 @@ impl World {
         });
         self.statistics.disk_ops += 1;
         self.incarnations[incarnation].with_tier(trusting, |service, memory| {
-            service.tier_completed(now_ns, OpId::from_bits(bits), result, memory);
+            let tier = service.tier_mut().expect("a node with a device has a tier");
+            tier.completed(now_ns, OpId::from_bits(bits), result, memory);
         });
         self.drain_service(incarnation, None);
     }
@@ -368,7 +370,7 @@ impl World {
         self.count_kept(incarnation);
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
         let at = &mut self.incarnations[incarnation];
-        if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
+        if at.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
             // Reclaim drops what it must; what it dropped is not said.
             self.shadow.promises_void(lineage, |_| true);
         }
@@ -393,7 +395,9 @@ impl World {
 
     /// Counts what an incarnation found out about slots that came back.
     pub(crate) fn count_kept(&mut self, incarnation: usize) {
-        let Some(snapshot) = self.incarnations[incarnation].service.tier_snapshot() else { return };
+        let Some(snapshot) = self.incarnations[incarnation].service.inspect().tier().map(Tiering::snapshot) else {
+            return;
+        };
         let (compared, void) = (snapshot.counters.slots_compared, snapshot.counters.slots_voided);
         let kept = &mut self.statistics.kept;
         *kept = (kept.0 + compared, kept.1 + void);
@@ -421,7 +425,7 @@ impl World {
             if !at.alive {
                 continue;
             }
-            if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
+            if at.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
                 self.shadow.promises_void(lineage, |_| true);
             }
             owners.push(lineage);
@@ -437,7 +441,12 @@ impl World {
     /// Whether any shard's disk takes no writes, so that not everything works.
     pub(crate) fn tiers_degraded(&self) -> bool {
         let degraded = |incarnation: &super::node::ShardIncarnation| {
-            incarnation.service.tier_snapshot().is_some_and(|snapshot| snapshot.degraded.is_some())
+            incarnation
+                .service
+                .inspect()
+                .tier()
+                .map(Tiering::snapshot)
+                .is_some_and(|snapshot| snapshot.degraded.is_some())
         };
         self.incarnations.iter().any(|incarnation| incarnation.alive && degraded(incarnation))
     }

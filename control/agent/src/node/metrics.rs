@@ -52,10 +52,12 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
     ("kvplane_shard_used_bytes", "Bytes of the pool that are not free.", |one| store(one).used_bytes),
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
-    ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).hard_pinned_bytes),
-    ("kvplane_shard_soft_pins", "Objects that are kept before others for a while.", |one| store(one).soft_pins),
-    ("kvplane_shard_copies", "Copies of what other shards own.", |one| store(one).copies),
-    ("kvplane_shard_objects_copied", "Objects of which the second owner may have a copy.", |one| store(one).copied),
+    ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).kept.hard_bytes),
+    ("kvplane_shard_soft_pins", "Objects that are kept before others for a while.", |one| store(one).kept.soft),
+    ("kvplane_shard_copies", "Copies of what other shards own.", |one| store(one).replicas.here),
+    ("kvplane_shard_objects_copied", "Objects of which the second owner may have a copy.", |one| {
+        store(one).replicas.elsewhere
+    }),
     ("kvplane_shard_copies_owed", "Copies that second owners are to drop.", |one| one.copies.owed),
     ("kvplane_shard_second_slots", "Slots whose second owner it is.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),

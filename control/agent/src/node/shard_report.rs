@@ -86,7 +86,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         slow_count: snapshot.times.slow_count,
         slow_after_ns: snapshot.times.slow_after_ns,
         slow: slow.iter().skip(slow.len().saturating_sub(SLOW_PER_REPORT)).map(|one| slow_one(one, now_ns)).collect(),
-        events: EventFigures { kept: store.keeps_events, next: store.next_event, lost: store.events_lost },
+        events: EventFigures { kept: store.events.are_kept, next: store.events.next, lost: store.events.lost },
         copies: copies(snapshot),
     }
 }
@@ -117,8 +117,8 @@ fn hot(shard: u16, snapshot: &ShardSnapshot) -> HotShard {
 fn copies(snapshot: &ShardSnapshot) -> CopyFigures {
     let (store, copies) = (snapshot.store.unwrap_or_default(), &snapshot.copies);
     CopyFigures {
-        elsewhere: store.copied,
-        here: store.copies,
+        elsewhere: store.replicas.elsewhere,
+        here: store.replicas.here,
         second_slots: copies.second_slots,
         made: copies.made,
         failed: copies.failed,

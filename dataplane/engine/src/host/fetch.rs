@@ -76,7 +76,7 @@ impl Fetcher {
         pool: &Arc<Region>,
         verify_shared: bool,
     ) -> io::Result<Self> {
-        service.set_fetch_limits(config.limits);
+        service.control().set_fetch_limits(config.limits);
         let mut side = ClientSide::new(config.client(), connections, None, verify_shared)?;
         let buffer = side.add_buffer(connections, Arc::clone(pool));
         Ok(Self { side, buffer, host: config.host.clone(), sources: Sources::default(), open: BTreeMap::new() })
@@ -94,9 +94,9 @@ impl Fetcher {
 
     /// Fetches from the former owners that the service knows after it has followed this map.
     pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
-        let seconds = |slot| service.second_of(slot);
+        let seconds = |slot| service.inspect().second_of(slot);
         let client = self.side.client();
-        self.sources.follow(client, owners, &self.host, |slot| service.source_of(slot), seconds, now_ns);
+        self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), seconds, now_ns);
     }
 
     /// Takes what former owners have answered, and submits what is wanted next. Whether there was anything.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvplane_client::Client;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{Digest, SegmentId};
-use kvplane_store::service::Service;
+use kvplane_store::service::{Service, Tiering};
 use kvplane_sys::{Doorbell, Region, cpu};
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{ConnectionId, Event, FaultCounters, Input, Rdma, Target};
@@ -45,9 +45,9 @@ impl ShardHost {
     /// # Errors
     /// When the kernel gives no poller, or the tier cannot be on its device.
     pub fn new(config: &HostConfig, mut service: Service, pool: Option<Arc<Region>>) -> io::Result<Self> {
-        service.set_slow_after(config.slow_after_ns);
+        service.control().set_slow_after(config.slow_after_ns);
         if let Some(challenges) = &config.tickets {
-            service.want_tickets(challenges.clone());
+            service.control().want_tickets(challenges.clone());
         }
         let mut connections = config.connections(pool.clone())?;
         connections.tcp.limit_strangers(config.strangers);
@@ -349,7 +349,7 @@ impl ShardHost {
     pub fn close_tier(&mut self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
         while self.tier.is_some() {
-            if self.service.service().close_tier() {
+            if self.service.service().tier_mut().is_none_or(Tiering::close) {
                 return true;
             }
             let went_on = self.drive_tier(cpu::monotonic_ns());
@@ -383,7 +383,7 @@ impl ShardHost {
         Some(self.fetcher.as_mut()?.side().client())
     }
 
-    /// The names of these objects: see [`Service::names_of`].
+    /// The names of these objects: see [`kvplane_store::service::Inspection::names_of`].
     #[must_use]
     pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         self.service.names_of(digests)

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_store::service::{Admission, Service, TierPolicy};
+use kvplane_store::service::{Admission, Service, TierPolicy, Tiering};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
@@ -134,7 +134,9 @@ impl TierDevice {
             && let Some((id, result)) = nvme.poll_done()
         {
             progress = true;
-            service.tier_completed(now_ns, id, result, nvme.memory());
+            if let Some(tier) = service.tier_mut() {
+                tier.completed(now_ns, id, result, nvme.memory());
+            }
         }
         let mut started = Vec::new();
         progress |= service.drive_tier(now_ns, nvme.memory(), &mut |op| started.push(op));
@@ -147,7 +149,7 @@ impl TierDevice {
             }
             // Whoever opens it wants to know first how that ended.
             while self.is_open
-                && let Some(event) = service.poll_tier_notice()
+                && let Some(event) = service.tier_mut().and_then(Tiering::poll_notice)
             {
                 self.note(&event, reports);
             }
@@ -163,7 +165,7 @@ impl TierDevice {
     /// # Errors
     /// When the device is another's or damaged: says what to do.
     pub(crate) fn take_opening(&mut self, service: &mut Service, reports: &Reports) -> Result<Option<()>, String> {
-        while let Some(event) = service.poll_tier_notice() {
+        while let Some(event) = service.tier_mut().and_then(Tiering::poll_notice) {
             let path = self.path();
             match event {
                 Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
@@ -189,7 +191,7 @@ impl TierDevice {
 
     /// Says so when less is written than is wanted, and when that is over.
     fn tell_admission(&mut self, service: &mut Service) {
-        let Some(admission) = service.poll_admission() else { return };
+        let Some(admission) = service.tier_mut().and_then(Tiering::poll_admission) else { return };
         let path = self.path();
         let what = match admission {
             Admission::Full => "the bytes that may be written suffice again: all that is wanted is written",
@@ -222,7 +224,7 @@ impl TierDevice {
 
     /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
     fn tell_harm(&mut self, service: &mut Service) {
-        let Some(harm) = service.poll_tier_harm() else { return };
+        let Some(harm) = service.tier_mut().and_then(Tiering::poll_harm) else { return };
         let path = self.path();
         let text = "they are misses, and can be put again; if there are more and more, replace the device";
         self.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
@@ -230,7 +232,10 @@ impl TierDevice {
 
     /// Says so when the first map of this incarnation left nothing of what the device had, or less than it had.
     fn tell_voided(&mut self, service: &mut Service) {
-        let text = match (service.poll_tier_voided(), service.poll_slots_voided()) {
+        let text = match (
+            service.tier_mut().and_then(Tiering::poll_voided),
+            service.tier_mut().and_then(Tiering::poll_slots_voided),
+        ) {
             (Some(why), _) => format!("nothing of what it had counts any more, it is filled anew: {why}"),
             (None, Some(slots)) => format!(
                 "what it had of {slots} slots counts no more: others owned them meanwhile, and none of them can tell \

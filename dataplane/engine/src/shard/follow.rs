@@ -33,7 +33,7 @@ impl ShardHandle {
     /// When its mailbox is full.
     pub fn keep_events(&self, capacity: usize, bell: Option<SyncSender<()>>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
-            host.service().keep_events(capacity);
+            host.service().control().keep_events(capacity);
             host.follow(bell);
         })))
     }
@@ -43,15 +43,15 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn read_events(&self, from: u64, most: usize) -> Result<EventPage, ShardError> {
-        self.ask_service(move |service| service.read_events(from, most))
+        self.ask_service(move |service| service.inspect().read_events(from, most))
     }
 
-    /// Some of the objects there are: see [`Service::snapshot_objects`].
+    /// Some of the objects there are: see [`kvplane_store::service::Inspection::snapshot_objects`].
     ///
     /// # Errors
     /// When the shard does not answer.
     pub fn snapshot_objects(&self, cursor: u64, most: usize) -> Result<SnapshotPage, ShardError> {
-        self.ask_service(move |service| service.snapshot_objects(cursor, most))
+        self.ask_service(move |service| service.inspect().snapshot_objects(cursor, most))
     }
 
     /// The number of the next event.
@@ -59,7 +59,7 @@ impl ShardHandle {
     /// # Errors
     /// When the shard does not answer.
     pub fn next_event(&self) -> Result<u64, ShardError> {
-        self.ask_service(|service| service.next_event())
+        self.ask_service(|service| service.inspect().next_event())
     }
 
     /// Where each of these objects is. Counts as no access.
@@ -70,24 +70,25 @@ impl ShardHandle {
         self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
     }
 
-    /// These objects are to have copies with their second owners: how far each is. See [`Service::want_copy`].
+    /// These objects are to have replicas with their replica owners: how far each is. See
+    /// [`kvplane_store::service::Control::want_copy`].
     ///
     /// # Errors
     /// When the shard does not answer.
     pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<ReplicaProgress>, ShardError> {
         self.ask(ANSWER_DEADLINE, move |host| {
             let (now_ns, service) = (host.now_ns(), host.service());
-            digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
+            digests.into_iter().map(|digest| service.control().want_copy(digest, now_ns)).collect()
         })
     }
 
-    /// These tenants there are from now on: see [`Service::set_tenants`].
+    /// These tenants there are from now on: see [`kvplane_store::service::Control::set_tenants`].
     ///
     /// # Errors
     /// When its mailbox is full.
     pub fn set_tenants(&self, leases: Vec<TenantLease>, strict: bool) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
-            host.service().set_tenants(&leases, strict);
+            host.service().control().set_tenants(&leases, strict);
         })))
     }
 
@@ -98,7 +99,7 @@ impl ShardHandle {
     pub fn tenants(&self) -> Result<(u64, Vec<TenantUse>), ShardError> {
         self.ask_service(|service| {
             let pool_bytes = service.store().map_or(0, |store| store.config().pool_bytes);
-            (pool_bytes, service.tenants())
+            (pool_bytes, service.inspect().tenants())
         })
     }
 
@@ -120,5 +121,8 @@ impl ShardHandle {
 
 fn found(service: &Service, digest: Digest) -> ObjectPlaces {
     let object = service.store().and_then(|store| store.peek(digest));
-    ObjectPlaces { memory: object.map(|view| (view.extent.offset, view.extent.bytes)), ssd: service.ssd_bytes(digest) }
+    ObjectPlaces {
+        memory: object.map(|view| (view.extent.offset, view.extent.bytes)),
+        ssd: service.inspect().ssd_bytes(digest),
+    }
 }

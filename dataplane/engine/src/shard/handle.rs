@@ -148,7 +148,7 @@ impl ShardHandle {
     pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
         self.ask(ANSWER_DEADLINE, move |host| {
             let now_ns = host.now_ns();
-            host.service().order_tier(order, now_ns)
+            host.service().tier_mut().map(|tier| tier.order(order, now_ns)).is_some()
         })
     }
 
@@ -160,7 +160,7 @@ impl ShardHandle {
     pub fn learn_keys(&self, keys: Vec<TicketKey>, seconds: u64) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             let now_ns = host.now_ns();
-            host.service().learn_keys(keys, seconds, now_ns);
+            host.service().control().learn_keys(keys, seconds, now_ns);
         })))
     }
 

@@ -1,7 +1,7 @@
 //! What is counted of a shard, at one moment.
 
 use kvplane_proto::Digest;
-use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot};
+use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering};
 use kvplane_store::{Store, StoreStats};
 use kvplane_sys::cpu;
 use kvplane_transport::mooncake::ServerCounters;
@@ -51,12 +51,12 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let service = host.service();
     let snapshot = ShardSnapshot {
         store: service.store().map(Store::stats),
-        tier: service.tier_snapshot(),
+        tier: service.inspect().tier().map(Tiering::snapshot),
         device,
-        service: service.counters(),
-        moves: service.move_counters(),
-        copies: service.copy_counters(),
-        times: service.times(now_ns),
+        service: service.inspect().counters(),
+        moves: service.inspect().move_counters(),
+        copies: service.inspect().copy_counters(),
+        times: service.inspect().times(now_ns),
         names: Vec::new(),
         host: counters,
         rdma,

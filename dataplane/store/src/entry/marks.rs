@@ -15,11 +15,11 @@ pub enum Mark {
     Grouped = 16,
     /// It names the stripes in which another object is kept. Kept with the length, as there is no other bit left.
     Head = 32,
-    /// The second owner of its slot may have a copy of it. With the length, as are those that follow.
+    /// The replica owner of its slot may have a copy of it. With the length, as are those that follow.
     Copied = 64,
-    /// It is a copy of what the first owner of its slot has.
+    /// It is a copy of what the owner of its slot has.
     Copy = 128,
-    /// The second owner is to have a copy.
+    /// The replica owner is to have a copy.
     Wanted = 192,
     /// Whoever put it waits to hear of the copy.
     Awaited = 193,
@@ -45,7 +45,7 @@ pub enum Replica {
     /// None of them.
     #[default]
     None,
-    /// The one that the first owner has; the second is to have a copy.
+    /// The one that the owner has; the second is to have a copy.
     First,
     /// The same, and whoever put it waits to hear of that.
     Awaited,
@@ -54,7 +54,7 @@ pub enum Replica {
 }
 
 impl Replica {
-    /// True for an object of its first owner that the second is to have a copy of.
+    /// True for an object of its owner that the second is to have a copy of.
     #[must_use]
     pub const fn is_owed_a_copy(self) -> bool {
         matches!(self, Self::First | Self::Awaited)

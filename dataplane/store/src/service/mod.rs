@@ -7,94 +7,75 @@
 //! ([`Service::request`]), each payload that has arrived ([`Service::payload_done`]) and each payload that has left
 //! ([`Service::sent`]), and drains [`Service::poll_output`].
 //!
-//! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
+//! Invariants: whatever a peer holds (pins, reservations, a payload in flight) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
-mod acks;
-mod answers;
 mod claims;
-mod context;
-mod copies;
-mod deferred;
-mod follow;
-mod keys;
-mod moves;
+mod control;
+mod fetches;
+mod inspection;
+mod lists;
+mod local;
+mod migration;
 mod objects;
-mod owners;
-mod ownership;
 mod put_sessions;
-mod rights;
-mod rooms;
+mod puts;
+mod replication;
 mod segments;
-mod sessions;
-mod shared;
-mod stream_read;
-mod tail;
-mod tenants;
-mod tiered;
-mod timing;
+mod shard;
+mod tiering;
 mod types;
 
 #[cfg(test)]
 mod tests;
 
-use answers::Answers;
-use context::RequestContext;
-pub use copies::{CopyCounters, ReplicaProgress, copy_of};
-use deferred::Deferrals;
-pub use follow::SnapshotPage;
-pub use keys::PoolBytes;
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{ReservationId, SegmentId};
+use kvplane_proto::ids::{Epoch, Incarnation, SegmentId, Slot};
+use kvplane_proto::map::SlotOwners;
 pub use kvplane_proto::message::PutAck;
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::{FrameFlags, Limits, Status};
-use kvplane_ticket::{Challenges, TicketKey};
-pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
-use ownership::Ownership;
-use put_sessions::PutSessions;
-pub use put_sessions::TicketId;
-pub use segments::Segments;
-use sessions::{PendingPayload, SessionCounters, Sessions};
-pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
-use tenants::Tenancy;
-pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, VoidCause, WritePolicy};
-pub use timing::{
+use kvplane_proto::{Limits, Status};
+use kvplane_tier::{BlockOp, Tier};
+
+use self::claims::{Claim, ClaimedRequest, Claims};
+pub use self::control::Control;
+pub use self::fetches::{Fetch, FetchDone, FetchLimits, Want};
+pub use self::inspection::{Inspection, SnapshotPage};
+use self::lists::Lists;
+pub use self::migration::MoveCounters;
+use self::objects::Objects;
+use self::puts::Puts;
+pub use self::replication::{CopyCounters, ReplicaProgress, copy_of};
+pub use self::segments::Segments;
+use self::shard::Shard;
+use self::shard::context::RequestContext;
+use self::shard::effects::Effect;
+use self::shard::sessions::PendingPayload;
+pub use self::shard::tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
+pub use self::shard::timing::{
     HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
     SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
 };
-pub use types::{
-    CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError,
-    SegmentInfo, ServiceCounters, TailWrite,
+pub use self::tiering::{
+    Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Tiering, VoidCause, WritePolicy,
 };
-
+pub use self::types::{
+    CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, PoolBytes,
+    RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
+};
 use crate::store::Store;
 
 /// The answering side of one shard. Single-threaded; owned by the shard's loop.
 pub struct Service {
-    ownership: Ownership,
-    acks: acks::Acks,
-    store: Option<Store>,
-    /// The SSD under the store.
-    tiered: Option<Box<tiered::Tiering>>,
-    /// Slots on their way to other owners, or from them.
-    moves: moves::Moves,
-    /// Objects that two owners have.
-    copies: copies::Copies,
-    /// Answers that wait.
-    deferrals: Deferrals,
-    tenancy: Tenancy,
+    objects: Objects,
+    puts: Puts,
     segments: Segments,
-    /// Lists under way.
-    lists: keys::Lists,
-    sessions: Sessions,
-    answers: Answers,
-    /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
-    put_sessions: PutSessions,
-    counters: ServiceCounters,
-    now_ns: u64,
+    /// Pages of keys that are being made.
+    lists: Lists,
+    /// Requests that wait until the tenants of their objects are known.
+    claims: Claims,
 }
 
 impl Service {
@@ -108,28 +89,14 @@ impl Service {
             let (bytes, limit) = (name.len(), Limits::NAME_BYTES);
             assert!(bytes <= limit, "a name of {bytes} bytes is over the limit of {limit}: {name}");
         }
-        let (pool_bytes, pins, reservations) = store.as_ref().map_or((0, 0, 0), |store| {
-            let config = store.config();
-            (config.pool_bytes, config.max_pins, config.max_reservations)
-        });
         let incarnation = identity.node.0 ^ identity.incarnation.0.rotate_left(32);
         let name = core::mem::take(&mut identity.segment_name);
         Self {
-            ownership: Ownership::new(identity),
-            acks: acks::Acks::default(),
-            store,
-            tiered: None,
-            moves: moves::Moves::new(),
-            copies: copies::Copies::default(),
-            deferrals: Deferrals::default(),
-            tenancy: Tenancy::default(),
+            objects: Objects::new(identity, store),
+            puts: Puts::default(),
             segments: Segments::new(name, (incarnation ^ incarnation >> 32) as u32),
-            lists: keys::Lists::default(),
-            sessions: Sessions::new(pool_bytes, pins, reservations),
-            answers: Answers::new(),
-            put_sessions: PutSessions::default(),
-            counters: ServiceCounters::default(),
-            now_ns: 0,
+            lists: Lists::default(),
+            claims: Claims::default(),
         }
     }
 
@@ -138,8 +105,9 @@ impl Service {
     /// # Panics
     /// When the position is taken: the host reports a connection's end before it reuses its index.
     pub fn peer_joined(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
-        self.now_ns = now_ns;
-        self.sessions.join(peer, path, now_ns);
+        let shard = self.objects.shard_mut();
+        shard.now_ns = now_ns;
+        shard.sessions.join(peer, path, now_ns);
     }
 
     /// A connection is gone and its I/O has ended: everything that it held comes back.
@@ -147,16 +115,17 @@ impl Service {
     /// For shared memory this means that the peer's process is dead or has unmapped the pool; the socket's end says so,
     /// because the kernel closes it after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
-        self.now_ns = now_ns;
-        self.answers.outputs.arrived(now_ns);
-        let Some(mut departed) = self.sessions.leave(peer) else { return };
+        let shard = &mut self.objects.local.shard;
+        shard.now_ns = now_ns;
+        shard.answers.outputs.arrived(now_ns);
+        let Some(mut departed) = shard.sessions.leave(peer) else { return };
         if let Some(pending) = departed.session.pending.take() {
-            self.segments.end_write(pending, &mut self.answers.outputs);
+            self.segments.end_write(pending, &mut shard.answers.outputs);
         }
         for ticket in departed.tickets {
-            self.end_ticket(ticket, None);
+            self.puts.end_ticket(&mut self.objects, ticket, None);
         }
-        let Some(store) = &mut self.store else { return };
+        let Some(store) = &mut self.objects.local.shard.store else { return };
         for pin in departed.pins {
             store.unpin(pin).expect("a session's pin is held");
         }
@@ -165,89 +134,46 @@ impl Service {
         }
     }
 
-    /// A put has not completed in time.
-    fn expire(&mut self, reservation: ReservationId, peer: PeerKey, path: Path) {
-        self.counters.expired += 1;
-        match path {
-            // Only our own receive writes there, so ending the connection frees it.
-            Path::Stream => self.sessions.close(&mut self.answers.outputs, peer, CloseReason::PutDeadline),
-            Path::Shared => {
-                let store = self.store.as_mut().expect("a reservation is of a store");
-                store.expire(reservation);
-            }
-        }
-    }
-
-    /// Requires tickets of connections from now on, and challenges clients with these.
-    pub fn want_tickets(&mut self, challenges: Challenges) {
-        self.sessions.want_tickets(challenges);
-    }
-
-    /// Takes the keys that the control plane has at this ticket time of its own, in seconds.
-    pub fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
-        self.sessions.learn_keys(keys, seconds, now_ns);
-    }
-
-    /// True for a connection that was welcomed: until then nothing is kept for it.
-    #[must_use]
-    pub fn is_welcome(&self, peer: PeerKey) -> bool {
-        self.sessions.is_welcome(peer)
-    }
-
-    /// True where an RDMA connection may be agreed upon on this connection.
-    #[must_use]
-    pub fn may_carry(&self, peer: PeerKey) -> bool {
-        self.sessions.may_carry(peer)
-    }
-
-    /// Binds a connection to one tenant, as if a ticket said so: for a host that knows by itself whose it is.
-    pub fn bind(&mut self, peer: PeerKey, tenant: u32) {
-        if let Some(session) = self.sessions.get_mut(peer) {
-            session.pass.tenant = Some(tenant);
-        }
-    }
-
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.answers.assert_tails_written();
-        self.carry_out_claimed();
-        self.answers.poll(self.now_ns)
+        self.objects.shard().answers.assert_tails_written();
+        self.act_on_effects();
+        while let Some(claim) = self.claims.take_ready() {
+            self.carry_out_claimed(&claim);
+        }
+        let shard = self.objects.shard_mut();
+        shard.answers.poll(shard.now_ns)
     }
 
     /// The body of an [`Output::Frame`]; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
-        self.answers.bytes(range)
+        self.objects.shard().answers.bytes(range)
     }
 
     /// Where a payload lies, or goes, that is in several places; valid until `poll_output` has returned `None`.
     #[must_use]
     pub fn places(&self, range: core::ops::Range<usize>) -> &[Place] {
-        self.answers.places(range)
+        self.objects.shard().answers.places(range)
+    }
+
+    /// The next tail to be written to the pool. Only tails of reservations that still hold their room are returned: a
+    /// tail of a reservation that has ended would damage whichever object has the room now.
+    ///
+    /// The host writes all tails that are due at once: before the payload of the request that it has just passed on,
+    /// before the next request, and before it asks for the next output. The service panics where a host does not.
+    pub fn poll_tail(&mut self) -> Option<TailWrite> {
+        self.objects.shard_mut().poll_tail()
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let own = [self.sessions.poll_timeout(), self.put_sessions.poll_timeout()];
-        let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout()];
-        own.into_iter().chain(work).chain([self.tenancy.claims.poll_timeout()]).flatten().min()
-    }
-
-    /// What happened so far.
-    #[must_use]
-    pub const fn counters(&self) -> ServiceCounters {
-        let (read_bytes, write_bytes) = self.segments.bytes();
-        let &SessionCounters { greeted, closed, strangers, tickets_ended, unauthorized } = self.sessions.counters();
-        let unauthorized = self.counters.unauthorized + unauthorized;
-        let connections = ServiceCounters { greeted, closed, strangers, tickets_ended, unauthorized, ..self.counters };
-        ServiceCounters { read_bytes, write_bytes, ..connections }
-    }
-
-    /// The registered memory.
-    #[must_use]
-    pub const fn segments(&self) -> &Segments {
-        &self.segments
+        let Objects { local, migration, replication } = &self.objects;
+        let own = [local.shard.sessions.poll_timeout(), self.puts.poll_timeout(), self.claims.poll_timeout()];
+        let tiering = local.tiering.as_ref().and_then(|tiering| tiering.poll_timeout());
+        let work = [tiering, migration.poll_timeout(local.shard.now_ns), replication.poll_timeout(&local.shard)];
+        own.into_iter().chain(work).flatten().min()
     }
 
     /// The registered memory, to register more or to use some by address.
@@ -255,28 +181,46 @@ impl Service {
         &mut self.segments
     }
 
-    /// The objects, for their statistics.
+    /// The objects in memory, for their statistics.
     #[must_use]
     pub const fn store(&self) -> Option<&Store> {
-        self.store.as_ref()
+        self.objects.shard().store.as_ref()
+    }
+
+    /// What else can be seen of it.
+    #[must_use]
+    pub const fn inspect(&self) -> Inspection<'_> {
+        Inspection::new(self)
+    }
+
+    /// What its host sets and orders.
+    pub const fn control(&mut self) -> Control<'_> {
+        Control::new(&mut self.objects)
+    }
+
+    /// The SSD under the objects, if there is one: what the device has done, orders, and what it has
+    /// to say.
+    pub fn tier_mut(&mut self) -> Option<&mut Tiering> {
+        self.objects.local.tiering.as_deref_mut()
     }
 
     /// A request arrived. Says where its payload goes; write what [`Self::poll_tail`] has to the pool, then call
     /// [`Self::payload_done`] when the payload is there, also for `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
-        self.answers.assert_tails_written();
-        self.tick(now_ns);
-        self.answers.outputs.arrived(now_ns);
-        let Some(session) = self.sessions.get_mut(peer) else { return PayloadTo::Discard };
+        let shard = self.objects.shard_mut();
+        shard.answers.assert_tails_written();
+        shard.tick(now_ns);
+        shard.answers.outputs.arrived(now_ns);
+        let Some(session) = shard.sessions.get_mut(peer) else { return PayloadTo::Discard };
         (session.arrived_ns, session.payload_bytes) = (now_ns, header.payload_bytes);
-        self.counters.requests += 1;
+        shard.counters.requests += 1;
         if let Kind::Request(operation) = header.kind {
-            self.answers.timed.asked(operation, header.items);
+            shard.answers.timed.asked(operation, header.items);
         }
         match self.dispatch(peer, header, body) {
             Ok(to) => to,
             Err(reason) => {
-                self.sessions.close(&mut self.answers.outputs, peer, reason);
+                self.objects.shard_mut().close(peer, reason);
                 PayloadTo::Discard
             }
         }
@@ -284,7 +228,8 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        let session = self.sessions.get_mut(peer).expect("a session that was just looked up");
+        let Shard { sessions, answers, ownership, now_ns, .. } = self.objects.shard_mut();
+        let session = sessions.get_mut(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
         }
@@ -294,136 +239,173 @@ impl Service {
             return Err(CloseReason::Malformed("a payload where none belongs"));
         }
         if operation == Operation::Hello {
-            let greeted = self.sessions.hello(&mut self.answers, &self.ownership, peer, header, body);
-            return greeted.map(|()| PayloadTo::Discard);
+            return sessions.hello(answers, ownership, peer, header, body).map(|()| PayloadTo::Discard);
         }
         if operation == Operation::Prove {
-            let (answers, from) = (&mut self.answers, (peer, self.now_ns));
-            let proved = self.sessions.prove(answers, &self.ownership, from, header, body);
-            return proved.map(|()| PayloadTo::Discard);
+            return sessions.prove(answers, ownership, peer, *now_ns, header, body).map(|()| PayloadTo::Discard);
         }
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
         let context = RequestContext::new(peer, session, header);
-        if !self.sessions.may_change(&mut self.answers, peer, operation, header) {
+        if !sessions.may_change(answers, peer, operation, header) {
             return Ok(PayloadTo::Discard);
         }
-        self.claim_and_carry_out(&context, header, body)
-    }
-
-    /// Does what a peer that may ask for it asks for.
-    fn carry_out(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        let peer = context.peer;
-        let path = self.sessions.get_mut(peer).expect("a session that was just looked up").path;
-        match (operation, path) {
-            (Operation::Exists, _) => self.exists(context, header, body),
-            (Operation::Size, _) => self.size(context, header, body),
-            (Operation::Remove, _) if context.flags.has(FrameFlags::REPLICATE) => {
-                self.drop_copies(context, header, body)
-            }
-            (Operation::Remove, _) => self.remove(context, header, body),
-            (Operation::RemoveCopy, _) => self.remove_copies(context, header, body),
-            (Operation::Fence, _) => {
-                self.sessions.fence(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
-            }
-            (Operation::OpenSegment, _) => {
-                self.segments.open(&mut self.answers, peer, header, body);
-                Ok(PayloadTo::Discard)
-            }
-            (Operation::List, _) => self.list(context, header, body),
-            (Operation::Get, Path::Stream) => self.get(context, header, body),
-            (Operation::GetRange, Path::Stream) => self.get_ranges(context, header, body),
-            (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
-                // A caller's mistake, not a broken peer's.
-                self.answers.answer(peer, operation, header, Status::Empty);
-                Ok(PayloadTo::Discard)
-            }
-            (Operation::Put, _) => self.put(context, header, body),
-            (Operation::Read, Path::Stream) => {
-                self.segments.read(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
-            }
-            (Operation::ReadMany, Path::Stream) => {
-                self.segments.read_many(&mut self.answers, peer, header, body).map(|()| PayloadTo::Discard)
-            }
-            (Operation::Write, Path::Stream) => {
-                let write = self.segments.write(header, body)?;
-                Ok(self.expect_payload(peer, write.pending, write.to))
-            }
-            (Operation::WriteMany, Path::Stream) => {
-                let write = self.segments.write_many(&mut self.answers, header, body)?;
-                Ok(self.expect_payload(peer, write.pending, write.to))
-            }
-            (Operation::Lookup, Path::Shared) => self.lookup(context, header, body),
-            (Operation::Reserve, Path::Shared) => self.reserve(context, header, body),
-            (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
-            (Operation::Abort, Path::Shared) => self.abort(peer, header, body),
-            (Operation::Release, Path::Shared) => self.release(peer, header, body),
-            (Operation::Begin, _) => self.begin(context, header, body),
-            (Operation::Fill, path) => self.fill_on(path, context, header, body),
-            (Operation::Seal, _) => self.seal(peer, header, body),
-            (Operation::Discard, _) => self.discard(peer, header, body),
-            (Operation::Peek, Path::Shared) => self.peek(context, header, body),
-            _ => {
-                self.answers.answer(peer, operation, header, Status::Unsupported);
-                Ok(PayloadTo::Discard)
-            }
+        if !Claims::concern(&context, header) {
+            return self.carry_out(&context, header, body);
+        }
+        let request = ClaimedRequest { header, body, round: 0, arrived_ns: *now_ns };
+        match self.claims.take(&mut self.objects, &context, request)? {
+            Some((header, body)) => self.carry_out(&context, &header, &body),
+            None => Ok(PayloadTo::Discard),
         }
     }
 
-    /// The payload of a peer's request is on its way.
-    fn expect_payload(&mut self, peer: PeerKey, pending: PendingPayload, to: PayloadTo) -> PayloadTo {
-        self.sessions.get_mut(peer).expect("a session that was just looked up").pending = Some(pending);
-        to
+    /// Carries out a request of a peer that may make it: each kind is one component's.
+    fn carry_out(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
+        let Self { objects, puts, segments, lists, .. } = self;
+        let peer = context.peer;
+        let Shard { sessions, answers, .. } = &mut objects.local.shard;
+        let path = sessions.get_mut(peer).expect("a session that was just looked up").path;
+        match (operation, path) {
+            (Operation::Exists, _) => objects.exists(context, header, body),
+            (Operation::Size, _) => objects.size(context, header, body),
+            (Operation::Remove, _) => objects.remove(context, header, body),
+            (Operation::RemoveCopy, _) => objects.remove_replicas(context, header, body),
+            (Operation::Fence, _) => sessions.fence(answers, peer, header, body),
+            (Operation::OpenSegment, _) => {
+                segments.open(answers, peer, header, body);
+                Ok(())
+            }
+            (Operation::List, _) => lists.begin(objects, context, header, body),
+            (Operation::Get, Path::Stream) => objects.get(context, header, body),
+            (Operation::GetRange, Path::Stream) => puts.get_ranges(objects, context, header, body),
+            (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
+                // A caller's mistake, not a broken peer's.
+                answers.answer(peer, operation, header, Status::Empty);
+                Ok(())
+            }
+            (Operation::Put, _) => return puts.put(objects, context, header, body),
+            (Operation::Read, Path::Stream) => segments.read(answers, peer, header, body),
+            (Operation::ReadMany, Path::Stream) => segments.read_many(answers, peer, header, body),
+            (Operation::Write, Path::Stream) => {
+                let write = segments.write(header, body)?;
+                objects.local.shard.expect_payload(peer, write.pending);
+                return Ok(write.to);
+            }
+            (Operation::WriteMany, Path::Stream) => {
+                let write = segments.write_many(answers, header, body)?;
+                objects.local.shard.expect_payload(peer, write.pending);
+                return Ok(write.to);
+            }
+            (Operation::Lookup, Path::Shared) => objects.lookup(context, header, body),
+            (Operation::Reserve, Path::Shared) => puts.reserve(objects, context, header, body),
+            (Operation::Commit, Path::Shared) => puts.commit(objects, peer, header, body),
+            (Operation::Abort, Path::Shared) => puts.abort(objects, peer, header, body),
+            (Operation::Release, Path::Shared) => puts.release(objects, peer, header, body),
+            (Operation::Begin, _) => puts.begin(objects, context, header, body),
+            (Operation::Fill, path) => return puts.fill_on(objects, path, context, header, body),
+            (Operation::Seal, _) => puts.seal(objects, peer, header, body),
+            (Operation::Discard, _) => puts.discard(objects, peer, header, body),
+            (Operation::Peek, Path::Shared) => puts.peek(objects, context, header, body),
+            _ => {
+                answers.answer(peer, operation, header, Status::Unsupported);
+                Ok(())
+            }
+        }?;
+        Ok(PayloadTo::Discard)
+    }
+
+    /// Carries out a request of which everything is known now for which it waited.
+    fn carry_out_claimed(&mut self, claim: &Claim) {
+        let Claim { peer, header, body, round, arrived_ns, .. } = claim;
+        let Kind::Request(operation) = header.kind else { return };
+        let Shard { sessions, answers, .. } = self.objects.shard_mut();
+        let Some(session) = sessions.get_mut(*peer) else { return };
+        let context = RequestContext::new(*peer, session, header);
+        answers.outputs.arrived(*arrived_ns);
+        if sessions.may_change(answers, *peer, operation, header) {
+            let request = ClaimedRequest { header, body, round: round + 1, arrived_ns: *arrived_ns };
+            let done = match self.claims.take(&mut self.objects, &context, request) {
+                Ok(Some((header, body))) => self.carry_out(&context, &header, &body).err(),
+                Ok(None) => None,
+                Err(reason) => Some(reason),
+            };
+            if let Some(reason) = done {
+                self.objects.shard_mut().close(*peer, reason);
+            }
+        }
+        let shard = self.objects.shard_mut();
+        shard.answers.outputs.arrived(shard.now_ns);
+    }
+
+    /// Carries out what follows for the components above from what those below did.
+    fn act_on_effects(&mut self) {
+        let Self { objects: Objects { local, migration, replication }, lists, claims, .. } = self;
+        let shard = &mut local.shard;
+        while let Some(effect) = shard.effects.take() {
+            match effect {
+                Effect::SlotsServed => replication.look_for_unreplicated(shard),
+                Effect::RecordsChanged => replication.walk_ssd_again(shard),
+                Effect::LacksReplica => replication.walk_again(shard),
+                Effect::Written { digest, is_on_ssd } => migration.written(digest, is_on_ssd, shard.now_ns),
+                Effect::Imported { digest, version } => {
+                    let waits = replication.waits_of(shard, digest);
+                    replication.replicate(shard, digest, version, waits, None);
+                }
+                Effect::TenantSettled(digest) => claims.settle(digest),
+                Effect::Name(name) => lists.take_name(name),
+            }
+        }
     }
 
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
     /// computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
-        self.answers.assert_tails_written();
-        self.tick(now_ns);
-        let Some(session) = self.sessions.get_mut(peer) else { return };
+        let Self { objects, puts, segments, .. } = self;
+        let shard = &mut objects.local.shard;
+        shard.answers.assert_tails_written();
+        shard.tick(now_ns);
+        let Some(session) = shard.sessions.get_mut(peer) else { return };
         let (arrived_ns, bytes) = (session.arrived_ns, session.payload_bytes);
         let Some(pending) = session.pending.take() else { return };
-        self.answers.outputs.received(arrived_ns, bytes, now_ns);
+        shard.answers.outputs.received(arrived_ns, bytes, now_ns);
         match pending {
             PendingPayload::Refused { request, operation, status: Status::WrongOwner, .. } => {
-                self.refuse(peer, operation, request, Status::WrongOwner);
+                shard.refuse(peer, operation, request, Status::WrongOwner);
             }
             PendingPayload::Refused { request, operation, status, argument } => {
-                self.answers.status(peer, operation, request, status, argument);
+                shard.answers.status(peer, operation, request, status, argument);
             }
             PendingPayload::Put { request, reservation, expected } => {
-                self.finish_put(peer, request, reservation, expected, checksum);
+                puts.finish_put(objects, peer, request, reservation, expected, checksum);
             }
             PendingPayload::Fill { request, ticket, expected } => {
-                self.finish_fill(peer, request, ticket, expected, checksum);
+                puts.finish_fill(objects, peer, request, ticket, expected, checksum);
             }
             pending @ (PendingPayload::Write { .. } | PendingPayload::WriteMany { .. }) => {
-                let is_good = self.segments.finish_write(&mut self.answers, peer, pending, checksum);
-                self.counters.corrupt += u64::from(!is_good);
+                let is_good = segments.finish_write(&mut shard.answers, peer, pending, checksum);
+                shard.counters.corrupt += u64::from(!is_good);
             }
         }
     }
 
     /// The payload of an answer has left, or never will: what held its memory is let go.
     pub fn sent(&mut self, hold: Hold) {
+        let shard = &mut self.objects.local.shard;
         match hold {
-            Hold::Pin(pin) => {
-                let released = self.store.as_mut().map(|store| store.unpin(pin));
-                assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
-            }
-            Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.answers.outputs),
-            Hold::Segments { read } => self.segments.finish_read_many(read, &mut self.answers.outputs),
-            Hold::Ticket(ticket) => drop(self.end_ticket(ticket, None)),
+            Hold::Pin(pin) => shard.unpin(pin),
+            Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut shard.answers.outputs),
+            Hold::Segments { read } => self.segments.finish_read_many(read, &mut shard.answers.outputs),
+            Hold::Ticket(ticket) => drop(self.puts.end_ticket(&mut self.objects, ticket, None)),
         }
     }
 
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
     /// once.
     pub fn unregister(&mut self, segment: SegmentId) {
-        self.segments.unregister(segment, &mut self.answers.outputs);
+        self.segments.unregister(segment, &mut self.objects.local.shard.answers.outputs);
     }
 
     /// Ends a use that [`Segments::acquire_by_address`] began. All I/O on the range has ended.
@@ -431,28 +413,28 @@ impl Service {
     /// # Panics
     /// When the segment is not in use.
     pub fn release_by_address(&mut self, segment: SegmentId) {
-        self.segments.release(segment, &mut self.answers.outputs);
+        self.segments.release(segment, &mut self.objects.local.shard.answers.outputs);
     }
 
     /// Closes the connections that still write or read a segment whose unregistering takes too long.
     pub fn evict_users(&mut self, segment: SegmentId) {
-        let writers = self.sessions.select(|session| match &session.pending {
+        let shard = &mut self.objects.local.shard;
+        let writers = shard.sessions.select(|session| match &session.pending {
             Some(PendingPayload::Write { segment: used, .. }) => *used == segment,
             Some(PendingPayload::WriteMany { segments, .. }) => segments.contains(&segment),
             _ => false,
         });
         let users: Vec<PeerKey> = writers.into_iter().chain(self.segments.readers(segment)).collect();
-        for peer in users {
-            self.sessions.close(&mut self.answers.outputs, peer, CloseReason::SegmentGone);
-        }
+        users.into_iter().for_each(|peer| shard.close(peer, CloseReason::SegmentGone));
     }
 
     /// The memory that the payload of this peer's write was to go to turned out to be gone: the payload is thrown away,
     /// and the write refused when it has come.
     pub fn refuse_payload(&mut self, peer: PeerKey) {
-        let Some(session) = self.sessions.get_mut(peer) else { return };
+        let Shard { sessions, answers, .. } = &mut self.objects.local.shard;
+        let Some(session) = sessions.get_mut(peer) else { return };
         if let Some(pending) = session.pending.take() {
-            session.pending = Some(self.segments.refuse_write(&mut self.answers, pending));
+            session.pending = Some(self.segments.refuse_write(answers, pending));
         }
     }
 
@@ -460,24 +442,156 @@ impl Service {
     pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold) {
         self.sent(hold);
         if let Kind::Reply(operation) = answer.kind {
-            self.answers.status(peer, operation, answer.request, Status::OutOfRange, 0);
+            self.objects.shard_mut().answers.status(peer, operation, answer.request, Status::OutOfRange, 0);
         }
     }
 
     /// Deadlines of greetings and reservations.
     pub fn handle_timeout(&mut self, now_ns: u64) {
-        self.now_ns = now_ns;
-        self.answers.outputs.arrived(now_ns);
-        while let Some(peer) = self.sessions.take_silent(now_ns) {
-            self.sessions.close(&mut self.answers.outputs, peer, CloseReason::NotGreeted);
+        let Self { objects, puts, claims, .. } = self;
+        let shard = &mut objects.local.shard;
+        shard.now_ns = now_ns;
+        shard.answers.outputs.arrived(now_ns);
+        while let Some(peer) = shard.sessions.take_silent(now_ns) {
+            shard.close(peer, CloseReason::NotGreeted);
         }
-        while let Some((reservation, peer, path)) = self.sessions.take_overdue(now_ns) {
-            self.expire(reservation, peer, path);
+        while let Some((reservation, peer, path)) = objects.local.shard.sessions.take_overdue(now_ns) {
+            puts.expire(objects, reservation, peer, path);
         }
-        self.expire_drafts();
-        self.sessions.end_tickets(&mut self.answers.outputs, now_ns);
-        self.expire_claims();
-        self.expire_copy_waits();
+        puts.expire_sessions(objects);
+        let shard = &mut objects.local.shard;
+        shard.sessions.end_tickets(&mut shard.answers.outputs, now_ns);
+        claims.expire(shard);
+        objects.replication.expire_waits(shard);
+    }
+
+    /// A round of the host is over and what it answered has left; `clock` is read now and then.
+    #[inline]
+    pub fn round_over(&mut self, clock: impl FnOnce() -> u64) {
+        self.objects.shard_mut().answers.timed.round_over(clock);
+    }
+
+    /// What to remember of the frame that was polled last, until its payload has left.
+    #[must_use]
+    #[inline]
+    pub const fn leaving(&self, header: &Header, now_ns: u64) -> LeavingPayload {
+        self.objects.shard().answers.outputs.leaving(header, now_ns)
+    }
+
+    /// A payload has left; what holds its memory is let go after this.
+    #[inline]
+    pub fn left(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
+        let Shard { answers, store, .. } = self.objects.shard_mut();
+        answers.timed.left(leaving, now_ns, || match (hold, store) {
+            (Hold::Pin(pin), Some(store)) => store.pinned(pin),
+            _ => None,
+        });
+    }
+
+    /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
+    pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
+        self.own(epoch, MapStanding { state: 0, since: epoch, kept: Epoch(0) }, owned);
+    }
+
+    /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
+    /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
+    /// elsewhere meanwhile.
+    pub fn own(&mut self, epoch: Epoch, standing: MapStanding, owned: impl Fn(u16) -> bool) {
+        self.change_owners(epoch, standing, &owned, None);
+    }
+
+    /// Serves the slots that a map of this state of the control plane gives to this shard. As [`Self::own`], but what
+    /// moved goes along: objects of slots that left stay for their new owners to fetch, and what was in slots that came
+    /// is fetched from their former ones: see [`Self::poll_fetch`].
+    pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
+        let me = self.objects.shard().ownership.key();
+        let standing = MapStanding { state, since: owners.since, kept: owners.kept };
+        let owned = |slot| owners.owner(Slot(slot)) == Some(me);
+        self.change_owners(owners.epoch, standing, &owned, Some(owners));
+        let Shard { sessions, answers, ownership, .. } = self.objects.shard_mut();
+        if sessions.needs_tickets() {
+            ownership.note_incarnations(owners);
+            sessions.end_former_incarnations(&mut answers.outputs, ownership);
+        }
+    }
+
+    fn change_owners(
+        &mut self,
+        epoch: Epoch,
+        standing: MapStanding,
+        owned: &dyn Fn(u16) -> bool,
+        owners: Option<&SlotOwners>,
+    ) {
+        let Some(change) = self.objects.lose_slots(epoch, standing, owned, owners) else { return };
+        if change.has_lost {
+            self.puts.end_void_sessions(&mut self.objects);
+        }
+        self.objects.gain_slots(&change, owned, owners);
+        self.act_on_effects();
+    }
+
+    /// Starts a new incarnation of the shard: its former one was declared over, so its objects may be older than what
+    /// others were given meanwhile. Those in memory are dropped, those on an SSD are kept to be compared, every
+    /// connection is closed, and nothing is owned until the next [`Self::set_owned`].
+    pub fn begin_incarnation(&mut self, incarnation: Incarnation) {
+        if self.objects.begin_incarnation(incarnation) {
+            self.puts.end_void_sessions(&mut self.objects);
+        }
+        self.set_owned(self.objects.shard().ownership.epoch(), |_| false);
+        let shard = self.objects.shard_mut();
+        shard.ownership.forget_epoch();
+        for peer in shard.sessions.select(|_| true) {
+            shard.close(peer, CloseReason::Refused(Status::WrongOwner));
+        }
+    }
+
+    /// Gives the shard a tier. Its store's objects must begin at multiples of the tier's alignment.
+    ///
+    /// # Panics
+    /// When it has no store, or one whose units do not suit direct I/O: a mistake of the host's.
+    pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
+        self.objects.local.attach(tier, policy);
+    }
+
+    /// Lets the tier work: gives it what waits, and `start` what the device is to do. Whether there was anything.
+    pub fn drive_tier(
+        &mut self,
+        now_ns: u64,
+        memory: &mut dyn kvplane_tier::Memory,
+        start: &mut dyn FnMut(BlockOp),
+    ) -> bool {
+        let Objects { local, migration, .. } = &mut self.objects;
+        let Some(tiering) = &mut local.tiering else { return false };
+        local.shard.now_ns = now_ns;
+        let progress = migration.with_sources(|sources| tiering.drive(&mut local.shard, sources, memory, start));
+        self.act_on_effects();
+        progress
+    }
+
+    /// The next question to another shard, if there is any; to be called until there is none, in every round. Its
+    /// answer goes to [`Self::fetched`].
+    pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
+        let Objects { local, migration, replication } = &mut self.objects;
+        local.shard.now_ns = local.shard.now_ns.max(now_ns);
+        let bytes_per_s = migration.limits().bytes_per_s;
+        let fetch = replication.poll(local, bytes_per_s).or_else(|| migration.poll(local));
+        self.act_on_effects();
+        fetch
+    }
+
+    /// Another shard has answered, or has not. Nothing writes to the object's place any more.
+    pub fn fetched(&mut self, token: u64, done: FetchDone, now_ns: u64) {
+        let Objects { local, migration, replication } = &mut self.objects;
+        local.shard.now_ns = local.shard.now_ns.max(now_ns);
+        if !replication.fetched(&mut local.shard, token, &done) {
+            migration.fetched(local, token, done);
+        }
+        self.act_on_effects();
+    }
+
+    /// Goes on with lists: one step of each. Whether there was anything to do. The host calls it in every round.
+    pub fn drive_lists(&mut self, pool: &dyn PoolBytes) -> bool {
+        self.lists.drive(&mut self.objects, pool)
     }
 }
 

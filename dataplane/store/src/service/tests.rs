@@ -1,14 +1,12 @@
 //! Tests of the answering side: a host that is played by hand, then one that plays at random.
 
+mod connections;
 mod differential;
-mod drafts;
-mod fences;
-mod gate;
-mod handshake;
 mod keys;
 mod moves;
 mod objects;
 mod ownership;
+mod put_sessions;
 mod random;
 mod ranges;
 mod rig;

@@ -4,10 +4,11 @@ use core::fmt;
 use core::ops::Range;
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, SegmentId, ShardId};
-use kvplane_proto::{Limits, Status};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, ReservationId, SegmentId, ShardId, Version};
+use kvplane_proto::message::PutAck;
+use kvplane_proto::{Digest, Limits, Status};
 
-use super::put_sessions::TicketId;
+use crate::{CommitError, GetError, ReserveError};
 
 /// Who answers.
 #[derive(Clone, Debug)]
@@ -83,6 +84,31 @@ pub enum Places {
     Many(Range<usize>),
 }
 
+/// Ids of tickets have this bit in their index.
+const TICKET: u32 = 1 << 31;
+
+/// A hold on a range of a put session: its place and its generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TicketId {
+    pub(in crate::service) index: u32,
+    pub(in crate::service) generation: u32,
+}
+
+impl TicketId {
+    pub(super) const fn reservation(self) -> ReservationId {
+        ReservationId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    pub(super) const fn pin(self) -> PinId {
+        PinId { index: self.index | TICKET, generation: self.generation }
+    }
+
+    /// The ticket that an id names, if it names one.
+    pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
+        if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
+    }
+}
+
 /// What keeps the memory of an answer's payload in place; given back through [`super::Service::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
@@ -92,14 +118,14 @@ pub enum Hold {
     Segment {
         /// Which.
         segment: SegmentId,
-        /// Which of the reads under way, by the service's count.
+        /// Which of the reads in flight, by the service's count.
         read: u32,
     },
     /// A range of an object that is being written.
     Ticket(TicketId),
     /// Several segments.
     Segments {
-        /// Which of the gathered reads under way, by the service's count.
+        /// Which of the gathered reads in flight, by the service's count.
         read: u32,
     },
 }
@@ -266,4 +292,53 @@ pub struct ServiceCounters {
     pub read_bytes: u64,
     /// Segments' bytes taken in.
     pub write_bytes: u64,
+}
+
+/// An object that was just made visible.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommittedObject {
+    pub(super) version: Version,
+    pub(super) digest: Digest,
+    pub(super) bytes: u64,
+    /// Whether it takes the place of others.
+    pub(super) replaces: bool,
+    /// Whether it is a copy of what another owner has.
+    pub(super) is_copy: bool,
+    /// What its put's answer is to wait for, where that is not left to the policy.
+    pub(super) ack: Option<PutAck>,
+}
+
+pub(super) const fn get_status(error: GetError) -> Status {
+    match error {
+        GetError::NotFound => Status::NotFound,
+        GetError::TooManyPins { .. } => Status::Busy,
+    }
+}
+
+pub(super) const fn reserve_status(error: ReserveError) -> Status {
+    match error {
+        ReserveError::Empty => Status::Empty,
+        ReserveError::TooLarge { .. } => Status::TooLarge,
+        ReserveError::Exists => Status::Exists,
+        ReserveError::NoSpace { .. } | ReserveError::TooManyObjects { .. } => Status::NoSpace,
+        ReserveError::Quota { .. } => Status::QuotaExceeded,
+        ReserveError::PinLimit { .. } => Status::PinLimit,
+        ReserveError::TooManyReservations { .. } => Status::Busy,
+    }
+}
+
+pub(super) const fn commit_status(error: CommitError) -> Status {
+    match error {
+        CommitError::Stale => Status::Stale,
+        CommitError::Exists => Status::Exists,
+        CommitError::Expired => Status::DeadlineExceeded,
+    }
+}
+
+/// The pool's memory, to look at.
+pub trait PoolBytes {
+    /// Copies out what lies at `offset`.
+    fn read(&self, offset: u64, into: &mut [u8]);
+    /// How long it is.
+    fn bytes(&self) -> u64;
 }

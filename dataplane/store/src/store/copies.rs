@@ -1,4 +1,4 @@
-//! Objects that two owners have: which of ours the second owner may have a copy of, and which are copies of another's.
+//! Objects that two owners have: which of ours the replica owner may have a copy of, and which are copies of another's.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{ReservationId, Version};
@@ -25,7 +25,7 @@ pub enum Fate {
 pub enum Side {
     /// A copy of another's.
     Copy,
-    /// One of ours, of which the second owner may have a copy.
+    /// One of ours, of which the replica owner may have a copy.
     Copied,
     /// One of ours that has none.
     Plain,
@@ -51,7 +51,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.index.find(&self.entries, digest).map_or(Replica::None, |id| self.entries[id].replica())
     }
 
-    /// Whether the second owner may have a copy of an object.
+    /// Whether the replica owner may have a copy of an object.
     #[must_use]
     pub fn is_copied(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some_and(|id| self.entries[id].is(Mark::Copied))
@@ -66,7 +66,7 @@ impl<P: EvictionPolicy> Store<P> {
         id.is_some()
     }
 
-    /// An object of ours is to have no copy any more; true where the second owner may have one, which has to go.
+    /// An object of ours is to have no copy any more; true where the replica owner may have one, which has to go.
     pub fn want_no_copy(&mut self, digest: Digest) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| !self.entries[*id].is(Mark::Copy));
         let Some(id) = id else { return false };
@@ -76,7 +76,7 @@ impl<P: EvictionPolicy> Store<P> {
         copied
     }
 
-    /// Notes whether the second owner may have a copy of this version. False where that is not the object any more.
+    /// Notes whether the replica owner may have a copy of this version. False where that is not the object any more.
     pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| self.entries[*id].version() == version);
         if let Some(id) = id {
@@ -91,7 +91,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.entries.set(id, Mark::Copied, copied);
     }
 
-    /// Objects that are gone while the second owner may have copies of them: all since the last call.
+    /// Objects that are gone while the replica owner may have copies of them: all since the last call.
     pub fn take_orphans(&mut self) -> Vec<Digest> {
         core::mem::take(&mut self.orphans)
     }

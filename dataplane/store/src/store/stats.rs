@@ -49,10 +49,8 @@ pub struct StoreStats {
     pub objects: u64,
     /// Their exact sizes, summed.
     pub payload_bytes: u64,
-    /// Those of them that are copies of what another shard owns,
-    pub copies: u64,
-    /// and those of which the second owner may have a copy.
-    pub copied: u64,
+    /// Those of them that two owners have.
+    pub replicas: ReplicaStats,
     /// The pool's size.
     pub pool_bytes: u64,
     /// Space that is not free.
@@ -63,13 +61,11 @@ pub struct StoreStats {
     pub largest_free_bytes: u64,
     /// Space of objects that are held by readers, removed ones included, or hard pinned.
     pub pinned_bytes: u64,
-    /// Space of hard pinned objects, also while they are written.
-    pub hard_pinned_bytes: u64,
-    /// Objects whose soft pins last.
-    pub soft_pins: u64,
+    /// Objects that are kept before others.
+    pub kept: PinStats,
     /// Space of removed objects that wait for their last pin; a part of `pinned_bytes`.
     pub doomed_bytes: u64,
-    /// Space of puts under way.
+    /// Space of puts in flight.
     pub reserved_bytes: u64,
     /// Space of expired puts that were not aborted.
     pub quarantined_bytes: u64,
@@ -107,12 +103,37 @@ pub struct StoreStats {
     pub stale_ids: u64,
     /// Objects that became visible, by size: see [`SIZE_CLASSES`].
     pub sizes: [u64; SIZE_CLASSES],
+    /// Events of objects.
+    pub events: EventStats,
+}
+
+/// Visible objects that two owners have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaStats {
+    /// Replicas of what another shard owns.
+    pub here: u64,
+    /// Objects of which the replica owner may have a replica.
+    pub elsewhere: u64,
+}
+
+/// Objects that are kept before others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PinStats {
+    /// Space of hard pinned objects, also while they are written.
+    pub hard_bytes: u64,
+    /// Objects whose soft pins last.
+    pub soft: u64,
+}
+
+/// Events of objects, for subscribers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventStats {
     /// The number of the next event.
-    pub next_event: u64,
+    pub next: u64,
     /// Events that were dropped before anybody read them.
-    pub events_lost: u64,
-    /// Whether events are kept.
-    pub keeps_events: bool,
+    pub lost: u64,
+    /// Events are kept.
+    pub are_kept: bool,
 }
 
 impl<P: EvictionPolicy> Store<P> {
@@ -125,15 +146,16 @@ impl<P: EvictionPolicy> Store<P> {
         StoreStats {
             objects: self.index.len().into(),
             payload_bytes: counters.payload_bytes,
-            copies: counters.copies,
-            copied: counters.copied,
+            replicas: ReplicaStats { here: counters.copies, elsewhere: counters.copied },
             pool_bytes,
             used_bytes: pool_bytes - self.allocator.free_bytes(),
             free_bytes: self.allocator.free_bytes(),
             largest_free_bytes: self.allocator.largest_free_bytes(),
             pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
-            hard_pinned_bytes: self.order.hard_granules() * GRANULE_BYTES,
-            soft_pins: self.order.soft_pins() as u64,
+            kept: PinStats {
+                hard_bytes: self.order.hard_granules() * GRANULE_BYTES,
+                soft: self.order.soft_pins() as u64,
+            },
             doomed_bytes: bytes_in(State::Doomed),
             reserved_bytes: bytes_in(State::Reserved),
             quarantined_bytes: bytes_in(State::Quarantined),
@@ -154,9 +176,7 @@ impl<P: EvictionPolicy> Store<P> {
             evicted_bytes: counters.evicted_bytes,
             stale_ids: counters.stale_ids,
             sizes: counters.sizes,
-            next_event: self.events.next(),
-            events_lost: self.events.lost(),
-            keeps_events: self.events.is_kept(),
+            events: EventStats { next: self.events.next(), lost: self.events.lost(), are_kept: self.events.is_kept() },
         }
     }
 }

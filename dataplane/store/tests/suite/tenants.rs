@@ -393,7 +393,7 @@ fn hard_pins_never_exhaust_the_pool() {
     let mut store = Store::new(StoreConfig::for_pool(100 * GRANULE), Version(1)).expect("it is valid");
     let hard = Keep { hard_pin: true, ..Keep::default() };
     let refused = (0..100).map(|key| put(&mut store, key, hard)).filter(Result::is_err).count();
-    assert_eq!((refused, store.stats().hard_pinned_bytes), (75, 25 * GRANULE));
+    assert_eq!((refused, store.stats().kept.hard_bytes), (75, 25 * GRANULE));
     let error = put(&mut store, 1000, hard).expect_err("no more").to_string();
     assert_eq!(
         error,
@@ -416,7 +416,7 @@ fn copies_are_pinned_as_far_as_pins_go() {
         let (reservation, _) = store.reserve_for(&wanted).expect("without a pin, if need be");
         store.commit(reservation, 0).expect("it is new");
     }
-    assert_eq!(store.stats().hard_pinned_bytes, 25 * GRANULE);
+    assert_eq!(store.stats().kept.hard_bytes, 25 * GRANULE);
     assert!(put(&mut store, 100, keep).is_err(), "pins are used up");
     for key in 2000..2300 {
         put(&mut store, key, Keep::default()).expect("the others make room");

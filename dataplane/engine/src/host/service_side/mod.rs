@@ -91,10 +91,10 @@ impl ServiceSide {
         self.stock_server.ready(token);
     }
 
-    /// The names of these objects: see [`Service::names_of`].
+    /// The names of these objects: see [`kvplane_store::service::Inspection::names_of`].
     pub(crate) fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
         match &self.memory.pool {
-            Some(pool) => self.service.names_of(digests, &PoolView(pool)),
+            Some(pool) => self.service.inspect().names_of(digests, &PoolView(pool)),
             None => Vec::new(),
         }
     }
@@ -138,7 +138,7 @@ impl ServiceSide {
         // Before the payload, which over shared memory is here already, and ends the reservation.
         self.write_tails();
         if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
-            && self.service.is_welcome(link.peer())
+            && self.service.inspect().is_welcome(link.peer())
         {
             connections.tcp.trust(id);
         }
@@ -185,7 +185,7 @@ impl ServiceSide {
             connections.close(link, CloseCause::Closed);
             return;
         };
-        let may = self.service.may_carry(link.peer());
+        let may = self.service.inspect().may_carry(link.peer());
         self.service.peer_gone(link.peer(), now_ns);
         connections.tcp.trust(carrier);
         connections.answer_offer(carrier, header, body, may);
@@ -195,7 +195,7 @@ impl ServiceSide {
     pub(crate) fn offer_segments(&mut self, connections: &mut Connections) {
         while let Some((id, segment)) = connections.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
-            let info = self.service.segments().info(segment);
+            let info = self.service.inspect().segments().info(segment);
             let info = info.filter(|info| info.remote_accessible && info.shareable);
             let region = self.memory.segments.get(segment).filter(|_| info.is_some());
             let writable = info.is_some_and(|info| info.writable);
@@ -277,7 +277,7 @@ impl ServiceSide {
 
     /// Gives a registered segment memory, which peers may use from now on.
     pub(crate) fn add_segment(&mut self, connections: &mut Connections, segment: SegmentId, region: Arc<Region>) {
-        if let Some(info) = self.service.segments().info(segment).filter(|info| info.remote_accessible) {
+        if let Some(info) = self.service.inspect().segments().info(segment).filter(|info| info.remote_accessible) {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();
             connections.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
@@ -327,7 +327,7 @@ impl ServiceSide {
 
     /// Rings the follower's bell if there is something new.
     pub(crate) fn ring_follower(&mut self) {
-        self.follower.ring(|| self.service.next_event());
+        self.follower.ring(|| self.service.inspect().next_event());
     }
 
     /// The service's timers that are due.

@@ -1,13 +1,12 @@
 //! Put sessions: objects that are written in ranges, and who writes and reads them at the moment.
 //!
-//! [`PutSessions`] joins the states of drafts ([`crate::drafts`]) to the store's reservations, which are their room,
-//! and to tickets. A *ticket* is a hold on a range of a draft: of a writer that fills it, or of a reader of what is
+//! [`PutSessions`] joins their states ([`crate::put_session`]) to the store's reservations, which are their room, and
+//! to tickets. A *ticket* is a hold on a range of a put session: of a writer that fills it, or of a reader of what is
 //! there. Over shared memory tickets are lent as reservations and pins are, under ids that are told apart by their
 //! highest bit. A ticket of a peer comes back with its connection.
 //!
-//! Not here: whose connections those are ([`super::Sessions`]), and how a draft becomes an object.
+//! Not here: whose connections those are (the shard's sessions), and how a put session becomes an object.
 
-mod requests;
 #[cfg(test)]
 mod tests;
 
@@ -15,22 +14,19 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::stream_read::ReadSpan;
-use super::types::{Memory, Place};
-use crate::drafts::{Complete, DraftId, Drafts, FillError, Numbers, SealError};
+use super::shard::stream_read::ReadSpan;
+use super::types::{Memory, Place, TicketId};
+use crate::put_session::{Complete, FillError, NewPutSession, Numbers, PutSessionId, PutSessionTable, SealError};
 use crate::store::Store;
-
-/// Ids of tickets have this bit in their index.
-const TICKET: u32 = 1 << 31;
 
 /// Somebody's hold on a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ticket {
     /// Fills it.
-    Fill { draft: DraftId, offset: u64, bytes: u64 },
+    Fill { put_session: PutSessionId, offset: u64, bytes: u64 },
     /// Reads it.
-    Read { draft: DraftId },
-    /// Reads it, and the draft is an object by now.
+    Read { put_session: PutSessionId },
+    /// Reads it, and the put session is an object by now.
     Pinned { pin: PinId },
 }
 
@@ -39,28 +35,6 @@ enum Ticket {
 struct Tickets {
     places: Vec<(u32, Option<Ticket>)>,
     vacant: Vec<u32>,
-}
-
-/// A ticket's place and generation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TicketId {
-    pub(in crate::service) index: u32,
-    pub(in crate::service) generation: u32,
-}
-
-impl TicketId {
-    pub(super) const fn reservation(self) -> ReservationId {
-        ReservationId { index: self.index | TICKET, generation: self.generation }
-    }
-
-    pub(super) const fn pin(self) -> PinId {
-        PinId { index: self.index | TICKET, generation: self.generation }
-    }
-
-    /// The ticket that an id names, if it names one.
-    pub(in crate::service) const fn of(index: u32, generation: u32) -> Option<Self> {
-        if index & TICKET != 0 { Some(Self { index: index & !TICKET, generation }) } else { None }
-    }
 }
 
 impl Tickets {
@@ -89,75 +63,86 @@ impl Tickets {
         self.places.get(id.index as usize)?.1
     }
 
-    /// The readers of a draft that became an object: each holds a pin of that from now on.
-    fn pin_readers(&mut self, draft: DraftId, mut pin: impl FnMut() -> PinId) {
+    /// The readers of a put session that became an object: each holds a pin of that from now on.
+    fn pin_readers(&mut self, put_session: PutSessionId, mut pin: impl FnMut() -> PinId) {
         for ticket in self.places.iter_mut().filter_map(|place| place.1.as_mut()) {
-            if *ticket == (Ticket::Read { draft }) {
+            if *ticket == (Ticket::Read { put_session }) {
                 *ticket = Ticket::Pinned { pin: pin() };
             }
         }
     }
 }
 
-/// A range of a draft that a reader may have: where it is, and how long the object will be.
+/// A range of a put session that a reader may have: where it is, and how long the object will be.
 pub(super) struct Readable {
-    ticket: TicketId,
-    place: Place,
-    object_bytes: u64,
+    pub(super) ticket: TicketId,
+    pub(super) place: Place,
+    pub(super) object_bytes: u64,
+}
+
+/// A put session that takes ranges.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OpenPutSession {
+    pub(super) id: PutSessionId,
+    client: u64,
+    pub(super) digest: Digest,
+    pub(super) reservation: ReservationId,
 }
 
 /// The put sessions of a shard, and the tickets for their ranges.
 #[derive(Debug, Default)]
 pub(super) struct PutSessions {
-    drafts: Drafts,
+    put_sessions: PutSessionTable,
     tickets: Tickets,
 }
 
 impl PutSessions {
-    /// Begins a draft of an object of so many bytes in this room. The number by which its client names it; nothing
-    /// where there are too many.
-    fn begin(
-        &mut self,
-        shard: ShardKey,
-        (client, idle_ns, now_ns): (u64, u64, u64),
-        of: (Digest, u64),
-        reservation: ReservationId,
-    ) -> Option<ReservationId> {
-        let draft = self.drafts.begin(client, of, reservation, idle_ns, now_ns)?;
-        Some(ReservationId::from_bits(Numbers::of(shard).number(draft)))
+    /// Begins a put session. The number by which its client names it; nothing where there are too many.
+    pub(super) fn begin(&mut self, shard: ShardKey, new: &NewPutSession, now_ns: u64) -> Option<ReservationId> {
+        let id = self.put_sessions.begin(new, now_ns)?;
+        Some(ReservationId::from_bits(Numbers::of(shard).number(id)))
     }
 
-    /// The open draft that a client means by a number, its object and its room.
-    fn find(&mut self, shard: ShardKey, client: u64, number: u64) -> Option<(DraftId, Digest, ReservationId)> {
-        let draft = Numbers::of(shard).draft(number);
-        self.drafts.of(client, draft).map(|(digest, reservation)| (draft, digest, reservation))
+    /// The open put session that a client means by a number.
+    pub(super) fn find(&mut self, shard: ShardKey, client: u64, number: u64) -> Option<OpenPutSession> {
+        let id = Numbers::of(shard).session(number);
+        let (digest, reservation) = self.put_sessions.of(client, id)?;
+        Some(OpenPutSession { id, client, digest, reservation })
     }
 
     /// A range that is to be filled: its ticket, and where it is.
-    fn fill(
+    pub(super) fn fill(
         &mut self,
         store: &Store,
-        (client, draft, reservation): (u64, DraftId, ReservationId),
-        (offset, bytes): (u64, u64),
+        open: &OpenPutSession,
+        offset: u64,
+        bytes: u64,
         now_ns: u64,
     ) -> Result<(TicketId, Place), Status> {
-        self.drafts.fill(client, draft, offset, bytes, now_ns).map_err(fill_status)?;
-        let Some(ticket) = self.tickets.add(Ticket::Fill { draft, offset, bytes }) else {
-            self.drafts.filled(draft, (offset, bytes), None, now_ns);
+        let put_session = open.id;
+        self.put_sessions.fill(open.client, put_session, offset, bytes, now_ns).map_err(fill_status)?;
+        let Some(ticket) = self.tickets.add(Ticket::Fill { put_session, offset, bytes }) else {
+            self.put_sessions.filled(put_session, offset, bytes, None, now_ns);
             return Err(Status::Busy);
         };
-        Ok((ticket, place_of(store, reservation, offset, bytes)))
+        Ok((ticket, place_of(store, open.reservation, offset, bytes)))
     }
 
     /// A range of an object that is being written, for a reader. What fails comes with the object's length.
-    fn read(&mut self, store: &Store, digest: Digest, offset: u64, bytes: u64) -> Result<Readable, (Status, u64)> {
-        let Some(found) = self.drafts.find(digest, offset, bytes) else { return Err((Status::NotFound, 0)) };
+    pub(super) fn read(
+        &mut self,
+        store: &Store,
+        digest: Digest,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Readable, (Status, u64)> {
+        let Some(found) = self.put_sessions.find(digest, offset, bytes) else { return Err((Status::NotFound, 0)) };
         ReadSpan::Range { offset, bytes }.check(found.bytes).map_err(|status| (status, found.bytes))?;
         if !found.is_there {
             return Err((Status::Pending, found.bytes));
         }
-        let ticket = self.tickets.add(Ticket::Read { draft: found.draft }).ok_or((Status::Busy, 0))?;
-        self.drafts.reading(found.draft);
+        let ticket = self.tickets.add(Ticket::Read { put_session: found.session }).ok_or((Status::Busy, 0))?;
+        self.put_sessions.reading(found.session);
         let place = place_of(store, found.reservation, offset, bytes);
         Ok(Readable { ticket, place, object_bytes: found.bytes })
     }
@@ -165,72 +150,84 @@ impl PutSessions {
     /// Takes a ticket back, with the checksum of what was filled. What became of the fill.
     pub(super) fn end_ticket(&mut self, store: &mut Store, id: TicketId, checksum: Option<u64>, now_ns: u64) -> Status {
         let (freed, status) = match self.tickets.take(id) {
-            Ticket::Fill { draft, offset, bytes } => {
-                let is_open = self.drafts.is_open(draft);
-                let freed = self.drafts.filled(draft, (offset, bytes), checksum, now_ns);
+            Ticket::Fill { put_session, offset, bytes } => {
+                let is_open = self.put_sessions.is_open(put_session);
+                let freed = self.put_sessions.filled(put_session, offset, bytes, checksum, now_ns);
                 (freed, if is_open { Status::Ok } else { Status::Stale })
             }
-            Ticket::Read { draft } => (self.drafts.read(draft), Status::Ok),
+            Ticket::Read { put_session } => (self.put_sessions.read(put_session), Status::Ok),
             Ticket::Pinned { pin } => {
                 store.unpin(pin).expect("a reader's pin is held");
                 (None, Status::Ok)
             }
         };
         if let Some(reservation) = freed {
-            store.abort(reservation).expect("a draft's room is held");
+            store.abort(reservation).expect("a put session's room is held");
         }
         status
     }
 
-    /// A client's draft that may become an object: nothing may write there any more.
-    fn complete(&mut self, shard: ShardKey, client: u64, number: u64) -> Result<(DraftId, Complete), SealError> {
-        let draft = Numbers::of(shard).draft(number);
-        self.drafts.complete(client, draft).map(|complete| (draft, complete))
+    /// A client's put session that may become an object: nothing may write there any more.
+    pub(super) fn complete(
+        &mut self,
+        shard: ShardKey,
+        client: u64,
+        number: u64,
+    ) -> Result<(PutSessionId, Complete), SealError> {
+        let put_session = Numbers::of(shard).session(number);
+        self.put_sessions.complete(client, put_session).map(|complete| (put_session, complete))
     }
 
-    /// A draft has become an object of this version, or was refused. Its readers hold the object from now on.
-    fn seal(&mut self, store: &mut Store, draft: DraftId, readers: u32, digest: Digest, version: Option<Version>) {
+    /// A put session has become an object of this version, or was refused. Its readers hold the object from now on.
+    pub(super) fn seal(
+        &mut self,
+        store: &mut Store,
+        put_session: PutSessionId,
+        readers: u32,
+        digest: Digest,
+        version: Option<Version>,
+    ) {
         if version.is_some() && readers > 0 {
-            self.tickets.pin_readers(draft, || store.hold(digest).expect("there were free pins").0);
+            self.tickets.pin_readers(put_session, || store.hold(digest).expect("there were free pins").0);
         }
-        self.drafts.seal(draft, version);
+        self.put_sessions.seal(put_session, version);
     }
 
-    /// Ends a draft. While somebody writes or reads there its room stays, and false is returned: connections that send
-    /// a range of it ([`Self::fills`]) are to be closed.
-    fn end(&mut self, store: &mut Store, draft: DraftId, reservation: ReservationId) -> bool {
-        let freed = self.drafts.end(draft);
+    /// Ends a put session. While somebody writes or reads there its room stays, and false is returned: connections that
+    /// send a range of it ([`Self::fills`]) are to be closed.
+    pub(super) fn end(&mut self, store: &mut Store, put_session: PutSessionId, reservation: ReservationId) -> bool {
+        let freed = self.put_sessions.end(put_session);
         match freed {
-            Some(freed) => store.abort(freed).expect("a draft's room is held"),
+            Some(freed) => store.abort(freed).expect("a put session's room is held"),
             None => store.expire(reservation),
         }
         freed.is_some()
     }
 
-    /// True for the ticket of who fills a range of this draft.
-    fn fills(&self, ticket: TicketId, draft: DraftId) -> bool {
-        matches!(self.tickets.at(ticket), Some(Ticket::Fill { draft: filled, .. }) if filled == draft)
+    /// True for the ticket of who fills a range of this put session.
+    pub(super) fn fills(&self, ticket: TicketId, put_session: PutSessionId) -> bool {
+        matches!(self.tickets.at(ticket), Some(Ticket::Fill { put_session: filled, .. }) if filled == put_session)
     }
 
-    /// A draft that was left alone for too long, and its room.
-    pub(super) fn overdue(&self, now_ns: u64) -> Option<(DraftId, ReservationId)> {
-        self.drafts.due(now_ns)
+    /// A put session that was left alone for too long, and its room.
+    pub(super) fn overdue(&self, now_ns: u64) -> Option<(PutSessionId, ReservationId)> {
+        self.put_sessions.due(now_ns)
     }
 
-    /// The open drafts of objects that the shard does not own any more, with their rooms.
-    fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(DraftId, ReservationId)> {
-        let void = self.drafts.open().filter(|(_, digest)| !owns(*digest));
-        void.map(|(draft, _)| (draft, self.drafts.reservation(draft))).collect()
+    /// The open put sessions of objects that the shard does not own any more, with their rooms.
+    pub(super) fn void(&self, owns: impl Fn(Digest) -> bool) -> Vec<(PutSessionId, ReservationId)> {
+        let void = self.put_sessions.open().filter(|(_, digest)| !owns(*digest));
+        void.map(|(put_session, _)| (put_session, self.put_sessions.reservation(put_session))).collect()
     }
 
-    /// When the next draft is left alone for too long.
+    /// When the next put session is left alone for too long.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        self.drafts.poll_timeout()
+        self.put_sessions.poll_timeout()
     }
 }
 
 fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
-    let extent = store.reserved_extent(reservation).expect("an open draft has its room");
+    let extent = store.reserved_extent(reservation).expect("an open put session has its room");
     Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
 }
 

@@ -4,9 +4,10 @@ use kvplane_proto::ids::{Incarnation, NodeId, ReservationId, ShardId, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
-use super::{PutSessions, TicketId};
+use super::PutSessions;
 use crate::StoreConfig;
-use crate::drafts::SealError;
+use crate::put_session::{NewPutSession, SealError};
+use crate::service::types::TicketId;
 use crate::store::Store;
 
 const SHARD: ShardKey = ShardKey { node: NodeId(1), incarnation: Incarnation(2), shard: ShardId(3) };
@@ -16,7 +17,7 @@ const BYTES: u64 = 1000;
 struct Bed {
     store: Store,
     put_sessions: PutSessions,
-    /// The number of the draft that was begun, and its room.
+    /// The number of the put session that was begun, and its room.
     number: u64,
     reservation: ReservationId,
 }
@@ -27,15 +28,15 @@ impl Bed {
         let mut store = Store::new(config, Version(1)).expect("a valid configuration");
         let (reservation, _) = store.reserve(DIGEST, BYTES).expect("there is room");
         let mut put_sessions = PutSessions::default();
-        let number = put_sessions.begin(SHARD, (9, 1_000, 0), (DIGEST, BYTES), reservation).expect("there is room");
+        let new = NewPutSession { client: 9, digest: DIGEST, bytes: BYTES, reservation, idle_ns: 1_000 };
+        let number = put_sessions.begin(SHARD, &new, 0).expect("there is room");
         Self { store, put_sessions, number: number.to_bits(), reservation }
     }
 
     fn fill(&mut self, offset: u64, bytes: u64) -> Result<TicketId, Status> {
-        let (draft, digest, reservation) = self.put_sessions.find(SHARD, 9, self.number).ok_or(Status::Stale)?;
-        assert_eq!((digest, reservation), (DIGEST, self.reservation));
-        let of = (9, draft, reservation);
-        self.put_sessions.fill(&self.store, of, (offset, bytes), 1).map(|(ticket, _)| ticket)
+        let open = self.put_sessions.find(SHARD, 9, self.number).ok_or(Status::Stale)?;
+        assert_eq!((open.digest, open.reservation), (DIGEST, self.reservation));
+        self.put_sessions.fill(&self.store, &open, offset, bytes, 1).map(|(ticket, _)| ticket)
     }
 
     fn end(&mut self, ticket: TicketId, checksum: Option<u64>) -> Status {
@@ -58,29 +59,30 @@ fn ranges_are_read_when_they_are_filled() {
 }
 
 #[test]
-fn a_draft_that_ends_keeps_its_room_while_somebody_fills_it() {
+fn a_put_session_that_ends_keeps_its_room_while_somebody_fills_it() {
     let mut bed = Bed::new();
     let ticket = bed.fill(0, BYTES).expect("nobody fills it");
-    let (draft, _, reservation) = bed.put_sessions.find(SHARD, 9, bed.number).expect("it is open");
-    assert!(!bed.put_sessions.end(&mut bed.store, draft, reservation));
-    assert!(bed.put_sessions.fills(ticket, draft));
+    let open = bed.put_sessions.find(SHARD, 9, bed.number).expect("it is open");
+    let reservation = open.reservation;
+    assert!(!bed.put_sessions.end(&mut bed.store, open.id, reservation));
+    assert!(bed.put_sessions.fills(ticket, open.id));
     assert!(bed.store.reserved_extent(reservation).is_some(), "bytes may still arrive there");
     assert_eq!(bed.end(ticket, Some(3)), Status::Stale);
     assert!(bed.store.reserved_extent(reservation).is_none());
 }
 
 #[test]
-fn readers_of_a_draft_hold_the_object_that_it_becomes() {
+fn readers_of_a_put_session_hold_the_object_that_it_becomes() {
     let mut bed = Bed::new();
     let ticket = bed.fill(0, BYTES).expect("nobody fills it");
     assert_eq!(bed.end(ticket, Some(3)), Status::Ok);
     let reader = bed.put_sessions.read(&bed.store, DIGEST, 0, BYTES).map_err(|(status, _)| status);
     let reader = reader.expect("all of it is there").ticket;
     let complete = bed.put_sessions.complete(SHARD, 9, bed.number);
-    let Ok((draft, complete)) = complete else { panic!("all of it is there") };
+    let Ok((put_session, complete)) = complete else { panic!("all of it is there") };
     assert_eq!(complete.readers, 1);
     let version = bed.store.commit(complete.reservation, complete.checksum).expect("nothing else was put");
-    bed.put_sessions.seal(&mut bed.store, draft, complete.readers, DIGEST, Some(version));
+    bed.put_sessions.seal(&mut bed.store, put_session, complete.readers, DIGEST, Some(version));
     let pins = bed.store.free_pins();
     assert_eq!(bed.end(reader, None), Status::Ok);
     assert_eq!(bed.store.free_pins(), pins + 1);

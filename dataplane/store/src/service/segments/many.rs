@@ -8,10 +8,10 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{Items, RunItem};
 use kvplane_proto::{Limits, Status};
 
-use super::super::answers::items_of;
-use super::super::timing::Outputs;
-use super::super::types::{CloseReason, Hold, Memory, PeerKey, Place};
 use super::Segments;
+use crate::service::shard::answers::items_of;
+use crate::service::shard::timing::Outputs;
+use crate::service::types::{CloseReason, Hold, Memory, PeerKey, Place};
 
 /// Lists of segments that are kept for the next frames.
 const SPARE_LISTS: usize = 64;

@@ -18,8 +18,8 @@ use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{Limits, Status};
 use many::ManyReads;
 
-use super::sessions::PendingPayload;
-use super::timing::Outputs;
+use super::shard::sessions::PendingPayload;
+use super::shard::timing::Outputs;
 use super::types::{Hold, Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
 
 struct Entry {

@@ -4,11 +4,11 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, WriteItem};
 use kvplane_proto::{FrameFlags, Status};
 
-use super::super::answers::{Answers, items_of};
-use super::super::sessions::PendingPayload;
-use super::super::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
 use super::Segments;
 use super::many::{Refusal, runs_of};
+use crate::service::shard::answers::{Answers, items_of};
+use crate::service::shard::sessions::PendingPayload;
+use crate::service::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
 
 /// Where the payload of a write goes, and what becomes of it when it has arrived.
 pub(in crate::service) struct Write {

@@ -6,8 +6,8 @@ use kvplane_proto::message::{Item, Kind, Operation, ReadItem, WriteItem};
 use kvplane_proto::{SegmentId, Status};
 
 use super::Segments;
-use crate::service::answers::Answers;
-use crate::service::sessions::PendingPayload;
+use crate::service::shard::answers::Answers;
+use crate::service::shard::sessions::PendingPayload;
 use crate::service::types::{CloseReason, Hold, Output, PayloadTo, PeerKey, SegmentInfo};
 
 const PEER: PeerKey = PeerKey { index: 1, generation: 1 };

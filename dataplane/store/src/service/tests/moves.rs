@@ -143,7 +143,7 @@ impl Cluster {
 
     fn poll(&mut self, shard: usize) {
         while let Some(fetch) = self.shards[shard].poll_fetch(self.now_ns) {
-            self.asked.push((shard, self.shards[shard].ownership.epoch(), fetch));
+            self.asked.push((shard, self.shards[shard].inspect().served_epoch(), fetch));
         }
     }
 
@@ -357,7 +357,7 @@ fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_
         cluster.change([0, 1, 0]);
         (0..3).for_each(|shard| cluster.hear(shard));
         let peer = PeerKey { index: 0, generation: 1 };
-        cluster.shards[1].bind(peer, tenant);
+        cluster.shards[1].control().bind(peer, tenant);
         assert_eq!(cluster.get(0), Some(is_own.then_some(100)));
         let epoch = cluster.map.epoch;
         for (key, operation) in [(1, Operation::Exists), (2, Operation::Size), (3, Operation::Remove)] {
@@ -431,7 +431,7 @@ proptest! {
                 Step::Get(key) => check_get(&mut cluster, key),
                 Step::Evict(key) => {
                     if let Some(shard) = cluster.owner(key)
-                        && let Some(store) = &mut cluster.shards[shard].store
+                        && let Some(store) = &mut cluster.shards[shard].objects.local.shard.store
                     {
                         store.drop_copy(digest(key));
                     }
@@ -463,7 +463,8 @@ proptest! {
             store.check();
             let stats = store.stats();
             assert_eq!((stats.pins, stats.reservations), (0, 0), "nothing is held");
-            assert_eq!(shard.move_counters().importing_slots, 0, "all has come: {:?}", shard.move_counters());
+            let moves = shard.inspect().move_counters();
+            assert_eq!(moves.importing_slots, 0, "all has come: {moves:?}");
         }
         for key in 0..KEYS {
             check_get(&mut cluster, key);

@@ -40,7 +40,7 @@ fn what_was_put_is_there_until_it_is_removed() {
     rig.service.sent(hold);
     assert_eq!(rig.store().stats().used_bytes, 0);
     assert_eq!(rig.get(peer, 1).status(), Status::NotFound);
-    assert_eq!((rig.service.counters().put_bytes, rig.service.counters().get_bytes), (300, 300));
+    assert_eq!((rig.service.inspect().counters().put_bytes, rig.service.inspect().counters().get_bytes), (300, 300));
     rig.assert_idle();
 }
 
@@ -136,7 +136,7 @@ fn a_wrong_or_missing_sum_is_corrupt_and_frees_the_space() {
         assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
         rig.assert_idle();
     }
-    assert_eq!(rig.service.counters().corrupt, 2);
+    assert_eq!(rig.service.inspect().counters().corrupt, 2);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 21 * 7);
+    assert_eq!(rig.service.inspect().counters().closed, 21 * 7);
     rig.assert_idle();
 }
 
@@ -300,7 +300,7 @@ fn a_stream_that_ends_gives_back_what_it_held() {
     pool_place(rig.begin_put(putting, 1, 1000));
     assert_leaves_nothing(&mut rig, putting);
 
-    // An answer under way is the host's: it says when its bytes have left.
+    // An answer in flight is the host's: it says when its bytes have left.
     let getting = rig.join(Path::Stream);
     rig.put(getting, 1, 1000);
     let hold = hold_of(&rig.get(getting, 1));
@@ -322,7 +322,7 @@ fn a_put_that_stalls_ends_its_connection_and_frees_its_space() {
     rig.assert_quiet();
     rig.pass(1);
     assert_eq!(rig.closed(stalled), CloseReason::PutDeadline);
-    assert_eq!((rig.service.poll_timeout(), rig.service.counters().expired), (None, 1));
+    assert_eq!((rig.service.poll_timeout(), rig.service.inspect().counters().expired), (None, 1));
     assert_eq!(rig.pins_and_reservations(), (0, 1), "the kernel may still write there");
     rig.done(stalled);
     rig.assert_quiet();

@@ -35,7 +35,7 @@ fn keys_of_others_are_answered_with_our_epoch() {
     assert_eq!((put.status(), put.header.argument), (Status::WrongOwner, 6));
     assert_eq!(rig.lookup(shared, 2).status, Status::WrongOwner);
     assert_eq!(rig.reserve(shared, 2, 100).status, Status::WrongOwner);
-    assert_eq!(rig.service.counters().wrong_owner, 7);
+    assert_eq!(rig.service.inspect().counters().wrong_owner, 7);
     assert_eq!(rig.put(stream, 1, 100).status(), Status::Ok);
     rig.assert_idle();
 }
@@ -148,8 +148,8 @@ fn nothing_from_before_a_missed_map_is_trusted() {
     assert!(rig.exists(peer, 1), "no map was missed");
     rig.service.set_owned(Epoch(8), |_| true);
     assert!(!rig.exists(peer, 1), "in epoch 7 it may have been another's");
-    assert_eq!(rig.service.counters().dropped_objects, 1);
+    assert_eq!(rig.service.inspect().counters().dropped_objects, 1);
     assert_eq!(rig.put(peer, 1, 100).status(), Status::Ok);
     rig.service.set_owned(Epoch(9), all_but_slot_of(1));
-    assert_eq!(rig.service.counters().dropped_objects, 2);
+    assert_eq!(rig.service.inspect().counters().dropped_objects, 2);
 }

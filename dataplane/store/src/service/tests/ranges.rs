@@ -86,7 +86,7 @@ fn ranges_come_in_order_and_neighbours_are_one_place() {
     rig.done(peer);
     let answer = rig.answer();
     assert_eq!((answer.status(), answer.header.argument), (Status::Ok, 0));
-    assert_eq!((rig.service.counters().read_bytes, rig.service.counters().write_bytes), (837, 837));
+    assert_eq!((rig.service.inspect().counters().read_bytes, rig.service.inspect().counters().write_bytes), (837, 837));
     rig.assert_idle();
 }
 
@@ -125,7 +125,7 @@ fn a_bad_range_refuses_all_and_is_named_by_its_number() {
     let answer = read(&mut rig, peer, &[first, run(read_only, 0, 0, 1, 1)]);
     assert_eq!(answer.status(), Status::Ok);
     rig.service.sent(hold_of(&answer));
-    assert_eq!((rig.service.counters().read_bytes, rig.service.counters().write_bytes), (51, 0));
+    assert_eq!((rig.service.inspect().counters().read_bytes, rig.service.inspect().counters().write_bytes), (51, 0));
     rig.assert_idle();
 }
 
@@ -198,7 +198,7 @@ fn sums_are_filled_in_and_checked_where_wanted() {
         rig.service.payload_done(peer, computed, rig.now_ns);
         assert_eq!(rig.answer().status(), status);
     }
-    assert_eq!(rig.service.counters().corrupt, 2);
+    assert_eq!(rig.service.inspect().counters().corrupt, 2);
     rig.assert_idle();
 }
 

@@ -327,7 +327,7 @@ impl Rig {
         self.store().check();
         assert_eq!(self.pins_and_reservations(), (0, 0), "pins and reservations");
         assert_eq!(self.service.segments.users(), 0, "users of segments");
-        assert_eq!(self.service.sessions.poll_timeout(), None, "a put's deadline");
+        assert_eq!(self.service.objects.shard().sessions.poll_timeout(), None, "a put's deadline");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a first owner does when a second owner does not answer, with a host that is played by hand.
+//! What an owner does when a replica owner does not answer, with a host that is played by hand.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -13,7 +13,7 @@ const PUTS: u8 = 60;
 /// The pause after one failure, with what a clock of rounds adds.
 const PAUSE_NS: u64 = 50_000_000;
 
-/// The node of this shard and another one: each has the second owners of what the other owns.
+/// The node of this shard and another one: each has the replica owners of what the other owns.
 fn owners(epoch: u64) -> SlotOwners {
     owners_of(epoch, 2)
 }
@@ -142,7 +142,7 @@ fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
 
 #[test]
 fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
-    // Another one is the second owner, or nobody is.
+    // Another one is the replica owner, or nobody is.
     for nodes in [3, 1] {
         let mut rig = Rig::new();
         let peer = rig.join(Path::Stream);
@@ -159,7 +159,7 @@ fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
         rig.assert_quiet();
         rig.pass(1);
         assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
-        assert_eq!(rig.service.copy_counters().owed, 0);
+        assert_eq!(rig.service.inspect().copy_counters().owed, 0);
     }
 }
 
@@ -198,7 +198,7 @@ fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_w
     assert_eq!(rig.answer().status(), Status::Ok);
     let [Fetch { token: first, .. }] = copies(&mut rig)[..] else { panic!("one object is to be copied") };
     put(&mut rig, PutOptions { replace: true, ..PutOptions::default() });
-    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
+    assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     rig.service.fetched(first, FetchDone::Copied, rig.now_ns);
     let Some(Fetch { token, want: Want::DropCopies(_), .. }) = rig.service.poll_fetch(rig.now_ns) else {
         panic!("the copy of what was replaced is to go")
@@ -209,7 +209,7 @@ fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_w
     assert_eq!(copies(&mut rig).len(), 1, "the replacement gets the copy that it was promised");
 }
 
-/// The second owner is asked to drop copies of these objects: what it says goes to the shard.
+/// The replica owner is asked to drop copies of these objects: what it says goes to the shard.
 fn drop_copies(rig: &mut Rig, keys: &[u8], gone: bool) {
     let Some(Fetch { token, want: Want::DropCopies(dropped), .. }) = rig.service.poll_fetch(rig.now_ns) else {
         panic!("copies are to be dropped")
@@ -236,9 +236,9 @@ fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_on
     }
     rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [false], "there was none any more");
-    assert_eq!(rig.service.copy_counters().owed, 0);
+    assert_eq!(rig.service.inspect().copy_counters().owed, 0);
     // Whoever wants one gets one.
-    assert_eq!(rig.service.want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
+    assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     assert_eq!(copies(&mut rig).len(), 1);
 }
 
@@ -263,7 +263,7 @@ fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a
     assert!(rig.service.poll_fetch(rig.now_ns).is_none(), "it is on its way");
     rig.service.fetched(token, FetchDone::Copied, rig.now_ns);
     rig.assert_quiet();
-    // The second owner does not answer: the client is told to ask again, and then is answered when it does.
+    // The replica owner does not answer: the client is told to ask again, and then is answered when it does.
     drop_copies(&mut rig, &[key], false);
     rig.pass(1_000_000_000);
     let answer = rig.answer();

@@ -60,7 +60,10 @@ fn ranges_are_read_and_written_in_place() {
     assert_eq!((answer.status(), answer.payload.unwrap().0), (Status::Ok, place));
     assert_eq!(answer.header.checksum(), None, "nobody asked for it");
     rig.service.sent(hold_of(&answer));
-    assert_eq!((rig.service.counters().read_bytes, rig.service.counters().write_bytes), (4000, 4000));
+    assert_eq!(
+        (rig.service.inspect().counters().read_bytes, rig.service.inspect().counters().write_bytes),
+        (4000, 4000)
+    );
     rig.assert_idle();
 }
 
@@ -93,7 +96,7 @@ fn a_write_is_checked_where_its_sum_is_stated() {
     rig.service.request(peer, &header, &body, rig.now_ns);
     rig.service.payload_done(peer, None, rig.now_ns);
     assert_eq!(rig.answer().status(), Status::Ok);
-    assert_eq!(rig.service.counters().corrupt, 2);
+    assert_eq!(rig.service.inspect().counters().corrupt, 2);
     rig.assert_idle();
 }
 
@@ -142,11 +145,13 @@ fn memory_that_is_kept_from_peers_is_neither_listed_nor_used() {
     let kept = rig.service.segments_mut().register(info).unwrap();
     let open =
         rig.service.segments_mut().register(SegmentInfo { writable: false, ..segment_info(BYTES, BYTES) }).unwrap();
-    let listed = rig.service.segments().descriptor().regions;
+    let listed = rig.service.inspect().segments().descriptor().regions;
     assert_eq!(listed.iter().map(|region| (region.segment, region.writable)).collect::<Vec<_>>(), [(open, false)]);
     assert_eq!(write(&mut rig, peer, kept, 0, 10), Status::Unauthorized);
     assert_eq!(read(&mut rig, peer, kept, 0, 10).status(), Status::Unauthorized);
-    assert!(!rig.service.segments().is_accessible(kept) && rig.service.segments().info(kept).is_some());
+    assert!(
+        !rig.service.inspect().segments().is_accessible(kept) && rig.service.inspect().segments().info(kept).is_some()
+    );
 }
 
 #[test]
@@ -230,8 +235,8 @@ fn a_segment_in_use_leaves_with_its_last_user() {
     let reads = [read(&mut rig, two, segment, 0, 10), read(&mut rig, two, segment, 5, 10)];
     rig.service.unregister(segment);
     rig.assert_quiet();
-    assert!(!rig.service.segments().is_accessible(segment));
-    assert!(rig.service.segments().descriptor().regions.is_empty());
+    assert!(!rig.service.inspect().segments().is_accessible(segment));
+    assert!(rig.service.inspect().segments().descriptor().regions.is_empty());
     assert_eq!(read(&mut rig, two, segment, 0, 10).status(), Status::Stale, "it takes no new users");
     assert!(rig.service.segments_mut().register(segment_info(0x10000, 1)).is_err(), "its memory is still in use");
     rig.service.sent(hold_of(&reads[1]));
@@ -300,7 +305,9 @@ fn an_old_id_does_not_reach_the_successor() {
     assert_eq!(read(&mut rig, peer, unknown, 0, 10).status(), Status::Stale);
     rig.service.unregister(old);
     assert_eq!(unregistered(&mut rig), [old], "who waits for it is told at once");
-    assert!(rig.service.segments().is_accessible(new) && !rig.service.segments().is_accessible(old));
+    assert!(
+        rig.service.inspect().segments().is_accessible(new) && !rig.service.inspect().segments().is_accessible(old)
+    );
     assert_eq!(write(&mut rig, peer, new, 0, 10), Status::Ok);
 }
 

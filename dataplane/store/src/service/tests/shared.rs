@@ -31,7 +31,7 @@ fn what_was_committed_is_found_where_it_was_written() {
     rig.release(reader, found.pin);
     rig.assert_quiet();
     rig.assert_idle();
-    assert_eq!((rig.service.counters().put_bytes, rig.service.counters().get_bytes), (300, 300));
+    assert_eq!((rig.service.inspect().counters().put_bytes, rig.service.inspect().counters().get_bytes), (300, 300));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_late_put_is_quarantined_until_its_writer_has_stopped() {
         assert_eq!(rig.service.poll_timeout(), None);
         let stats = rig.store().stats();
         assert_eq!((stats.quarantined_bytes, stats.expirations), (POOL_BYTES, 1));
-        assert_eq!(rig.service.counters().expired, 1);
+        assert_eq!(rig.service.inspect().counters().expired, 1);
         let other = rig.join(Path::Shared);
         assert_eq!(rig.reserve(other, 2, 10).status, Status::NoSpace, "its writer may still be writing");
         end(&mut rig, peer, reservation);
@@ -217,7 +217,7 @@ fn deadlines_are_those_of_the_puts_under_way() {
     rig.abort(peer, held[0]);
     assert_eq!(rig.service.poll_timeout(), at_ns(20));
     rig.pass(Limits::RESERVATION_NS - 20);
-    assert_eq!(rig.service.counters().expired, 1);
+    assert_eq!(rig.service.inspect().counters().expired, 1);
     assert_eq!(rig.service.poll_timeout(), at_ns(30));
     rig.commit(peer, held[3]);
     assert_eq!(rig.service.poll_timeout(), None);

@@ -17,6 +17,7 @@ use kvplane_proto::{FrameFlags, Status};
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
 use super::rig::digest;
+use crate::service::Tiering;
 use crate::service::{Path, PeerKey, PutAck, TierPolicy, VoidCause, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, PEER, World, bytes_of};
 
@@ -120,7 +121,7 @@ fn what_is_hard_pinned_is_so_on_the_ssd_too() {
         world.hear();
         world.put_with(1, &PutOptions::default());
         world.settle();
-        let pinned = |world: &World, key| world.service.on_ssd(digest(key)).map(|record| record.pinned);
+        let pinned = |world: &World, key| world.service.objects.local.on_ssd(digest(key)).map(|record| record.pinned);
         assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
         world.restart();
         assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
@@ -160,8 +161,12 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         world.run(150);
         world.epoch += 3;
         world.restart();
-        assert_eq!(world.service.tier_snapshot().expect("a tier").counters.slots_kept, 16_384, "maps were missed only");
-        assert_eq!(world.service.poll_tier_voided(), None);
+        assert_eq!(
+            world.service.inspect().tier().expect("a tier").snapshot().counters.slots_kept,
+            16_384,
+            "maps were missed only"
+        );
+        assert_eq!(world.service.tier_mut().and_then(Tiering::poll_voided), None);
         world.run(150);
         world.settle();
         world.epoch += 2;
@@ -169,11 +174,15 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         world.may.values_mut().for_each(|may| *may = May::from([None]));
         world.restart();
         world.settle();
-        let snapshot = world.service.tier_snapshot().expect("a tier");
+        let snapshot = world.service.inspect().tier().expect("a tier").snapshot();
         assert_eq!(snapshot.counters.slots_kept, 0, "somebody may have removed what the device has");
-        let voided = world.service.poll_tier_voided();
+        let voided = world.service.tier_mut().and_then(Tiering::poll_voided);
         assert!(matches!(voided, Some(VoidCause::Moved { since, .. }) if since.0 == world.steady), "{voided:?}");
-        assert_eq!((snapshot.voided, world.service.poll_tier_voided()), (voided, None), "it is told once");
+        assert_eq!(
+            (snapshot.voided, world.service.tier_mut().and_then(Tiering::poll_voided)),
+            (voided, None),
+            "it is told once"
+        );
         world.run(150);
         world.end();
         assert!(world.got > 20);
@@ -190,7 +199,7 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
         for offset in OWNERSHIP_OFFSETS {
             world.spoil(offset..offset + u64::from(OWNERSHIP_IO_BYTES));
             world.restart();
-            let snapshot = world.service.tier_snapshot().expect("a tier");
+            let snapshot = world.service.inspect().tier().expect("a tier").snapshot();
             assert_eq!(snapshot.counters.slots_kept, 16_384, "without the copy at {offset}");
             world.run(20);
             world.settle();
@@ -220,7 +229,11 @@ fn a_device_that_is_not_believed_is_void_and_says_why() {
         let mut world = World::new(480 + number as u64, policies()[1]);
         world.run(150);
         world.settle();
-        assert_eq!(world.service.poll_tier_voided(), None, "a device that was formatted just now");
+        assert_eq!(
+            world.service.tier_mut().and_then(Tiering::poll_voided),
+            None,
+            "a device that was formatted just now"
+        );
         // Maps that slots move in, so that the next is not the first.
         world.epoch += 3;
         world.restart();
@@ -228,7 +241,7 @@ fn a_device_that_is_not_believed_is_void_and_says_why() {
         spoil(&mut world);
         world.may.values_mut().for_each(|may| *may = May::from([None]));
         world.restart();
-        let voided = world.service.poll_tier_voided().expect("it is not believed");
+        let voided = world.service.tier_mut().and_then(Tiering::poll_voided).expect("it is not believed");
         assert!(is_right(&voided), "{number}: {voided:?}");
         world.end();
     }
@@ -247,7 +260,7 @@ fn what_was_void_before_a_restart_is_void_after_it() {
                 world.step();
             }
             world.restart();
-            if world.service.tier_snapshot().expect("a tier").counters.slots_kept == 0 {
+            if world.service.inspect().tier().expect("a tier").snapshot().counters.slots_kept == 0 {
                 // The process ended before it had written down what it owned by the last map.
                 (0..KEYS as u8).for_each(|key| world.now_may(key, None));
             }
@@ -272,7 +285,7 @@ fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
         world.unreadable = 8192..16_384;
         world.restart();
         world.settle();
-        let report = world.service.tier_snapshot().expect("a tier").recovered.expect("a report");
+        let report = world.service.inspect().tier().expect("a tier").snapshot().recovered.expect("a report");
         given_up += report.given_up + report.unreadable_windows;
         world.run(seed as u32 * 10);
         world.settle();
@@ -299,7 +312,14 @@ fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
             let from = 4096 * (2 + world.rng.below(24));
             world.unreadable = from..from + 4096;
             world.restart();
-            lost += world.service.tier_snapshot().expect("a tier").recovered.map_or(0, |report| report.lost_removals);
+            lost += world
+                .service
+                .inspect()
+                .tier()
+                .expect("a tier")
+                .snapshot()
+                .recovered
+                .map_or(0, |report| report.lost_removals);
             world.unreadable = 0..0;
             world.restart();
         }
@@ -339,11 +359,11 @@ fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
     for key in (4..10).cycle().take(200) {
         world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
         world.settle();
-        if world.service.tier_snapshot().expect("a tier").degraded.is_some() {
+        if world.service.inspect().tier().expect("a tier").snapshot().degraded.is_some() {
             break;
         }
     }
-    assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+    assert!(world.service.inspect().tier().expect("a tier").snapshot().degraded.is_some(), "it takes no writes");
     world.remove(3);
     world.settle();
     world.put_with(3, &PutOptions { replace: true, ..PutOptions::default() });
@@ -366,11 +386,11 @@ fn what_a_device_that_takes_no_writes_cannot_have_is_replaced_as_ever() {
         for key in (0..4).cycle().take(200) {
             world.put_with(key, &replace);
             world.settle();
-            if world.service.tier_snapshot().expect("a tier").degraded.is_some() {
+            if world.service.inspect().tier().expect("a tier").snapshot().degraded.is_some() {
                 break;
             }
         }
-        assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+        assert!(world.service.inspect().tier().expect("a tier").snapshot().degraded.is_some(), "it takes no writes");
         for key in 0..KEYS as u8 {
             if seed % 2 == 1 && key % 3 == 0 {
                 world.remove(key);

@@ -10,7 +10,7 @@ use crate::service::{Path, SlowOperation};
 fn a_slow_put_and_a_slow_get_are_told_with_their_bytes_and_their_object() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
-    rig.service.set_slow_after(1_000);
+    rig.service.control().set_slow_after(1_000);
     rig.begin_put(peer, 1, 3_000);
     rig.now_ns += 5_000;
     rig.done(peer);
@@ -22,7 +22,7 @@ fn a_slow_put_and_a_slow_get_are_told_with_their_bytes_and_their_object() {
     rig.service.left(&leaving, hold, rig.now_ns);
     rig.service.sent(hold);
     let told = |one: &SlowOperation| (one.operation, one.digest, one.bytes, one.receive_ns, one.send_ns);
-    let slow: Vec<_> = rig.service.times(rig.now_ns).slow.iter().map(told).collect();
+    let slow: Vec<_> = rig.service.inspect().times(rig.now_ns).slow.iter().map(told).collect();
     let object = Some(digest(1));
     assert_eq!(slow, [(Operation::Put, object, 3_000, 5_000, 0), (Operation::Get, object, 3_000, 0, 7_000)]);
     rig.assert_idle();
@@ -47,7 +47,7 @@ fn what_is_asked_for_most_is_hot_over_streams_and_shared_memory() {
             rig.assert_quiet();
         }
     }
-    let hot = rig.service.times(rig.now_ns).hot.objects;
+    let hot = rig.service.inspect().times(rig.now_ns).hot.objects;
     assert_eq!(hot[0].digest, digest(1), "{hot:?}");
     let all: u64 = hot.iter().map(|one| one.gets).sum();
     assert!((300..900).contains(&all) && hot[0].gets * 2 > all, "{hot:?}");

@@ -57,7 +57,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stale-handle-is-taken-back",
         invariant: "a peer gives back what it holds, and nothing of a later holder of the same place",
-        file: "dataplane/store/src/service/sessions/held.rs",
+        file: "dataplane/store/src/service/shard/sessions/held.rs",
         find: "let held = self.holder(index) == Some((session, generation));",
         replace: "let held = self.holder(index).is_some_and(|(holder, g)| holder == session && g >= generation);",
         host: Host::World,
@@ -85,7 +85,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "put-checksum-is-not-compared",
         invariant: "what becomes visible is what one put wrote",
-        file: "dataplane/store/src/service/objects.rs",
+        file: "dataplane/store/src/service/puts/mod.rs",
         find: "let outcome = if computed == Some(expected) {",
         replace: "let outcome = if computed.is_some() {",
         host: Host::World,
@@ -109,7 +109,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "fence-closes-nothing",
         invariant: "nothing of a connection that its client gave up is carried out after what this client asks later",
-        file: "dataplane/store/src/service/sessions/handshake.rs",
+        file: "dataplane/store/src/service/shard/sessions/handshake.rs",
         find: "        for peer in over {
             self.close(&mut answers.outputs, peer, CloseReason::Fenced);
         }",
@@ -119,7 +119,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "missed-epochs-are-not-noticed",
         invariant: "a shard that may have missed an owner of its slots does not serve what it had before",
-        file: "dataplane/store/src/service/owners.rs",
+        file: "dataplane/store/src/service/objects/owners.rs",
         find: "epoch.0 > heard.0 + 1 && standing.since > heard && !told;",
         replace: "epoch.0 > heard.0 + 1 && standing.since > heard && !told && heard > epoch;",
         host: Host::MissedEpochs,
@@ -127,18 +127,18 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "taken-over-object-beats-a-newer-put",
         invariant: "what a shard takes over was neither put nor removed there since its slot came",
-        file: "dataplane/store/src/service/moves/imports.rs",
-        find: "        if let Some(object) = imports.objects.get_mut(&digest) {
+        file: "dataplane/store/src/service/migration/imports.rs",
+        find: "        if let Some(object) = self.objects.get_mut(&digest) {
             object.void = true;
         }
-        let new = imports.masks.insert(digest);",
-        replace: "        let new = true;",
+        let is_new = self.masks.insert(digest);",
+        replace: "        let is_new = true;",
         host: Host::World,
     },
     Mutation {
         name: "removal-does-not-wait-for-copies",
         invariant: "when a removal is acknowledged, the second owner has no copy of what was there",
-        file: "dataplane/store/src/service/copies/waits.rs",
+        file: "dataplane/store/src/service/replication/waits.rs",
         find: "(0..digests.len()).filter(|at| self.owes(digests[*at])).collect()",
         replace: "(0..digests.len()).filter(|at| self.owes(digests[*at]) && *at > digests.len()).collect()",
         host: Host::Replicas,
@@ -232,19 +232,19 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "slot-that-left-is-still-put-to",
         invariant: "an object is made at the owner of its slot only",
-        file: "dataplane/store/src/service/objects.rs",
-        find: "        if !self.ownership.owns(digest) {
+        file: "dataplane/store/src/service/puts/mod.rs",
+        find: "        if !shard.ownership.owns(digest) {
             // The slot left while",
-        replace: "        if !self.ownership.owns(digest) && digest == Digest(0) {
+        replace: "        if !shard.ownership.owns(digest) && digest.0 == 0 {
             // The slot left while",
         host: Host::World,
     },
     Mutation {
         name: "second-owner-reads-without-being-asked",
         invariant: "a copy is given to whom falls over to it only",
-        file: "dataplane/store/src/service/copies/second.rs",
-        find: "        let reads = context.flags.has(FrameFlags::READ_REPLICA);",
-        replace: "        let reads = true;",
+        file: "dataplane/store/src/service/shard/rights.rs",
+        find: "        let reads = context.flags.has(FrameFlags::READ_REPLICA) && !context.fetches;",
+        replace: "        let reads = !context.fetches;",
         host: Host::HotObjects,
     },
     Mutation {
@@ -292,10 +292,10 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "tenants-see-memory-only",
         invariant: "what a tenant was acknowledged it can read and remove from every tier",
         file: "dataplane/store/src/service/claims.rs",
-        find: "        let claimed = context.tenant.is_some()
-",
-        replace: "        let claimed = context.tenant == Some(u32::MAX)
-",
+        find: "        context.tenant.is_some()
+            && matches!(",
+        replace: "        context.tenant == Some(u32::MAX)
+            && matches!(",
         host: Host::Tiers,
     },
     Mutation {
@@ -309,9 +309,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "late-slots-are-not-walked",
         invariant: "a copy that was promised is owed until it exists",
-        file: "dataplane/store/src/service/tiered/ownership.rs",
-        find: "        if gains {\n            self.look_for_uncopied();",
-        replace: "        if gains && epoch == Epoch(0) {\n            self.look_for_uncopied();",
+        file: "dataplane/store/src/service/shard/mod.rs",
+        find: "        if gains {\n            self.effects.note(Effect::SlotsServed);",
+        replace: "        if gains && epoch == Epoch(0) {\n            self.effects.note(Effect::SlotsServed);",
         host: Host::CopiesAgain,
     },
 ];

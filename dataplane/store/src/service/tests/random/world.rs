@@ -385,7 +385,7 @@ impl World {
         }
     }
 
-    /// Everything under way ends: payloads arrive, answers leave, connections end.
+    /// Everything in flight ends: payloads arrive, answers leave, connections end.
     pub(super) fn finish(&mut self) {
         for peer in 0..PEERS {
             self.payload_done(peer, true);

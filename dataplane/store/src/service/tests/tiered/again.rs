@@ -1,4 +1,4 @@
-//! What waits is written when somebody waits for it, what failed is written again, what was read ahead too late goes.
+//! What waits is written when somebody waits for it, what failed is written again, what was prefetched too late goes.
 
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
@@ -11,7 +11,7 @@ use crate::service::{TierCounters, TierPolicy, WritePolicy};
 const SECOND_NS: u64 = 1_000_000_000;
 
 fn counters(world: &World) -> TierCounters {
-    world.service.tier_snapshot().expect("a tier").counters
+    world.service.inspect().tier().expect("a tier").snapshot().counters
 }
 
 fn put(world: &mut World, ack: Option<PutAck>) -> Status {
@@ -29,10 +29,10 @@ fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let mut world = World::new(1100, policy(WritePolicy::Back { within_ns: 3600 * SECOND_NS }));
         assert_eq!(put(&mut world, None), Status::Ok);
-        assert!(world.service.on_ssd(digest(3)).is_none(), "it has an hour");
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_none(), "it has an hour");
         assert_eq!(put(&mut world, Some(ack)), Status::Busy);
         assert_eq!(put(&mut world, Some(ack)), Status::Exists);
-        assert!(world.service.on_ssd(digest(3)).is_some());
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_some());
         world.end();
     }
 }
@@ -50,11 +50,11 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
         assert_eq!(world.last_put, Status::Ok);
     }
     // 40,000 bytes wait, less than half of what may; 70,001 more are above it.
-    assert!(world.service.on_ssd(digest(2)).is_none(), "it has an hour");
+    assert!(world.service.objects.local.on_ssd(digest(2)).is_none(), "it has an hour");
     world.put_with(3, &PutOptions::default());
     world.settle();
     let first = world.last_put;
-    assert!(world.service.on_ssd(digest(2)).is_some(), "it made room");
+    assert!(world.service.objects.local.on_ssd(digest(2)).is_some(), "it made room");
     assert_eq!(first, Status::Busy);
     assert_eq!(counters(&world).writes_failed, 0);
     world.end();
@@ -67,7 +67,7 @@ fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
     for (number, expected) in [(7, Status::Busy), (8, Status::QuotaExceeded)] {
         let mut world = World::new(1102, TierPolicy { backlog_percent: 100, ..policy(back) });
         let lease = |number, dram_bytes| TenantLease { number, dram_bytes: Some(dram_bytes), weight: 1 };
-        world.service.set_tenants(&[lease(7, 80_000), lease(8, 4096)], false);
+        world.service.control().set_tenants(&[lease(7, 80_000), lease(8, 4096)], false);
         let options = |tenant| PutOptions { tenant, ..PutOptions::default() };
         // What of another tenant waits is not in the way.
         world.put_with(0, &options(7));
@@ -95,14 +95,14 @@ fn what_the_device_failed_to_take_is_written_when_it_is_well() {
         world.failing_writes = 2;
         assert_eq!(put(&mut world, None), Status::Ok);
         for tries in 1..=2 {
-            assert_eq!((counters(&world).writes_retried, world.service.on_ssd(digest(3))), (tries, None));
+            assert_eq!((counters(&world).writes_retried, world.service.objects.local.on_ssd(digest(3))), (tries, None));
             let due_ns = world.service.poll_timeout().expect("it is tried again");
             assert!(due_ns > world.now_ns + SECOND_NS / 2, "not at once");
             world.now_ns += 5 * SECOND_NS;
             world.settle();
         }
         assert_eq!((counters(&world).writes_failed, world.failing_writes), (0, 0));
-        assert!(world.service.on_ssd(digest(3)).is_some());
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_some());
         world.end();
     }
 }
@@ -116,12 +116,12 @@ fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
         for _ in 0..2 {
             assert_eq!(put(&mut world, Some(ack)), Status::NoSpace);
             let version = world.service.store().and_then(|store| store.peek(digest(3))).expect("in memory").version;
-            assert_eq!(world.service.kept(digest(3), version), Status::Ok, "as it was answered");
+            assert_eq!(world.service.objects.local.kept(digest(3), version), Status::Ok, "as it was answered");
             world.now_ns += 5 * SECOND_NS;
             world.settle();
         }
         assert_eq!(put(&mut world, Some(ack)), Status::Exists);
-        assert!(world.service.on_ssd(digest(3)).is_some());
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_some());
         world.end();
     }
 }
@@ -132,7 +132,7 @@ fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
         let selective = policy(WritePolicy::Selective { times: 9 });
         let mut world = World::new(1260, TierPolicy { backlog_percent: 90, ..selective });
         assert_eq!(put(&mut world, None), Status::Ok);
-        assert!(world.service.on_ssd(digest(3)).is_none(), "nobody asked for it");
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_none(), "nobody asked for it");
         assert_eq!(put(&mut world, None), Status::Exists);
         world.failing_writes = 1;
         assert_eq!(put(&mut world, Some(ack)), Status::Busy);
@@ -140,7 +140,7 @@ fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
         world.now_ns += 2 * SECOND_NS;
         world.settle();
         assert_eq!(put(&mut world, Some(ack)), Status::Exists);
-        assert!(world.service.on_ssd(digest(3)).is_some());
+        assert!(world.service.objects.local.on_ssd(digest(3)).is_some());
         world.end();
     }
 }
@@ -154,14 +154,14 @@ fn a_device_that_takes_nothing_is_not_asked_for_ever() {
         world.now_ns += 100 * SECOND_NS;
         world.settle();
     }
-    let snapshot = world.service.tier_snapshot().expect("a tier");
+    let snapshot = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!((snapshot.counters.writes_retried, snapshot.counters.writes_failed, snapshot.backlog), (4, 1, 0));
     assert_eq!(snapshot.degraded, None);
     // It is in memory still, and is written when it is asked for and the device is well again.
     world.failing_writes = 0;
     world.get(3);
     world.settle();
-    assert!(world.service.on_ssd(digest(3)).is_some());
+    assert!(world.service.objects.local.on_ssd(digest(3)).is_some());
     world.end();
 }
 
@@ -193,7 +193,7 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
     }
 }
 
-/// Short objects take whole units of the pool, and so of the part of it that is for what is read ahead.
+/// Short objects take whole units of the pool, and so of the part of it that is for what is prefetched.
 #[test]
 fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };

@@ -8,6 +8,7 @@ use kvplane_proto::message::{Item, KeyItem, ListReply, PutOptions};
 
 use super::super::rig::{digest, identity};
 use super::world::{KEYS, May, World};
+use crate::service::Tiering;
 use crate::service::{FetchDone, PutAck, TierPolicy, VoidCause, Want};
 
 /// This node and another: incarnations and shares.
@@ -150,14 +151,21 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
         world.settle();
         gone(&mut world, changed);
         check(&mut world, &keys);
-        let counters = world.service.tier_snapshot().expect("a tier").counters;
+        let counters = world.service.inspect().tier().expect("a tier").snapshot().counters;
         assert!(
             counters.slots_compared > 0 && counters.slots_voided > 0,
             "of most slots nothing was told: {counters:?}"
         );
-        assert_eq!((counters.struck, world.service.poll_tier_voided()), (changed.len() as u64, None));
-        assert_eq!(world.service.poll_slots_voided(), Some(counters.slots_voided), "said once");
-        assert_eq!(world.service.poll_slots_voided(), None);
+        assert_eq!(
+            (counters.struck, world.service.tier_mut().and_then(Tiering::poll_voided)),
+            (changed.len() as u64, None)
+        );
+        assert_eq!(
+            world.service.tier_mut().and_then(Tiering::poll_slots_voided),
+            Some(counters.slots_voided),
+            "said once"
+        );
+        assert_eq!(world.service.tier_mut().and_then(Tiering::poll_slots_voided), None);
         // It stays so, whoever comes and goes: nobody is asked again.
         world.restart_among(&back);
         check(&mut world, &keys);
@@ -188,7 +196,7 @@ fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
         let (mut world, keys) = filled(1200 + starts);
         for epoch in 0..starts {
             world.restart_among(&owners(&[(5, ALONE), (6, AWAY)], 6 + epoch));
-            assert_eq!(world.service.poll_tier_voided(), None);
+            assert_eq!(world.service.tier_mut().and_then(Tiering::poll_voided), None);
         }
         let at = 10 + starts;
         world.service.follow(1, &owners(&[(5, ALONE), (6, AWAY), (at, ALONE)], at));
@@ -223,7 +231,7 @@ fn what_nobody_can_be_asked_about_is_void() {
     world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, other)], 7));
     gone(&mut world, &keys);
     check(&mut world, &keys);
-    assert!(matches!(world.service.poll_tier_voided(), Some(VoidCause::Moved { .. })));
+    assert!(matches!(world.service.tier_mut().and_then(Tiering::poll_voided), Some(VoidCause::Moved { .. })));
     assert_eq!(tell(&mut world, &ChangeReply { since: Some(1), changed: &[] }), 0);
     world.end();
 }
@@ -310,11 +318,14 @@ fn a_first_map_of_the_incarnation_before_costs_nothing() {
         let (mut world, keys) = filled(1900 + seed);
         let before: Members = [(7, 2, 1), (8, 1, 0)];
         world.restart_among(&owners(&[(5, before)], 5));
-        assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "its slots are that incarnation's");
+        assert!(
+            !keys.iter().any(|key| world.service.inspect().serves(digest(*key).slot())),
+            "its slots are that incarnation's"
+        );
         world.service.follow(1, &owners(&[(5, ALONE)], 6));
         world.settle();
         check(&mut world, &keys);
-        assert_eq!(world.service.poll_tier_voided(), None);
+        assert_eq!(world.service.tier_mut().and_then(Tiering::poll_voided), None);
         world.end();
     }
 }
@@ -325,7 +336,7 @@ fn given_back(seed: u64) -> (World, Vec<u8>) {
     let before: Members = [(7, 2, 1), (8, 1, 0)];
     world.restart_among(&owners(&[(5, before)], 5));
     world.service.follow(1, &owners(&[(5, ALONE)], 6));
-    assert!(!keys.iter().any(|key| world.service.serves(digest(*key).slot())), "nothing is written down");
+    assert!(!keys.iter().any(|key| world.service.inspect().serves(digest(*key).slot())), "nothing is written down");
     (world, keys)
 }
 
@@ -334,7 +345,10 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2000 + seed);
         world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY)], 7));
-        assert!(keys.iter().all(|key| world.service.exports(digest(*key).slot())), "the new owner may ask for them");
+        assert!(
+            keys.iter().all(|key| world.service.inspect().exports(digest(*key).slot())),
+            "the new owner may ask for them"
+        );
         world.settle();
         world.service.follow(1, &owners(&[(5, ALONE), (7, AWAY), (8, ALONE)], 8));
         world.settle();

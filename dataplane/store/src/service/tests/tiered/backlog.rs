@@ -30,7 +30,7 @@ fn put_until_busy(world: &mut World, keys: impl Iterator<Item = u8>) -> Vec<u8> 
 }
 
 fn skipped(world: &World) -> u64 {
-    world.service.tier_snapshot().expect("a tier").counters.writes_skipped
+    world.service.inspect().tier().expect("a tier").snapshot().counters.writes_skipped
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() 
             world.stopped = false;
             world.settle();
             for key in keys {
-                assert!(world.service.on_ssd(digest(key)).is_some(), "key {key} under {policy:?}");
+                assert!(world.service.objects.local.on_ssd(digest(key)).is_some(), "key {key} under {policy:?}");
                 world.remove(key);
             }
             world.settle();
@@ -74,7 +74,7 @@ fn a_put_that_is_removed_before_it_is_written_was_put() {
         world.settle();
         assert_eq!(world.last_put, Status::Ok);
     }
-    (0..4).for_each(|key| assert!(world.service.on_ssd(digest(key)).is_none()));
+    (0..4).for_each(|key| assert!(world.service.objects.local.on_ssd(digest(key)).is_none()));
     world.end();
 }
 
@@ -156,7 +156,7 @@ fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
                     FetchDone::Object(bytes.len() as u64, payload_checksum(bytes))
                 }
                 Want::Drop(digests) => {
-                    let kept = world.service.on_ssd(digest(key)).is_some();
+                    let kept = world.service.objects.local.on_ssd(digest(key)).is_some();
                     assert!(kept || !digests.contains(&digest(key)), "it is dropped before the SSD here has it");
                     FetchDone::Dropped
                 }
@@ -187,7 +187,7 @@ fn an_object_that_migrates_here_waits_at_its_source_until_the_ssd_keeps_up() {
         }
         assert!(came, "with {backlog_percent} % of backlog");
         for key in acknowledged.iter().chain(&keys[..1]) {
-            assert!(world.service.on_ssd(digest(*key)).is_some(), "key {key}");
+            assert!(world.service.objects.local.on_ssd(digest(*key)).is_some(), "key {key}");
         }
         assert_eq!(skipped(&world), 0);
         world.end();

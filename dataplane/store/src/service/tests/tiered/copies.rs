@@ -12,7 +12,7 @@ use super::super::rig::{digest, digests, identity};
 use super::world::World;
 use crate::service::{FetchDone, PutAck, ReplicaProgress, TierPolicy, Want};
 
-/// Two nodes, each of which is the second owner of the other's slots.
+/// Two nodes, each of which is the replica owner of the other's slots.
 fn owners() -> SlotOwners {
     let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000).into(), shm: None };
     let member = |(node, incarnation)| Member {
@@ -47,7 +47,7 @@ fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     copied
 }
 
-/// A node of two owners, and so many keys whose first owner it is.
+/// A node of two owners, and so many keys whose owner it is.
 fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
     let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
     let mut world = World::new(seed, policy);
@@ -74,7 +74,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
         let (mut world, owners, keys) = first_owner(1900 + seed, 4);
         let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
         keys.iter().for_each(|key| put(&mut world, *key, 0));
-        let wish = |world: &mut World, digest| world.service.want_copy(digest, world.now_ns);
+        let wish = |world: &mut World, digest| world.service.control().want_copy(digest, world.now_ns);
         // Time and again, as who waits for it does.
         for _ in 0..50 {
             for digest in &wished {
@@ -83,7 +83,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
             copied(&mut world, 1);
         }
         assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), ReplicaProgress::There(_))));
-        let writes = world.service.tier_snapshot().unwrap().counters.writes;
+        let writes = world.service.inspect().tier().expect("a tier").snapshot().counters.writes;
         assert_eq!(writes, 4 + 3, "each was written once more");
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wished, "of what only the SSD has");
@@ -108,11 +108,11 @@ fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
         }
         let wanted: BTreeSet<Digest> = promised.iter().map(|key| digest(*key)).collect();
         assert_eq!(copied(&mut world, 50), wanted, "and not {plain:?}");
-        // Memory is gone, and so is what the second owner had of this incarnation.
+        // Memory is gone, and so is what the replica owner had of this incarnation.
         world.restart_among(&owners);
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");
-        let counters = world.service.copy_counters();
+        let counters = world.service.inspect().copy_counters();
         assert_eq!((counters.made, counters.owed), (3, 0));
         world.end();
     }

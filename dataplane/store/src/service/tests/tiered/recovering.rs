@@ -117,7 +117,7 @@ fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
     world.lost_slots.insert(KEYS as u8 - 2);
     world.own();
     world.settle();
-    let counters = world.service.tier_snapshot().expect("a tier").counters;
+    let counters = world.service.inspect().tier().expect("a tier").snapshot().counters;
     assert_eq!((counters.hits, counters.reads_queued), (KEYS - 2, KEYS - u64::from(READS)), "of {READS} at a time");
     world.end();
 }
@@ -131,7 +131,7 @@ fn nothing_is_read_for_who_has_gone_before_his_turn() {
     ask_for_all(&mut world, other);
     world.service.peer_gone(other, world.now_ns);
     world.settle();
-    let counters = world.service.tier_snapshot().expect("a tier").counters;
+    let counters = world.service.inspect().tier().expect("a tier").snapshot().counters;
     assert_eq!((counters.reads, counters.reads_queued), (u64::from(READS), KEYS - u64::from(READS)));
     world.end();
 }

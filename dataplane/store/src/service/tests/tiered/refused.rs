@@ -29,7 +29,7 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
         for key in 0..4 {
             world.put_with(key, &PutOptions::default());
             world.settle();
-            assert!(world.service.on_ssd(digest(key)).is_some(), "{policy:?}");
+            assert!(world.service.objects.local.on_ssd(digest(key)).is_some(), "{policy:?}");
         }
         world.read_only = true;
         for round in 0..40 {
@@ -63,7 +63,7 @@ fn a_refused_replacement_takes_nothing_from_memory() {
         world.put_with(1, &replace);
         world.settle();
     }
-    assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+    assert!(world.service.inspect().tier().expect("a tier").snapshot().degraded.is_some(), "it takes no writes");
     world.put_with(0, &replace);
     world.settle();
     assert_eq!(world.last_put, Status::NoSpace);

@@ -14,31 +14,31 @@ use crate::service::{Output, PayloadTo, TierPolicy};
 const KEY: u8 = 3;
 const BYTES: u64 = 40_000;
 
-/// A draft that has all of its bytes, which are those of fresh memory.
+/// A put session that has all of its bytes, which are those of fresh memory.
 fn filled(world: &mut World) -> u64 {
     let options = PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() };
     let item = PutItem::plain(digest(KEY), BYTES).with_options(&options);
     let begun: ReserveReply = world.answer((PEER, Operation::Begin, FrameFlags::NONE), |_| item).item();
     assert_eq!(begun.status, Status::Ok);
-    let draft = begun.reservation.to_bits();
+    let put_session = begun.reservation.to_bits();
     let (request, sum) = (world.next_request(), payload_checksum(&[0; BYTES as usize]));
-    let body = body_of([FillItem { draft, offset: 0, bytes: BYTES }]);
+    let body = body_of([FillItem { draft: put_session, offset: 0, bytes: BYTES }]);
     let header =
         Header::request(Kind::Request(Operation::Fill), request).with_body(&body, 1).with_payload(BYTES, Some(sum));
     assert!(matches!(world.service.request(PEER, &header, &body, world.now_ns), PayloadTo::Place(_)));
     world.service.payload_done(PEER, Some(sum), world.now_ns);
     world.hear();
-    draft
+    put_session
 }
 
-fn seal(world: &mut World, draft: u64) -> CommitReply {
-    world.answer((PEER, Operation::Seal, FrameFlags::NONE), |_| IdItem { id: draft }).item()
+fn seal(world: &mut World, put_session: u64) -> CommitReply {
+    world.answer((PEER, Operation::Seal, FrameFlags::NONE), |_| IdItem { id: put_session }).item()
 }
 
 /// One answer now, without any operation of the device ending before.
-fn seal_now(world: &mut World, draft: u64) -> CommitReply {
+fn seal_now(world: &mut World, put_session: u64) -> CommitReply {
     let request = world.next_request();
-    let body = body_of([IdItem { id: draft }]);
+    let body = body_of([IdItem { id: put_session }]);
     let header = Header::request(Kind::Request(Operation::Seal), request).with_body(&body, 1);
     world.service.request(PEER, &header, &body, world.now_ns);
     let mut said = None;
@@ -58,31 +58,31 @@ fn world() -> World {
 #[test]
 fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
     let mut world = world();
-    let draft = filled(&mut world);
-    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: draft }]));
-    assert_eq!(seal_now(&mut world, draft).status, Status::Busy, "nothing of it is written");
+    let put_session = filled(&mut world);
+    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
+    assert_eq!(seal_now(&mut world, put_session).status, Status::Busy, "nothing of it is written");
     world.settle();
-    let again = seal(&mut world, draft);
+    let again = seal(&mut world, put_session);
     assert_eq!(again.status, Status::Ok);
-    let tier = world.service.tier_snapshot().expect("a tier");
+    let tier = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!(tier.backlog, 0);
     assert!(again.version > Version(0));
     // An object that was put since is another one, and as good an answer.
     world.put_with(KEY, &PutOptions { replace: true, ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
-    assert_eq!(seal(&mut world, draft), again);
+    assert_eq!(seal(&mut world, put_session), again);
     world.end();
 }
 
-/// A rival may be put, written and evicted from memory while the bytes of a draft come.
+/// A rival may be put, written and evicted from memory while the bytes of a put session come.
 #[test]
 fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
     let mut world = world();
-    let draft = filled(&mut world);
+    let put_session = filled(&mut world);
     world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
     assert_eq!(world.last_put, Status::Ok);
-    let in_memory = |world: &World| world.service.store.as_ref().is_some_and(|store| store.exists(digest(KEY)));
+    let in_memory = |world: &World| world.service.store().is_some_and(|store| store.exists(digest(KEY)));
     for key in (4..KEYS as u8).cycle().take(100) {
         if !in_memory(&world) {
             break;
@@ -91,9 +91,9 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
         world.settle();
     }
     assert!(!in_memory(&world), "it was not evicted");
-    let kept = world.service.on_ssd(digest(KEY)).expect("it is on the SSD").version;
-    assert_eq!(seal(&mut world, draft).status, Status::Exists);
-    assert_eq!(world.service.on_ssd(digest(KEY)).map(|view| view.version), Some(kept));
+    let kept = world.service.objects.local.on_ssd(digest(KEY)).expect("it is on the SSD").version;
+    assert_eq!(seal(&mut world, put_session).status, Status::Exists);
+    assert_eq!(world.service.objects.local.on_ssd(digest(KEY)).map(|view| view.version), Some(kept));
     world.get(KEY);
     world.settle();
     world.end();
@@ -102,15 +102,15 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
 #[test]
 fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_again() {
     let mut world = world();
-    let draft = filled(&mut world);
-    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: draft }]));
+    let put_session = filled(&mut world);
+    world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
     // Its slot leaves while it is written, and is back before the device is done: what was written is void.
     world.lost_slots.insert(KEY);
     world.own();
     world.lost_slots.clear();
     world.own();
     world.settle();
-    let again = seal(&mut world, draft);
+    let again = seal(&mut world, put_session);
     assert_ne!(again.status, Status::Ok, "the first answer was a refusal");
     world.end();
 }

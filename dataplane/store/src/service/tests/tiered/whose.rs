@@ -133,7 +133,7 @@ fn a_tenant_reads_and_lists_what_it_has_on_the_ssd_and_nothing_else() {
         two.check();
         // Of some it is known whose they are, as somebody asked before.
         let forgotten: Vec<Digest> = two.own.iter().chain(&two.others).step_by(2).copied().collect();
-        let there = |two: &Two, digest: &Digest| two.world.service.on_ssd(*digest).is_some();
+        let there = |two: &Two, digest: &Digest| two.world.service.objects.local.on_ssd(*digest).is_some();
         let forgotten: Vec<Digest> = forgotten.into_iter().filter(|digest| there(&two, digest)).collect();
         two.world.forget(&forgotten);
         two.check();

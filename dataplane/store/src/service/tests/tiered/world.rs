@@ -16,6 +16,7 @@ use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConf
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
 use super::memory::{HostMemory, Pool};
+use crate::service::Tiering;
 use crate::service::{MapStanding, Output, Path, PayloadTo, PeerKey, Places, Service, TierPolicy, WritePolicy};
 use crate::{Store, StoreConfig};
 
@@ -206,7 +207,7 @@ impl World {
     }
 
     fn is_unreadable(&self, op: &BlockOp) -> bool {
-        let tier = self.service.tier_snapshot().expect("a tier");
+        let tier = self.service.inspect().tier().expect("a tier").snapshot();
         let first = op.offset.checked_sub(SEGMENTS_AT).map(|at| at % tier.segment_bytes);
         let holds = |at: u64| self.unreadable.start < at + u64::from(op.bytes) && at < self.unreadable.end;
         op.action == Action::Read && first.is_some_and(holds)
@@ -246,7 +247,8 @@ impl World {
             progress = true;
             let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
             let result = self.carry_out(&op);
-            self.service.tier_completed(self.now_ns, op.id, result, &mut self.memory);
+            let tier = self.service.tier_mut().expect("a tier");
+            tier.completed(self.now_ns, op.id, result, &mut self.memory);
         }
         progress |= self.service.drive_lists(&Pool(&self.memory.pool));
         self.hear();
@@ -464,7 +466,7 @@ impl World {
         let key = self.rng.below(KEYS) as u8;
         if !self.lost_slots.remove(&key) {
             self.lost_slots.insert(key);
-            // Puts under way may have come before or after.
+            // Puts in flight may have come before or after.
             let under_way =
                 self.asked.values().any(|asked| matches!(asked, OpenRequest::Put { key: of, .. } if *of == key));
             if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }
@@ -489,10 +491,10 @@ impl World {
 
     pub(super) fn end(&mut self) {
         self.settle();
-        while !self.service.close_tier() {
+        while !self.service.tier_mut().is_none_or(Tiering::close) {
             self.step();
         }
-        let snapshot = self.service.tier_snapshot().expect("a tier");
+        let snapshot = self.service.inspect().tier().expect("a tier").snapshot();
         self.ssd_hits += snapshot.counters.hits;
         assert_eq!((snapshot.backlog, snapshot.backlog_bytes, snapshot.reading), (0, 0, 0));
         let store = self.service.store().expect("a store");

@@ -13,7 +13,7 @@ impl World {
     pub(in super::super) fn join_bound(&mut self, peer: PeerKey, tenant: u32) {
         self.join(peer, Path::Stream);
         self.hear();
-        self.service.bind(peer, tenant);
+        self.service.control().bind(peer, tenant);
     }
 
     /// Puts an object: under a name, or, where that has no key, under a digest.
@@ -51,8 +51,8 @@ impl World {
     /// Memory forgets objects that the SSD has.
     pub(in super::super) fn forget(&mut self, digests: &[Digest]) {
         for digest in digests {
-            assert!(self.service.on_ssd(*digest).is_some(), "the SSD has it");
-            self.service.store.as_mut().expect("a store").drop_copy(*digest);
+            assert!(self.service.objects.local.on_ssd(*digest).is_some(), "the SSD has it");
+            self.service.objects.local.shard.store.as_mut().expect("a store").drop_copy(*digest);
         }
     }
 

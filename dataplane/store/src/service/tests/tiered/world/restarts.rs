@@ -1,5 +1,6 @@
 //! Processes that die and start again.
 
+use crate::service::Tiering;
 use kvplane_proto::map::SlotOwners;
 use kvplane_tier::Event;
 
@@ -10,7 +11,7 @@ impl World {
     pub(in super::super) fn restart(&mut self) {
         self.die();
         self.begin();
-        while !self.service.tier_snapshot().expect("a tier").is_recovered {
+        while !self.service.inspect().tier().expect("a tier").snapshot().is_recovered {
             self.step();
         }
     }
@@ -18,7 +19,7 @@ impl World {
     /// As that, and callers come when the device has only just been opened.
     pub(in super::super) fn restart_in_haste(&mut self) {
         self.die();
-        while !matches!(self.service.poll_tier_notice(), Some(Event::Opened { .. })) {
+        while !matches!(self.service.tier_mut().and_then(Tiering::poll_notice), Some(Event::Opened { .. })) {
             self.step();
         }
         self.own();
@@ -33,7 +34,7 @@ impl World {
         self.settle();
         self.service.follow(self.state, owners);
         self.join(PEER, Path::Stream);
-        while !self.service.tier_snapshot().expect("a tier").is_recovered {
+        while !self.service.inspect().tier().expect("a tier").snapshot().is_recovered {
             self.step();
         }
         self.settle();
@@ -58,7 +59,7 @@ impl World {
                 let _ = self.carry_out(&op);
             }
         }
-        self.ssd_hits += self.service.tier_snapshot().expect("a tier").counters.hits;
+        self.ssd_hits += self.service.inspect().tier().expect("a tier").snapshot().counters.hits;
         self.asked.clear();
         for key in std::mem::take(&mut self.volatile) {
             self.now_may(key, None);

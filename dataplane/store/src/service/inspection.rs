@@ -1,0 +1,191 @@
+//! What can be seen of a service: by its host, by subscribers of its objects' events, and by operators.
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{Epoch, Slot};
+use kvplane_proto::map::ShardKey;
+
+use super::migration::MoveCounters;
+use super::objects::Objects;
+use super::replication::CopyCounters;
+use super::shard::sessions::SessionCounters;
+use super::shard::timing::ServiceTimes;
+use super::types::{PeerKey, PoolBytes, ServiceCounters};
+use super::{Segments, Service, Tiering};
+use crate::TenantUse;
+use crate::events::{EventPage, Medium};
+use crate::store::Store;
+
+/// Some of what there is: objects with their sizes and where they are.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SnapshotPage {
+    /// The objects. One that is in memory and on the SSD is there twice.
+    pub objects: Vec<(Digest, Medium, u64)>,
+    /// Where to go on; nothing after the last page.
+    pub cursor: Option<u64>,
+}
+
+/// Cursors from here on are of the SSD.
+const SSD: u64 = 1 << 40;
+
+/// A service that is looked at.
+#[derive(Clone, Copy)]
+pub struct Inspection<'a> {
+    service: &'a Service,
+}
+
+impl<'a> Inspection<'a> {
+    pub(super) const fn new(service: &'a Service) -> Self {
+        Self { service }
+    }
+
+    const fn objects(self) -> &'a Objects {
+        &self.service.objects
+    }
+
+    const fn store(self) -> Option<&'a Store> {
+        self.objects().local.shard.store.as_ref()
+    }
+
+    /// The registered memory.
+    #[must_use]
+    pub const fn segments(self) -> &'a Segments {
+        &self.service.segments
+    }
+
+    /// The SSD under the objects, if there is one.
+    #[must_use]
+    pub fn tier(self) -> Option<&'a Tiering> {
+        self.objects().local.tiering.as_deref()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(self) -> ServiceCounters {
+        let shard = &self.objects().local.shard;
+        let (read_bytes, write_bytes) = self.service.segments.bytes();
+        let &SessionCounters { greeted, closed, strangers, tickets_ended, unauthorized } = shard.sessions.counters();
+        let unauthorized = shard.counters.unauthorized + unauthorized;
+        let connections = ServiceCounters { greeted, closed, strangers, tickets_ended, unauthorized, ..shard.counters };
+        ServiceCounters { read_bytes, write_bytes, ..connections }
+    }
+
+    /// How long requests took until now.
+    #[must_use]
+    pub fn times(self, now_ns: u64) -> ServiceTimes {
+        self.objects().local.shard.answers.timed.snapshot(now_ns)
+    }
+
+    /// What each tenant has here.
+    #[must_use]
+    pub fn tenants(self) -> Vec<TenantUse> {
+        self.store().map_or_else(Vec::new, Store::tenants)
+    }
+
+    /// True for a connection that was welcomed: until then nothing is kept for it.
+    #[must_use]
+    pub fn is_welcome(self, peer: PeerKey) -> bool {
+        self.objects().local.shard.sessions.is_welcome(peer)
+    }
+
+    /// True where an RDMA connection may be agreed upon on this connection.
+    #[must_use]
+    pub fn may_carry(self, peer: PeerKey) -> bool {
+        self.objects().local.shard.sessions.may_carry(peer)
+    }
+
+    /// The map by which slots are served: not the newest that was heard of while that one is not written down.
+    #[must_use]
+    pub const fn served_epoch(self) -> Epoch {
+        self.objects().local.shard.ownership.epoch()
+    }
+
+    /// True for a slot that is served.
+    #[must_use]
+    pub fn serves(self, slot: Slot) -> bool {
+        self.objects().local.shard.ownership.owned().has(slot)
+    }
+
+    /// True for a slot whose objects are kept here for its new owner.
+    #[must_use]
+    pub fn exports(self, slot: Slot) -> bool {
+        self.objects().local.shard.exports.has_slot(slot)
+    }
+
+    /// The shard that the objects of a slot are fetched from, if any.
+    #[must_use]
+    pub fn source_of(self, slot: Slot) -> Option<ShardKey> {
+        self.objects().migration.source_of(slot)
+    }
+
+    /// What moved so far, and what is on its way.
+    #[must_use]
+    pub fn move_counters(self) -> MoveCounters {
+        let Objects { local, migration, replication } = self.objects();
+        let all_here = migration.is_done() && replication.has_walked();
+        MoveCounters {
+            exporting_slots: local.shard.exports.len() as u64,
+            settled: all_here || migration.limits().bytes_per_s == 0,
+            ..migration.counters()
+        }
+    }
+
+    /// What became of replicas so far.
+    #[must_use]
+    pub fn copy_counters(self) -> CopyCounters {
+        self.objects().replication.counters(&self.objects().local.shard)
+    }
+
+    /// The replica owner of a slot of ours.
+    #[must_use]
+    pub fn second_of(self, slot: Slot) -> Option<ShardKey> {
+        self.objects().local.shard.replicas.owner(slot)
+    }
+
+    /// Since which map this shard has been the replica owner of a slot, for the same incarnation of the owner.
+    #[must_use]
+    pub fn second_since(self, slot: Slot) -> Option<Epoch> {
+        self.objects().local.shard.replicas.relation(slot).map(|relation| relation.since)
+    }
+
+    /// How long an object is on the SSD, if it is there. Not an access.
+    #[must_use]
+    pub fn ssd_bytes(self, digest: Digest) -> Option<u64> {
+        self.objects().local.on_ssd(digest).map(|view| view.payload_bytes.into())
+    }
+
+    /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
+    #[must_use]
+    pub fn names_of(self, digests: &[Digest], pool: &dyn PoolBytes) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
+        self.objects().local.shard.names_of(digests, pool)
+    }
+
+    /// The number of the next event; 0 without a store.
+    #[must_use]
+    pub fn next_event(self) -> u64 {
+        self.store().map_or(0, |store| store.events.next())
+    }
+
+    /// At most `most` events from the number `from` on.
+    #[must_use]
+    pub fn read_events(self, from: u64, most: usize) -> EventPage {
+        self.store().map_or_else(EventPage::default, |store| store.events.read(from, most))
+    }
+
+    /// Some of the objects there are, from `cursor` on, 0 at first; looks at no more than `most`. Objects that come and
+    /// go meanwhile may be in it or not: their events say. What lies on the SSD may move while others are removed, and
+    /// be missed.
+    #[must_use]
+    pub fn snapshot_objects(self, cursor: u64, most: usize) -> SnapshotPage {
+        let Some(store) = self.store() else { return SnapshotPage::default() };
+        if cursor < SSD {
+            let (objects, next) = store.walk(cursor as u32, most as u32);
+            let objects = objects.into_iter().map(|(digest, bytes)| (digest, Medium::Memory, bytes)).collect();
+            let rest = self.tier().is_some().then_some(SSD);
+            return SnapshotPage { objects, cursor: next.map(u64::from).or(rest) };
+        }
+        let Some(tiering) = self.tier() else { return SnapshotPage::default() };
+        let (views, next) = tiering.ssd.walk((cursor - SSD) as usize, most);
+        let objects = views.into_iter().map(|view| (view.digest, Medium::Ssd, view.payload_bytes.into())).collect();
+        SnapshotPage { objects, cursor: next.map(|at| SSD + at as u64) }
+    }
+}

@@ -1,0 +1,228 @@
+//! One object on its way here: room for it, its bytes, and its stay with its former owner until the SSD here has it.
+
+use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem};
+use kvplane_proto::{Digest, Status};
+
+use super::Migration;
+use super::imports::{Call, Object, Waiter};
+use super::sources::ListedObject;
+use crate::service::fetches::{Fetch, Want};
+use crate::service::local::LocalStore;
+use crate::service::shard::effects::Effect;
+use crate::service::shard::tail::TailHead;
+use crate::service::tiering::MoveProgress;
+use crate::service::types::{CommittedObject, Memory, Place};
+use crate::{CommitError, Replica, Reserve};
+
+/// How the way of an object from its former owner ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// It is here, or there is nothing to bring.
+    Settled,
+    /// Its source did not give it. The walk is to find it once more.
+    Failed,
+    /// There was no room for it for the moment, here or in its source's memory. The walk is to find it once more.
+    Busy,
+}
+
+/// Backpressure of the SSD on what moves here: `Busy` while its backlog is full.
+fn may_move(local: &mut LocalStore, bytes: u64) -> Result<(), Status> {
+    let asked = local.tiering.is_some().then_some(PutAck::Buffered);
+    local.may_keep(bytes, asked)
+}
+
+impl Migration {
+    /// Begins to fetch an object in the background.
+    pub(super) fn next_object(&mut self, local: &mut LocalStore, source: u32) -> Option<Fetch> {
+        let now_ns = local.shard.now_ns;
+        loop {
+            let imports = &mut self.imports;
+            if !imports.pace.has_room() {
+                return None;
+            }
+            let entry = imports.sources.get_mut(&source).filter(|source| source.retry_ns() <= now_ns)?;
+            let listed = entry.queue.pop_front()?;
+            let digest = listed.item.digest;
+            if !imports.is_current(source, digest) || imports.objects.contains_key(&digest) {
+                self.check_source(source);
+                continue;
+            }
+            if local.on_ssd(digest).is_some() {
+                imports.drop_there(source, digest);
+                continue;
+            }
+            if may_move(local, listed.item.bytes) == Err(Status::Busy) {
+                // The SSD has enough to write: the object waits where it is, and the walk with it.
+                imports.sources.get_mut(&source)?.queue.push_front(listed);
+                return None;
+            }
+            if local.shard.has(digest) {
+                self.keep_moved(local, source, digest);
+                continue;
+            }
+            imports.sources.get_mut(&source)?.open += 1;
+            let object = Object { source, place: None, waiters: Vec::new(), void: false, demanded: false };
+            imports.objects.insert(digest, object);
+            if let Some(fetch) = self.begin_object(local, &listed) {
+                return Some(fetch);
+            }
+        }
+    }
+
+    /// Makes room for an object that was described, and asks for it.
+    pub(super) fn begin_object(&mut self, local: &mut LocalStore, listed: &ListedObject) -> Option<Fetch> {
+        let (digest, bytes) = (listed.item.digest, listed.item.bytes);
+        let name = ObjectName { tenant: &listed.tenant, key: &listed.key };
+        let plain = PutItem::plain(digest, bytes).with_options(&listed.item.options());
+        let key_bytes = listed.item.key_bytes;
+        let put = PutItem { key_bytes, tenant_bytes: listed.item.tenant_bytes, ..plain };
+        let tail = TailHead::of(&put).filter(|_| key_bytes == 0 || name.digest() == digest);
+        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
+        let options = put.options();
+        let mut keep = local.shard.keep_again(&options, options.tenant);
+        if options.hard_pin && local.ssd_fits(bytes) {
+            // What the SSD keeps need not be pinned in memory beyond the share that may be.
+            keep.hard_pin = local.shard.store.as_ref().is_some_and(|store| store.pins_allow(bytes));
+        }
+        let head = options.part == Part::Head;
+        let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
+        let wanted = Reserve {
+            tail_bytes,
+            has_tail: tail.is_some(),
+            keep,
+            head,
+            replica,
+            moves: true,
+            ..Reserve::plain(digest, bytes)
+        };
+        let reserved = may_move(local, bytes).and_then(|()| {
+            let store = local.shard.store.as_mut().ok_or(Status::NotFound)?;
+            Ok(store.reserve_for(&wanted))
+        });
+        // Objects that wait for the SSD are in the way for a while only: this one is not to be dropped for that.
+        let reserved = reserved.and_then(|reserved| reserved.map_err(|error| local.no_room(error, keep.account)));
+        let (reservation, extent) = match reserved {
+            Ok(reserved) => reserved,
+            Err(status) => {
+                // What is in its way is on its way here too, or in use, and goes sooner or later. What is too long
+                // for this shard stays where it is.
+                let source = self.imports.objects.get(&digest).map_or(0, |object| object.source);
+                if status == Status::Exists {
+                    self.keep_moved(local, source, digest);
+                }
+                let ends = matches!(status, Status::Exists | Status::TooLarge);
+                self.object_ended(local, digest, if ends { End::Settled } else { End::Busy });
+                return None;
+            }
+        };
+        if let Some(tail) = tail {
+            local.shard.write_tail(reservation, &tail, &name);
+        }
+        let imports = &mut self.imports;
+        let object = imports.objects.get_mut(&digest).expect("an object on its way");
+        object.place = Some((reservation, bytes));
+        imports.pace.begin(bytes);
+        let source = object.source;
+        let Some(key) = imports.sources.get(&source).map(|source| source.key) else {
+            self.object_ended(local, digest, End::Settled);
+            return None;
+        };
+        let place = Place { memory: Memory::Pool, offset: extent.offset, bytes };
+        Some(imports.ask(&mut local.shard, key, Want::Object(digest, place), Call::Object(digest)))
+    }
+
+    /// An object is in its place: it is taken over, unless it was put or removed here, or its slot is another's.
+    pub(super) fn object_came(&mut self, local: &mut LocalStore, digest: Digest, bytes: u64, checksum: u64) {
+        let Some(object) = self.imports.objects.get(&digest) else { return };
+        let (source, demanded) = (object.source, object.demanded);
+        let Some((reservation, reserved_bytes)) = object.place else { return };
+        let current = !object.void && self.imports.is_current(source, digest);
+        let fits = bytes == reserved_bytes;
+        if !current || !fits || !local.shard.ownership.owns(digest) || local.on_ssd(digest).is_some() {
+            self.object_ended(local, digest, if current && !fits { End::Failed } else { End::Settled });
+            return;
+        }
+        let Some(store) = &mut local.shard.store else { return };
+        // The reservation is used up, whatever comes of it.
+        let committed = store.commit(reservation, checksum);
+        if let Some(object) = self.imports.objects.get_mut(&digest) {
+            object.place = None;
+        }
+        self.imports.pace.end(bytes);
+        match committed {
+            Ok(version) => {
+                self.counters.imported += 1;
+                self.counters.imported_bytes += bytes;
+                self.counters.fetched += u64::from(demanded);
+                let made = CommittedObject { version, digest, bytes, replaces: false, is_copy: false, ack: None };
+                let waits = local.waits_of(&made);
+                local.shard.effects.note(Effect::Imported { digest, version });
+                local.keep(&made, waits, None);
+                self.keep_moved(local, source, digest);
+            }
+            // It was put here meanwhile.
+            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
+        }
+        self.object_ended(local, digest, End::Settled);
+    }
+
+    /// An object of a source is here, in memory. The source drops its own when the SSD here has it, if there is one
+    /// that takes it: it may be the only one that outlives a restart, or an eviction.
+    fn keep_moved(&mut self, local: &mut LocalStore, source: u32, digest: Digest) {
+        let (moved, now_ns) = (local.write_moved(digest), local.shard.now_ns);
+        let Some(entry) = self.imports.sources.get_mut(&source) else { return };
+        match moved {
+            MoveProgress::Waits => _ = entry.unwritten.insert(digest),
+            MoveProgress::Kept => entry.drop_object(digest),
+            MoveProgress::Refused => entry.look_again(now_ns),
+        }
+    }
+
+    /// An object does not wait for the SSD any more: it is there, or memory has lost it, or the SSD did not take it. If
+    /// it moved here, its source drops its own, or is asked for it once more.
+    pub(in crate::service) fn written(&mut self, digest: Digest, is_on_ssd: bool, now_ns: u64) {
+        let source = self.imports.source_of(digest);
+        let entry = self.imports.sources.get_mut(&source).filter(|_| source != 0);
+        let Some(entry) = entry.filter(|entry| entry.unwritten.contains(&digest)) else { return };
+        entry.unwritten.remove(&digest);
+        if is_on_ssd {
+            entry.drop_object(digest);
+        } else {
+            entry.look_again(now_ns);
+        }
+        self.check_source(source);
+    }
+
+    /// An object is not on its way any more: what waits for it gets what there is, or is to come again where there was
+    /// no room for it.
+    pub(super) fn object_ended(&mut self, local: &mut LocalStore, digest: Digest, end: End) {
+        let again = end != End::Settled;
+        let imports = &mut self.imports;
+        let Some(Object { source, place, waiters, void, .. }) = imports.objects.remove(&digest) else { return };
+        if let Some((reservation, bytes)) = place {
+            imports.pace.end(bytes);
+            if let Some(store) = &mut local.shard.store {
+                store.abort(reservation).expect("a reservation of our own");
+            }
+        }
+        self.counters.void += u64::from(void);
+        self.counters.failures += u64::from(again);
+        if let Some(entry) = imports.sources.get_mut(&source) {
+            entry.open -= 1;
+            if again {
+                entry.look_again(local.shard.now_ns);
+            }
+        }
+        for (waiter, timing) in waiters {
+            local.shard.answers.outputs.late(timing, digest);
+            let turns_away = end == End::Busy && !local.shard.has(digest);
+            match waiter {
+                Waiter::Reader(reader) if turns_away => local.shard.turn_away(reader, Status::Busy),
+                Waiter::Reader(reader) => local.serve(digest, reader),
+                Waiter::Tenant if turns_away => {}
+                Waiter::Tenant => local.shard.effects.note(Effect::TenantSettled(digest)),
+            }
+        }
+        self.check_source(source);
+    }
+}

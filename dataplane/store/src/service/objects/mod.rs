@@ -1,0 +1,444 @@
+//! Objects wherever they are: in memory, on the SSD, with a former owner of their slot, and with its replica owner.
+//!
+//! [`Objects`] carries out what reads and removes objects, and joins what one of its components does with what follows
+//! from that for another. What makes objects is beside it ([`super::puts`]).
+
+mod owners;
+mod removals;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::ReservationId;
+use kvplane_proto::message::{
+    Bitmap, CommitReply, DigestItem, GetItem, Items, LookupReply, ObjectName, Operation, Part, PutAck, PutItem,
+    RangeItem, SizeReply,
+};
+use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
+
+use super::local::{LocalStore, SsdWaits};
+use super::migration::{Migration, Waiter};
+use super::replication::{CopyWaits, Replication};
+use super::shard::Shard;
+use super::shard::answers::items_of;
+use super::shard::context::RequestContext;
+use super::shard::deferrals::{DeferredItem, Replies, lookup_of, no_lookup};
+use super::shard::stream_read::{ReadSpan, Reader, StreamRead};
+use super::shard::tail::TailHead;
+use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, PeerKey, Place, get_status};
+use crate::store::Store;
+use crate::{CommitError, GetError, Reserve, ReserveError};
+
+/// All objects of a shard.
+pub(super) struct Objects {
+    pub(super) local: LocalStore,
+    /// Slots on their way from other owners, or to them.
+    pub(super) migration: Migration,
+    /// Objects that two owners have.
+    pub(super) replication: Replication,
+}
+
+/// What the answer of a put waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PutWaits {
+    ssd: SsdWaits,
+    copies: CopyWaits,
+}
+
+impl PutWaits {
+    /// How many times its item is settled.
+    pub(super) fn count(self) -> usize {
+        usize::from(self.ssd.write) + usize::from(self.ssd.strike) + self.copies.count()
+    }
+}
+
+impl Objects {
+    pub(super) fn new(identity: Identity, store: Option<Store>) -> Self {
+        Self {
+            local: LocalStore::new(identity, store),
+            migration: Migration::default(),
+            replication: Replication::default(),
+        }
+    }
+
+    /// The shard itself.
+    pub(super) const fn shard(&self) -> &Shard {
+        &self.local.shard
+    }
+
+    pub(super) const fn shard_mut(&mut self) -> &mut Shard {
+        &mut self.local.shard
+    }
+
+    /// True where this shard answers for all objects of a request; else the request has its answer.
+    fn answers_for_all(
+        &mut self,
+        context: &RequestContext,
+        operation: Operation,
+        header: &Header,
+        mut digests: impl Iterator<Item = Digest>,
+    ) -> bool {
+        // Some of what a new owner drops, or asks the lengths of, may not be kept for it any more: the rest counts.
+        let alone = matches!(operation, Operation::Remove | Operation::Size);
+        let counts = |status: &Status| !alone || *status != Status::Stale;
+        let shard = &mut self.local.shard;
+        let refused = digests.find_map(|digest| shard.answers_for(context, digest).err().filter(counts));
+        if let Some(status) = refused {
+            shard.refuse(context.peer, operation, header.request, status);
+        }
+        refused.is_none()
+    }
+
+    /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
+    fn owned_digests<'a>(
+        &mut self,
+        context: &RequestContext,
+        operation: Operation,
+        header: &Header,
+        body: &'a [u8],
+    ) -> Result<Option<Items<'a, DigestItem>>, CloseReason> {
+        let items = items_of::<DigestItem>(header, body)?;
+        let answers = self.answers_for_all(context, operation, header, items.clone().map(|item| item.digest));
+        Ok(answers.then_some(items))
+    }
+
+    pub(super) fn exists(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
+        let Some(items) = self.owned_digests(context, Operation::Exists, header, body)? else { return Ok(()) };
+        let until_ns = self.local.wants_ahead(header);
+        let count = items.len();
+        let (mut bits, mut heads) = (Vec::with_capacity(count), Vec::new());
+        match &self.local.shard.store {
+            Some(store) => store.exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
+                if is_head {
+                    heads.resize(count, false);
+                    heads[bits.len()] = true;
+                }
+                bits.push(here);
+            }),
+            None => bits.resize(count, false),
+        }
+        if context.tenant.is_some() {
+            for (bit, item) in bits.iter_mut().zip(items.clone()) {
+                *bit &= !self.local.is_anothers(context, item.digest);
+            }
+            heads.iter_mut().zip(&bits).for_each(|(head, bit)| *head &= *bit);
+        }
+        if self.local.tiering.is_some() {
+            for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
+                let view = self.local.on_ssd(item.digest);
+                if let Some(view) = view.filter(|_| !self.local.is_anothers(context, item.digest)) {
+                    if let Some(until_ns) = until_ns {
+                        self.local.prefetch(&view, until_ns, false);
+                    }
+                    *bit = true;
+                    if view.names_parts {
+                        heads.resize(count, false);
+                        heads[at] = true;
+                    }
+                }
+            }
+        }
+        let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
+        let missing = missing.map(|(at, (_, item))| (at, item.digest));
+        let elsewhere = self.migration.elsewhere(&self.local.shard, context, missing);
+        if !elsewhere.is_empty() {
+            let replies = Replies::Found(bits, heads);
+            self.migration.ask_sizes(&mut self.local, context.peer, header.request, replies, elsewhere);
+            return Ok(());
+        }
+        let answers = &mut self.local.shard.answers;
+        answers.items(context.peer, Operation::Exists, header.request, count, |body| {
+            Bitmap::encode(bits, body);
+            Bitmap::encode(heads, body);
+        });
+        Ok(())
+    }
+
+    pub(super) fn size(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
+        let Some(items) = self.owned_digests(context, Operation::Size, header, body)? else { return Ok(()) };
+        let size = |item: DigestItem| {
+            let (status, bytes) = match self.local.size_of(item.digest) {
+                Some((bytes, true)) => (Status::Striped, bytes),
+                Some((bytes, false)) => (Status::Ok, bytes),
+                None => (Status::NotFound, 0),
+            };
+            SizeReply { status, bytes }
+        };
+        let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
+        for (reply, item) in replies.iter_mut().zip(items.clone()) {
+            if self.local.is_anothers(context, item.digest) || !self.local.shard.is_for_peer(context, item.digest) {
+                *reply = SizeReply { status: Status::NotFound, bytes: 0 };
+            }
+        }
+        let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
+        let missing = missing.map(|(at, (_, item))| (at, item.digest));
+        let elsewhere = self.migration.elsewhere(&self.local.shard, context, missing);
+        if !elsewhere.is_empty() {
+            let replies = Replies::Sizes(replies);
+            self.migration.ask_sizes(&mut self.local, context.peer, header.request, replies, elsewhere);
+            return Ok(());
+        }
+        self.local.shard.answers.records(context.peer, Operation::Size, header.request, &replies);
+        Ok(())
+    }
+
+    pub(super) fn get(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
+        let items = items_of::<GetItem>(header, body)?;
+        self.local.shard.warm(items.clone().map(|item| item.digest));
+        let all = header.flags.has(FrameFlags::HEADS);
+        for item in items {
+            let wanted = ReadSpan::Whole { capacity_bytes: item.capacity_bytes };
+            let read = StreamRead { peer: context.peer, request: item.request, wanted, all };
+            if let Err((status, argument)) = self.get_one(context, item.digest, read) {
+                self.local.shard.answers.status(context.peer, Operation::Get, item.request, status, argument);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a get of a range, or says why there is no answer, with the object's length where that is known.
+    pub(super) fn get_range(&mut self, context: &RequestContext, item: &RangeItem) -> Result<(), (Status, u64)> {
+        let RangeItem { digest, request, offset, bytes } = *item;
+        let wanted = ReadSpan::Range { offset, bytes };
+        self.get_one(context, digest, StreamRead { peer: context.peer, request, wanted, all: false })
+    }
+
+    fn get_one(&mut self, context: &RequestContext, digest: Digest, read: StreamRead) -> Result<(), (Status, u64)> {
+        let shard = &mut self.local.shard;
+        shard.answers_for(context, digest).map_err(|status| (status, shard.ownership.epoch().0))?;
+        if self.local.is_anothers(context, digest) {
+            return Err((Status::NotFound, 0));
+        }
+        if let Some(here) = self.local.shard.may_read_replica(context, digest) {
+            if !here {
+                return Err((Status::NotFound, 0));
+            }
+            self.replication.count_served();
+        }
+        let Some(store) = &mut self.local.shard.store else { return Err((Status::NotFound, 0)) };
+        let (pin, object) = match store.get(digest) {
+            Ok(found) => found,
+            Err(error) => return self.get_elsewhere(context, digest, read, error),
+        };
+        if let Err(status) = read.check(object.extent.bytes, object.is_head) {
+            store.unpin(pin).expect("a pin that was just given");
+            return Err((status, object.extent.bytes));
+        }
+        self.local.note_get(digest);
+        let bytes = read.wanted.bytes_of(object.extent.bytes);
+        self.local.shard.counters.get_bytes += bytes;
+        self.replication.note_given(&mut self.local, context, digest, bytes);
+        let is_replicated = self.replication.grant_lease(&self.local.shard, context, digest, &object);
+        self.local.shard.answer_get(&read, Hold::Pin(pin), &object, is_replicated);
+        Ok(())
+    }
+
+    /// What memory has not may be on the SSD, or with a former owner.
+    fn get_elsewhere(
+        &mut self,
+        context: &RequestContext,
+        digest: Digest,
+        read: StreamRead,
+        error: GetError,
+    ) -> Result<(), (Status, u64)> {
+        let reader = Reader::Stream(read);
+        let view = self.local.on_ssd(digest).filter(|_| error == GetError::NotFound);
+        let Some(view) = view else {
+            if error == GetError::NotFound && self.migration.may_have(&self.local.shard, context, digest) {
+                let fetched = self.migration.fetch(&mut self.local, digest, Waiter::Reader(reader));
+                return fetched.map_err(|status| (status, 0));
+            }
+            return Err((get_status(error), 0));
+        };
+        let bytes = view.payload_bytes.into();
+        read.check(bytes, view.names_parts).map_err(|status| (status, bytes))?;
+        self.local.read(&view, reader).map_err(|status| (status, 0))
+    }
+
+    /// Says where objects are in the pool, for a peer that copies them from there.
+    pub(super) fn lookup(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
+        let items = items_of::<DigestItem>(header, body)?;
+        self.local.shard.warm(items.clone().map(|item| item.digest));
+        let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
+        let all = header.flags.has(FrameFlags::HEADS);
+        for item in items {
+            let reply = self.lookup_one(context, item.digest, all).unwrap_or_else(no_lookup);
+            if reply.status == Status::NotFound
+                && !self.local.shard.reads_replica(context, item.digest)
+                && !self.local.is_hidden(context, item.digest)
+                && (self.local.on_ssd(item.digest).is_some()
+                    || self.migration.may_have(&self.local.shard, context, item.digest))
+            {
+                elsewhere.push((replies.len(), item.digest));
+            }
+            replies.push(reply);
+        }
+        if elsewhere.is_empty() {
+            self.local.shard.answers.records(context.peer, Operation::Lookup, header.request, &replies);
+            return Ok(());
+        }
+        // All that the SSD or a former owner has is read at the same time; the answer waits for the last.
+        let replies = Replies::Lookups(replies);
+        let item_at = self.local.shard.defer(context.peer, header.request, replies, elsewhere.len());
+        for (at, digest) in elsewhere {
+            let item = item_at(at);
+            let reader = Reader::Shared { item, all };
+            let begun = match self.local.on_ssd(digest) {
+                Some(view) if view.names_parts && !all => Err(Status::Striped),
+                Some(view) => self.local.read(&view, reader),
+                None => self.migration.fetch(&mut self.local, digest, Waiter::Reader(reader)),
+            };
+            if let Err(status) = begun {
+                self.local.shard.settle_lookup(item, no_lookup(status));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an object in memory is, which the peer holds from now on.
+    pub(super) fn lookup_one(
+        &mut self,
+        context: &RequestContext,
+        digest: Digest,
+        all: bool,
+    ) -> Result<LookupReply, Status> {
+        self.local.may_ask(context, digest)?;
+        if let Some(here) = self.local.shard.may_read_replica(context, digest) {
+            if !here {
+                return Err(Status::NotFound);
+            }
+            self.replication.count_served();
+        }
+        let Some(store) = &mut self.local.shard.store else { return Err(Status::NotFound) };
+        let (pin, object) = store.get(digest).map_err(get_status)?;
+        if object.is_head && !all {
+            store.unpin(pin).expect("a pin that was just given");
+            return Err(Status::Striped);
+        }
+        self.local.note_get(digest);
+        let shard = &mut self.local.shard;
+        shard.counters.get_bytes += object.extent.bytes;
+        shard.note_get(digest, object.extent.bytes);
+        shard.sessions.lend_pin(context.peer, pin);
+        shard.about(&object);
+        let is_replicated = self.replication.grant_lease(shard, context, digest, &object);
+        Ok(lookup_of(pin, &object, is_replicated))
+    }
+
+    /// What the answer of a put waits for. To be asked once: it counts that the object was put.
+    pub(super) fn waits_of(&mut self, made: &CommittedObject) -> PutWaits {
+        if made.is_copy {
+            return PutWaits::default();
+        }
+        let copies = self.replication.waits_of(&mut self.local.shard, made.digest);
+        PutWaits { copies, ssd: self.local.waits_of(made) }
+    }
+
+    /// An object was put: it is replicated, what it replaces is struck out on the SSD, and then it goes there by the
+    /// policy. `told` is settled with each that is waited for.
+    pub(super) fn follow_put(&mut self, made: &CommittedObject, waits: PutWaits, told: Option<DeferredItem>) {
+        if made.is_copy {
+            return;
+        }
+        self.replication.replicate(&mut self.local.shard, made.digest, made.version, waits.copies, told);
+        self.local.keep(made, waits.ssd, told);
+    }
+
+    /// The answer to a put that `asked` for this acknowledgement level where there is an object already: that, to come
+    /// again, or that the SSD did not take it. A replica of what was there before may have to go first; and what is
+    /// there may be of this very put, whose answer was lost, and still be on its way to the SSD for which it was to
+    /// wait.
+    pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
+        self.replication.note_orphans(&mut self.local.shard);
+        let awaited = self.local.awaits_ssd(digest, asked);
+        if self.replication.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
+    }
+
+    /// Room for an object and its tail, which is on its way there.
+    pub(super) fn reserve(
+        &mut self,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+        asked: Option<PutAck>,
+        wanted: Reserve,
+    ) -> Result<(ReservationId, Place), Status> {
+        let Some(store) = &mut self.local.shard.store else { return Err(Status::WrongOwner) };
+        let tail = TailHead::of(item);
+        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
+        let head = item.options().part == Part::Head;
+        let wanted = Reserve { tail_bytes, has_tail: tail.is_some(), head, ..wanted };
+        let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match error {
+            ReserveError::Exists => self.exists_already(item.digest, asked),
+            error => self.local.no_room(error, wanted.keep.account),
+        })?;
+        if let Some(tail) = tail {
+            self.local.shard.write_tail(reservation, &tail, name);
+        }
+        Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
+    }
+
+    /// True when an object exists that the put of a reservation may not replace: it came after the reservation was
+    /// made, and may have been evicted to the SSD since.
+    pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
+        let Some(store) = &self.local.shard.store else { return false };
+        !store.replaces(reservation) && (store.exists(digest) || self.local.on_ssd(digest).is_some())
+    }
+
+    /// The bytes of a replica are in place.
+    pub(super) fn commit_replica(
+        &mut self,
+        reservation: ReservationId,
+        digest: Digest,
+        bytes: u64,
+        checksum: u64,
+    ) -> Result<CommittedObject, Status> {
+        let shard = &mut self.local.shard;
+        if shard.replicas.relation(digest.slot()).is_none() {
+            shard.abort(reservation);
+            return Err(Status::WrongOwner);
+        }
+        let store = shard.store.as_mut().expect("a reservation is of a store");
+        match store.commit(reservation, checksum) {
+            Ok(version) => {
+                self.replication.count_taken();
+                Ok(CommittedObject { version, digest, bytes, replaces: false, is_copy: true, ack: None })
+            }
+            Err(error) => {
+                if error == CommitError::Expired {
+                    shard.abort(reservation);
+                }
+                Err(Status::Stale)
+            }
+        }
+    }
+
+    /// Answers what became of reservations, at once or when the SSD and the replica owner have what they must have.
+    pub(super) fn answer_commits(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+        outcomes: Vec<Result<CommittedObject, CommitReply>>,
+    ) {
+        let (mut replies, mut all, mut left) = (Vec::with_capacity(outcomes.len()), Vec::new(), 0);
+        for outcome in outcomes {
+            replies.push(match outcome {
+                Ok(made) => {
+                    let waits = self.waits_of(&made);
+                    left += waits.count();
+                    all.push((made, waits, replies.len()));
+                    CommitReply { status: Status::Ok, version: made.version, flags: ItemFlags::NONE }
+                }
+                Err(reply) => reply,
+            });
+        }
+        let shard = &mut self.local.shard;
+        if left == 0 {
+            shard.answers.records(peer, operation, header.request, &replies);
+            all.into_iter().for_each(|(made, waits, _)| self.follow_put(&made, waits, None));
+        } else {
+            let item_at = shard.defer(peer, header.request, Replies::Commits(operation, replies), left);
+            for (made, waits, item) in all {
+                self.follow_put(&made, waits, (waits.count() > 0).then(|| item_at(item)));
+            }
+        }
+    }
+}

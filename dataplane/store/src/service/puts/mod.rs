@@ -1,0 +1,356 @@
+//! Puts: room for objects, their bytes, and their commit.
+//!
+//! What is put in one go and what is put in ranges (put sessions) becomes an object in the same way: a reservation with
+//! room for the bytes and the tail, and a commit when all of it is in place.
+
+mod acks;
+mod sessions;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{PinId, RequestId, ReservationId, Version};
+use kvplane_proto::message::{
+    CommitItem, CommitReply, IdItem, ObjectName, Operation, Part, PutItem, PutOptions, Puts as PutItems, ReserveReply,
+    decode_puts,
+};
+use kvplane_proto::{FrameFlags, ItemFlags, Limits, Status};
+
+use self::acks::Acks;
+use super::objects::Objects;
+use super::put_sessions::PutSessions;
+use super::shard::answers::items_of;
+use super::shard::context::RequestContext;
+use super::shard::deferrals::Replies;
+use super::shard::sessions::PendingPayload;
+use super::types::{CloseReason, CommittedObject, Path, PayloadTo, PeerKey, Place, TicketId, commit_status};
+use crate::{CommitError, Replica, Reserve};
+
+/// Puts in flight.
+#[derive(Debug, Default)]
+pub(super) struct Puts {
+    acks: Acks,
+    /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
+    sessions: PutSessions,
+}
+
+/// A put that is to be reserved for.
+#[derive(Clone, Copy)]
+struct PutRequest<'a> {
+    item: &'a PutItem,
+    name: &'a ObjectName<'a>,
+    /// It is written in ranges.
+    is_session: bool,
+}
+
+/// The puts of a body with their names, or the end of the connection.
+fn puts_of<'a>(header: &Header, body: &'a [u8]) -> Result<PutItems<'a>, CloseReason> {
+    decode_puts(body, header.items).ok_or(CloseReason::Malformed("a torn body of puts"))
+}
+
+/// Under a name that is not its own, an object would be listed, and removed, as another.
+fn named_right(item: &PutItem, name: &ObjectName<'_>) -> Result<(), Status> {
+    if item.key_bytes > 0 && name.digest() != item.digest { Err(Status::BadRequest) } else { Ok(()) }
+}
+
+impl Puts {
+    /// Room for an object, held by the peer; its tail is on its way there.
+    fn reserve_one(
+        &mut self,
+        objects: &mut Objects,
+        context: &RequestContext,
+        put: PutRequest<'_>,
+    ) -> Result<(ReservationId, Place), Status> {
+        let (reservation, place) = if context.flags.has(FrameFlags::REPLICATE) {
+            named_right(put.item, put.name)?;
+            let wanted = objects.local.shard.replica_reserve(context, put.item, put.name)?;
+            objects.reserve(put.item, put.name, None, wanted)?
+        } else {
+            self.reserve_own(objects, context, put)?
+        };
+        let shard = &mut objects.local.shard;
+        let until_ns = shard.now_ns.saturating_add(Limits::RESERVATION_NS);
+        shard.sessions.lend_reservation(context.peer, reservation, until_ns);
+        Ok((reservation, place))
+    }
+
+    /// Room for an object of ours, or for what becomes one bit by bit; its tail is on its way there.
+    fn reserve_own(
+        &mut self,
+        objects: &mut Objects,
+        context: &RequestContext,
+        put: PutRequest<'_>,
+    ) -> Result<(ReservationId, Place), Status> {
+        let PutItem { digest, bytes, .. } = *put.item;
+        if context.fetches {
+            return Err(Status::Unauthorized);
+        }
+        objects.local.shard.answers_for(context, digest)?;
+        // However large the pool is: no peer could get it over a stream.
+        if bytes > Limits::PAYLOAD_BYTES {
+            return Err(Status::TooLarge);
+        }
+        named_right(put.item, put.name)?;
+        let replace = objects.local.may_replace(context, put.item, put.name)?;
+        let PutOptions { ack: asked, part, replicas, wait_replicas, .. } = put.item.options();
+        let asked = if part == Part::None { asked } else { asked.or_else(|| objects.local.ack_of_parts()) };
+        if !replace && objects.local.on_ssd(digest).is_some() {
+            return Err(objects.exists_already(digest, asked));
+        }
+        objects.local.may_put(digest, bytes, asked, replace, put.is_session)?;
+        let keep = objects.local.shard.keep_of(context, put.item, put.name)?;
+        let replica = match (replicas > 1, wait_replicas) {
+            (false, _) => Replica::None,
+            (true, false) => Replica::First,
+            (true, true) => Replica::Awaited,
+        };
+        let wanted = Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) };
+        let reserved = objects.reserve(put.item, put.name, asked, wanted)?;
+        self.acks.note(reserved.0, asked);
+        Ok(reserved)
+    }
+
+    /// A put over a stream: where its payload goes.
+    pub(super) fn put(
+        &mut self,
+        objects: &mut Objects,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<PayloadTo, CloseReason> {
+        let mut puts = puts_of(header, body)?;
+        let (Some((item, name)), None) = (puts.next(), puts.next()) else {
+            return Err(CloseReason::Malformed("a put of not one object"));
+        };
+        if item.bytes != header.payload_bytes {
+            return Err(CloseReason::Malformed("a put of another length than its payload's"));
+        }
+        let Some(expected) = header.checksum() else {
+            return Err(CloseReason::Malformed("a put without checksum"));
+        };
+        let request = header.request;
+        let put = PutRequest { item: &item, name: &name, is_session: false };
+        let (pending, to) = match self.reserve_one(objects, context, put) {
+            Ok((reservation, place)) => {
+                (PendingPayload::Put { request, reservation, expected }, PayloadTo::Place(place))
+            }
+            Err(status) => {
+                let operation = Operation::Put;
+                (PendingPayload::Refused { request, operation, status, argument: 0 }, PayloadTo::Discard)
+            }
+        };
+        objects.local.shard.expect_payload(context.peer, pending);
+        Ok(to)
+    }
+
+    /// The payload of a put is in place.
+    pub(super) fn finish_put(
+        &mut self,
+        objects: &mut Objects,
+        peer: PeerKey,
+        request: RequestId,
+        reservation: ReservationId,
+        expected: u64,
+        computed: Option<u64>,
+    ) {
+        let shard = &mut objects.local.shard;
+        let held = shard.sessions.take_reservation(peer, reservation);
+        assert!(held, "the reservation of a payload in flight was lost");
+        let outcome = if computed == Some(expected) {
+            self.commit_one(objects, reservation, expected)
+        } else {
+            shard.counters.corrupt += 1;
+            shard.abort(reservation);
+            Err(Status::Corrupt)
+        };
+        match outcome {
+            Ok(made) => {
+                let waits = objects.waits_of(&made);
+                let shard = &mut objects.local.shard;
+                if waits.count() > 0 {
+                    let replies = Replies::Put(Status::Ok, made.version, false);
+                    let item_at = shard.defer(peer, request, replies, waits.count());
+                    objects.follow_put(&made, waits, Some(item_at(0)));
+                } else {
+                    shard.answers.status(peer, Operation::Put, request, Status::Ok, made.version.0);
+                    objects.follow_put(&made, waits, None);
+                }
+            }
+            Err(status) => objects.local.shard.refuse(peer, Operation::Put, request, status),
+        }
+    }
+
+    /// Room for objects that a peer writes into the pool by itself.
+    pub(super) fn reserve(
+        &mut self,
+        objects: &mut Objects,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let puts = puts_of(header, body)?;
+        objects.local.shard.warm(puts.clone().map(|(item, _)| item.digest));
+        let mut replies = Vec::with_capacity(puts.len());
+        for (item, name) in puts {
+            let put = PutRequest { item: &item, name: &name, is_session: false };
+            replies.push(match self.reserve_one(objects, context, put) {
+                Ok((reservation, place)) => ReserveReply { status: Status::Ok, reservation, offset: place.offset },
+                Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
+            });
+        }
+        objects.local.shard.answers.records(context.peer, Operation::Reserve, header.request, &replies);
+        Ok(())
+    }
+
+    /// Objects whose bytes a peer has written into the pool become visible; so do ranges of put sessions.
+    pub(super) fn commit(
+        &mut self,
+        objects: &mut Objects,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let items = items_of::<CommitItem>(header, body)?;
+        let mut outcomes = Vec::with_capacity(items.len());
+        for CommitItem { reservation, checksum } in items {
+            let sessions = &mut objects.local.shard.sessions;
+            outcomes.push(match TicketId::of(reservation.index, reservation.generation) {
+                Some(ticket) if sessions.take_ticket(peer, ticket) => {
+                    Err(not_committed(self.end_ticket(objects, ticket, Some(checksum))))
+                }
+                None if sessions.take_reservation(peer, reservation) => {
+                    self.commit_one(objects, reservation, checksum).map_err(not_committed)
+                }
+                _ => {
+                    for made in outcomes.into_iter().flatten() {
+                        let waits = objects.waits_of(&made);
+                        objects.follow_put(&made, waits, None);
+                    }
+                    return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
+                }
+            });
+        }
+        objects.answer_commits(peer, Operation::Commit, header, outcomes);
+        Ok(())
+    }
+
+    /// A peer gives up objects that it was to write, or ranges of put sessions.
+    pub(super) fn abort(
+        &mut self,
+        objects: &mut Objects,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        for item in items_of::<IdItem>(header, body)? {
+            let reservation = ReservationId::from_bits(item.id);
+            let sessions = &mut objects.local.shard.sessions;
+            if let Some(ticket) = TicketId::of(reservation.index, reservation.generation) {
+                if !sessions.take_ticket(peer, ticket) {
+                    return Err(CloseReason::Malformed("an abort of a range that it does not hold"));
+                }
+                self.end_ticket(objects, ticket, None);
+                continue;
+            }
+            if !sessions.take_reservation(peer, reservation) {
+                return Err(CloseReason::Malformed("an abort of a reservation that it does not hold"));
+            }
+            objects.local.shard.abort(reservation);
+        }
+        Ok(())
+    }
+
+    /// A peer has read what it holds: objects, or ranges of put sessions.
+    pub(super) fn release(
+        &mut self,
+        objects: &mut Objects,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        for item in items_of::<IdItem>(header, body)? {
+            let pin = PinId::from_bits(item.id);
+            let shard = &mut objects.local.shard;
+            if let Some(ticket) = TicketId::of(pin.index, pin.generation) {
+                if !shard.sessions.take_ticket(peer, ticket) {
+                    return Err(CloseReason::Malformed("a release of a range that it does not hold"));
+                }
+                self.end_ticket(objects, ticket, None);
+                continue;
+            }
+            if !shard.sessions.take_pin(peer, pin) {
+                return Err(CloseReason::Malformed("a release of a pin that it does not hold"));
+            }
+            shard.unpin(pin);
+        }
+        Ok(())
+    }
+
+    /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
+    /// finished.
+    fn commit_one(
+        &mut self,
+        objects: &mut Objects,
+        reservation: ReservationId,
+        checksum: u64,
+    ) -> Result<CommittedObject, Status> {
+        let shard = &mut objects.local.shard;
+        let store = shard.store.as_mut().expect("a reservation is of a store");
+        let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        shard.answers.outputs.concerns(digest, bytes);
+        if store.reserves_copy(reservation) {
+            return objects.commit_replica(reservation, digest, bytes, checksum);
+        }
+        if !shard.ownership.owns(digest) {
+            // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
+            shard.counters.wrong_owner += 1;
+            shard.abort(reservation);
+            return Err(Status::WrongOwner);
+        }
+        let replaces = store.replaces(reservation);
+        let ack = self.acks.take(reservation);
+        // The store itself refuses where there is one in memory.
+        if !store.exists(digest) && objects.has_rival(reservation, digest) {
+            objects.local.shard.abort(reservation);
+            return Err(objects.exists_already(digest, ack));
+        }
+        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        match store.commit(reservation, checksum) {
+            Ok(version) => {
+                objects.local.shard.counters.put_bytes += bytes;
+                objects.migration.note_change(&objects.local.shard, digest);
+                objects.local.shard.about_made(digest);
+                Ok(CommittedObject { version, digest, bytes, replaces, is_copy: false, ack })
+            }
+            Err(CommitError::Exists) => Err(objects.exists_already(digest, ack)),
+            Err(error) => {
+                if error == CommitError::Expired {
+                    objects.local.shard.abort(reservation);
+                }
+                Err(commit_status(error))
+            }
+        }
+    }
+
+    /// When the next put session is left alone for too long.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        self.sessions.poll_timeout()
+    }
+
+    /// A put has not completed in time.
+    pub(super) fn expire(&self, objects: &mut Objects, reservation: ReservationId, peer: PeerKey, path: Path) {
+        let shard = &mut objects.local.shard;
+        shard.counters.expired += 1;
+        match path {
+            // Only our own receive writes there, so ending the connection frees it.
+            Path::Stream => shard.close(peer, CloseReason::PutDeadline),
+            Path::Shared => {
+                let store = shard.store.as_mut().expect("a reservation is of a store");
+                store.expire(reservation);
+            }
+        }
+    }
+}
+
+/// The reply for what was not committed.
+const fn not_committed(status: Status) -> CommitReply {
+    CommitReply { status, version: Version(0), flags: ItemFlags::NONE }
+}

@@ -1,0 +1,258 @@
+//! Removals of replicas that are owed: nothing of their objects is acknowledged before they are carried out.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Slot;
+use kvplane_proto::map::ShardKey;
+
+use crate::service::shard::deferrals::DeferredItem;
+
+/// Removals of one request.
+const DROPS: usize = 1024;
+/// From so many owed removals on, whole slots are owed.
+const OWED_MOST: usize = 1 << 14;
+/// Answers that wait for one removal.
+const WAITERS_MOST: usize = 1024;
+
+/// A replica that has to go.
+#[derive(Debug, Default)]
+struct OwedRemoval {
+    /// The replica owner has to say that it went.
+    drops: bool,
+    /// Until then clients may read a replica that a former replica owner has; 0 for not at all.
+    lapses_ns: u64,
+    /// The question about it that was not answered yet; 0 for none.
+    asked: u64,
+    waiters: Vec<(DeferredItem, u64)>,
+}
+
+/// Replicas that have to go. A digest that is all zeros below the slot means the whole slot.
+#[derive(Debug, Default)]
+pub(super) struct OwedRemovals {
+    owed: BTreeMap<Digest, OwedRemoval>,
+    /// No replica owner can be asked for any of them before this time, unless something changes.
+    idle_ns: u64,
+}
+
+/// Waits that are over.
+#[derive(Debug, Default)]
+pub(super) struct EndedWaits {
+    /// Answers whose time was over before the replica owner answered.
+    pub(super) refused: Vec<DeferredItem>,
+    /// Answers that waited only until no client may read a replica any more.
+    pub(super) lapsed: Vec<DeferredItem>,
+}
+
+/// The digest that means all of a slot.
+pub(super) const fn all_of(slot: Slot) -> Digest {
+    Digest((slot.0 as u128) << 114)
+}
+
+impl OwedRemovals {
+    pub(super) fn len(&self) -> usize {
+        self.owed.len()
+    }
+
+    pub(super) fn owe(&mut self, digest: Digest) {
+        if !self.owed.contains_key(&all_of(digest.slot())) {
+            self.owed.entry(digest).or_default().drops = true;
+            self.idle_ns = 0;
+        }
+    }
+
+    /// Something has changed: replica owners may be asked at once.
+    pub(super) const fn wake(&mut self) {
+        self.idle_ns = 0;
+    }
+
+    /// Where there are too many, whole slots are owed: that takes less to remember.
+    pub(super) fn bound(&mut self) {
+        if self.owed.len() <= OWED_MOST {
+            return;
+        }
+        let (mut slots, mut asked): (BTreeMap<Digest, OwedRemoval>, BTreeMap<Digest, OwedRemoval>) = Default::default();
+        for (digest, owed) in core::mem::take(&mut self.owed) {
+            if owed.asked != 0 {
+                asked.insert(digest, owed);
+            } else {
+                let slot = slots.entry(all_of(digest.slot())).or_default();
+                (slot.drops, slot.lapses_ns) = (slot.drops | owed.drops, slot.lapses_ns.max(owed.lapses_ns));
+                slot.waiters.extend(owed.waiters);
+            }
+        }
+        slots.extend(asked);
+        (self.owed, self.idle_ns) = (slots, 0);
+    }
+
+    /// True where the replica of an object has to go.
+    pub(super) fn has(&self, digest: Digest) -> bool {
+        let owed = &self.owed;
+        !owed.is_empty() && (owed.contains_key(&digest) || owed.contains_key(&all_of(digest.slot())))
+    }
+
+    /// What is owed of the slots that `pick` chooses.
+    pub(super) fn of_slots(&self, pick: impl Fn(Slot) -> bool) -> Vec<Digest> {
+        self.owed.keys().copied().filter(|digest| pick(digest.slot())).collect()
+    }
+
+    /// Nothing is owed any more; gives the answers that waited for it.
+    pub(super) fn end(&mut self, digest: Digest) -> Vec<(DeferredItem, u64)> {
+        self.owed.remove(&digest).map_or_else(Vec::new, |owed| owed.waiters)
+    }
+
+    /// All answers that wait.
+    pub(super) fn take_waiters(&mut self) -> Vec<DeferredItem> {
+        self.owed.values_mut().flat_map(|owed| owed.waiters.drain(..)).map(|(item, _)| item).collect()
+    }
+
+    /// Clients may read a replica until then, and these answers wait for that.
+    pub(super) fn lapse(&mut self, digest: Digest, until_ns: u64, waiters: Vec<(DeferredItem, u64)>) {
+        let owed = self.owed.entry(digest).or_default();
+        owed.lapses_ns = owed.lapses_ns.max(until_ns);
+        owed.waiters.extend(waiters);
+    }
+
+    /// An answer waits until a replica is gone, at most until then; false where too many do.
+    pub(super) fn wait(&mut self, digest: Digest, item: DeferredItem, until_ns: u64) -> bool {
+        let owed = if self.owed.contains_key(&digest) { digest } else { all_of(digest.slot()) };
+        match self.owed.get_mut(&owed).filter(|owed| owed.waiters.len() < WAITERS_MOST) {
+            Some(owed) => {
+                owed.waiters.push((item, until_ns));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// True where a replica owner may be asked now.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        !self.owed.is_empty() && self.idle_ns <= now_ns
+    }
+
+    /// None can be asked for before this time.
+    pub(super) const fn rest(&mut self, until_ns: u64) {
+        self.idle_ns = until_ns;
+    }
+
+    /// The removals that one replica owner, which `owner_of` says, is asked for next under this token; `may_ask` picks
+    /// those that can be asked for.
+    pub(super) fn next(
+        &mut self,
+        token: u64,
+        owner_of: impl Fn(Slot) -> Option<ShardKey>,
+        may_ask: impl Fn(Digest, ShardKey) -> bool,
+    ) -> Option<(ShardKey, Vec<Digest>)> {
+        let mut chosen: Option<ShardKey> = None;
+        let mut digests = Vec::new();
+        for (digest, owed) in &mut self.owed {
+            let Some(owner) = owner_of(digest.slot()) else { continue };
+            let other = chosen.is_some_and(|chosen| chosen != owner);
+            if !owed.drops || owed.asked != 0 || other || !may_ask(*digest, owner) {
+                continue;
+            }
+            chosen = Some(owner);
+            owed.asked = token;
+            digests.push(*digest);
+            if digests.len() == DROPS {
+                break;
+            }
+        }
+        chosen.map(|chosen| (chosen, digests))
+    }
+
+    /// The question of this token about a replica was answered: it is `gone`, or not. Gives the answers that waited for
+    /// it, where nothing is owed any more; `None` for another question.
+    pub(super) fn answered(
+        &mut self,
+        digest: Digest,
+        token: u64,
+        gone: bool,
+        now_ns: u64,
+    ) -> Option<Vec<(DeferredItem, u64)>> {
+        let owed = self.owed.get_mut(&digest).filter(|owed| owed.asked == token)?;
+        owed.asked = 0;
+        if !gone {
+            return None;
+        }
+        owed.drops = false;
+        if owed.lapses_ns <= now_ns { Some(self.end(digest)) } else { Some(Vec::new()) }
+    }
+
+    /// Ends the waits whose time is over.
+    pub(super) fn expire(&mut self, now_ns: u64) -> EndedWaits {
+        let mut ended = EndedWaits::default();
+        self.owed.retain(|_, owed| {
+            if owed.lapses_ns > 0 && owed.lapses_ns <= now_ns {
+                owed.lapses_ns = 0;
+                if !owed.drops {
+                    ended.lapsed.extend(owed.waiters.drain(..).map(|(item, _)| item));
+                }
+            }
+            owed.drops || owed.lapses_ns > 0
+        });
+        for owed in self.owed.values_mut() {
+            let over = owed.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns);
+            ended.refused.extend(over.map(|(item, _)| item));
+        }
+        ended
+    }
+
+    /// When the next wait is over.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        let waits = self.owed.values().flat_map(|owed| &owed.waiters).map(|(_, until_ns)| *until_ns);
+        waits.chain(self.owed.values().map(|owed| owed.lapses_ns).filter(|until_ns| *until_ns > 0)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    const OWNER: ShardKey = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
+
+    fn digest(slot: u16, number: u64) -> Digest {
+        Digest(u128::from(slot) << 114 | u128::from(number))
+    }
+
+    #[test]
+    fn a_removal_is_owed_until_its_owner_says_that_it_is_done() {
+        let mut owed = OwedRemovals::default();
+        owed.owe(digest(1, 5));
+        assert!(owed.has(digest(1, 5)) && !owed.has(digest(1, 6)) && owed.is_due(0));
+        let next = owed.next(7, |_| Some(OWNER), |_, _| true);
+        assert_eq!(next, Some((OWNER, vec![digest(1, 5)])));
+        assert_eq!(owed.next(8, |_| Some(OWNER), |_, _| true), None, "it is asked for already");
+        assert_eq!(owed.answered(digest(1, 5), 8, true, 0), None, "that was another question");
+        assert_eq!(owed.answered(digest(1, 5), 7, false, 0), None);
+        assert!(owed.has(digest(1, 5)));
+        assert!(owed.next(9, |_| Some(OWNER), |_, _| true).is_some());
+        assert_eq!(owed.answered(digest(1, 5), 9, true, 0), Some(Vec::new()));
+        assert_eq!((owed.has(digest(1, 5)), owed.len()), (false, 0));
+    }
+
+    #[test]
+    fn too_many_removals_are_owed_by_the_slot() {
+        let mut owed = OwedRemovals::default();
+        (1..=OWED_MOST as u64 + 1).for_each(|number| owed.owe(digest((number % 3) as u16, number)));
+        owed.bound();
+        assert_eq!(owed.len(), 3);
+        assert!(owed.has(digest(2, 12345)));
+        owed.owe(digest(2, 1));
+        assert_eq!(owed.len(), 3, "all of the slot is owed already");
+    }
+
+    #[test]
+    fn a_replica_that_clients_may_read_is_waited_for() {
+        let mut owed = OwedRemovals::default();
+        owed.lapse(digest(1, 1), 100, Vec::new());
+        assert_eq!(owed.poll_timeout(), Some(100));
+        assert_eq!(owed.next(1, |_| Some(OWNER), |_, _| true), None, "nobody is asked for it");
+        owed.expire(99);
+        assert!(owed.has(digest(1, 1)));
+        owed.expire(100);
+        assert!(!owed.has(digest(1, 1)));
+    }
+}

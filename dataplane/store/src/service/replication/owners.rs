@@ -1,0 +1,104 @@
+//! The replica owners of our slots as peers: which of them may be asked now.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use kvplane_proto::map::ShardKey;
+
+/// Between two attempts with a replica owner that does not answer: doubles up to the second.
+const RETRY_NS: u64 = 20_000_000;
+const RETRY_MOST_NS: u64 = 500_000_000;
+
+/// One replica owner.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peer {
+    failures: u32,
+    retry_ns: u64,
+    /// It is asked to drop replicas.
+    dropping: bool,
+}
+
+/// How each replica owner does.
+#[derive(Debug, Default)]
+pub(super) struct ReplicaOwners {
+    peers: BTreeMap<ShardKey, Peer>,
+}
+
+impl ReplicaOwners {
+    /// Only these are replica owners from now on.
+    pub(super) fn follow<'a>(&mut self, owners: impl Iterator<Item = &'a ShardKey>) {
+        let here: BTreeSet<ShardKey> = owners.copied().collect();
+        self.peers.retain(|key, _| here.contains(key));
+        for key in here {
+            self.peers.entry(key).or_default();
+        }
+    }
+
+    /// What failed before counts no more.
+    pub(super) fn forgive(&mut self) {
+        self.peers.values_mut().for_each(|peer| (peer.failures, peer.retry_ns) = (0, 0));
+    }
+
+    /// True for one that is to be left alone for a while.
+    pub(super) fn rests(&self, key: ShardKey, now_ns: u64) -> bool {
+        self.peers.get(&key).is_some_and(|peer| peer.retry_ns > now_ns)
+    }
+
+    /// True for one that may be asked to drop replicas.
+    pub(super) fn may_drop(&self, key: ShardKey, now_ns: u64) -> bool {
+        self.peers.get(&key).is_some_and(|peer| !peer.dropping && peer.retry_ns <= now_ns)
+    }
+
+    pub(super) fn begin_drop(&mut self, key: ShardKey) {
+        self.peers.entry(key).or_default().dropping = true;
+    }
+
+    pub(super) fn end_drop(&mut self, key: ShardKey) {
+        if let Some(peer) = self.peers.get_mut(&key) {
+            peer.dropping = false;
+        }
+    }
+
+    /// One has answered.
+    pub(super) fn answered(&mut self, key: ShardKey) {
+        if let Some(peer) = self.peers.get_mut(&key) {
+            (peer.failures, peer.retry_ns) = (0, 0);
+        }
+    }
+
+    /// One has not answered. What was on its way together and ended together counts once: it says once that nobody
+    /// answers there.
+    pub(super) fn not_answered(&mut self, key: ShardKey, now_ns: u64) {
+        if let Some(peer) = self.peers.get_mut(&key).filter(|peer| peer.retry_ns <= now_ns) {
+            peer.failures += 1;
+            peer.retry_ns = now_ns.saturating_add((RETRY_NS << peer.failures.min(8)).min(RETRY_MOST_NS));
+        }
+    }
+
+    /// When the next one that rests may be asked again.
+    pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
+        self.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| *at_ns > now_ns).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    #[test]
+    fn failures_at_the_same_time_count_once() {
+        let key = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
+        let mut owners = ReplicaOwners::default();
+        owners.follow([key].iter());
+        (0..5).for_each(|_| owners.not_answered(key, 0));
+        assert_eq!(owners.poll_timeout(0), Some(2 * RETRY_NS));
+        assert!(owners.rests(key, 0) && !owners.may_drop(key, 0) && owners.may_drop(key, 2 * RETRY_NS));
+        owners.answered(key);
+        owners.begin_drop(key);
+        assert!(!owners.rests(key, 0) && !owners.may_drop(key, 0));
+        owners.end_drop(key);
+        assert!(owners.may_drop(key, 0));
+    }
+}

@@ -1,0 +1,304 @@
+//! Replicas on their way to replica owners, and those that have to go there.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::ids::{PinId, Slot, Version};
+use kvplane_proto::map::ShardKey;
+use kvplane_proto::message::{Part, PutItem, PutOptions};
+use kvplane_proto::{Digest, Status};
+
+use super::Replication;
+use super::owed::all_of;
+use crate::service::fetches::{Fetch, FetchDone, Want};
+use crate::service::local::LocalStore;
+use crate::service::shard::Shard;
+use crate::service::shard::tail::{TailHead, tail_within};
+use crate::service::types::{Memory, Place, PoolBytes};
+
+/// Objects that wait to be replicated; what is more is found by the walk.
+pub(super) const QUEUE_MOST: usize = 4096;
+/// Objects, and their bytes, that are on their way to replica owners at the same time. One may be larger.
+const PUSHES_MOST: usize = 32;
+const PUSH_BYTES_MOST: u64 = 64 << 20;
+/// Objects that are looked at for one that can be sent.
+const TURNS: usize = 64;
+
+/// A question that a replica owner has not answered yet.
+#[derive(Debug)]
+pub(super) enum Call {
+    Copy(Digest),
+    Drop { owner: ShardKey, digests: Vec<Digest> },
+}
+
+/// An object on its way to the replica owner.
+#[derive(Debug)]
+struct Push {
+    owner: ShardKey,
+    version: Version,
+    pin: PinId,
+    bytes: u64,
+    /// Owners have changed meanwhile.
+    void: bool,
+}
+
+/// Objects on their way, and those that are to be replicated next.
+#[derive(Debug, Default)]
+pub(super) struct Pushes {
+    sent: BTreeMap<Digest, Push>,
+    bytes: u64,
+    queue: VecDeque<(Digest, Version)>,
+}
+
+impl Pushes {
+    /// True where none waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// True where no more may be sent for now.
+    fn is_full(&self) -> bool {
+        self.sent.len() >= PUSHES_MOST || self.bytes >= PUSH_BYTES_MOST
+    }
+
+    /// An object is to be replicated next; false where too many wait.
+    pub(super) fn add(&mut self, digest: Digest, version: Version) -> bool {
+        let has_room = self.queue.len() < QUEUE_MOST;
+        if has_room {
+            self.queue.push_back((digest, version));
+        }
+        has_room
+    }
+
+    /// True where anything of an object is being sent.
+    pub(super) fn has(&self, digest: Digest) -> bool {
+        self.sent.contains_key(&digest)
+    }
+
+    /// True where this version of an object is being sent.
+    pub(super) fn is_sending(&self, digest: Digest, version: Version) -> bool {
+        self.sent.get(&digest).is_some_and(|push| push.version == version)
+    }
+
+    /// Owners of the slots that `pick` chooses have changed.
+    pub(super) fn void(&mut self, pick: impl Fn(Slot) -> bool) {
+        self.sent.iter_mut().for_each(|(digest, push)| push.void |= pick(digest.slot()));
+    }
+
+    /// Objects that are on their way since before owners changed.
+    pub(super) fn voided(&self) -> Vec<Digest> {
+        self.sent.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect()
+    }
+}
+
+/// What a put of a replica says, by the object's tail where it has one. Whether it names stripes is not left to that.
+#[must_use]
+pub fn copy_of(
+    digest: Digest,
+    bytes: u64,
+    is_head: bool,
+    tail_at: Option<u64>,
+    pool: &dyn PoolBytes,
+) -> (PutItem, Vec<u8>, Vec<u8>) {
+    let part = if is_head { Part::Head } else { Part::None };
+    let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, ..PutOptions::default() });
+    let plain = (item, Vec::new(), Vec::new());
+    let Some(at) = tail_at else { return plain };
+    let tail = tail_within(at, pool.bytes(), |at, into| pool.read(at, into));
+    // Whoever has mapped the pool may have spoilt it.
+    let Some((head, name)) = TailHead::split(&tail) else { return plain };
+    let part = match (is_head, head.options.part) {
+        (true, _) => Part::Head,
+        (false, Part::Stripe) => Part::Stripe,
+        (false, _) => Part::None,
+    };
+    let options = PutOptions { soft_pin_ms: 0, part, ..head.options };
+    if head.key_bytes == 0 {
+        return (plain.0.with_options(&options), Vec::new(), Vec::new());
+    }
+    // A tail under another name is another object's.
+    let own = name.digest() == digest;
+    if own { (PutItem::named(&name, bytes, &options), name.tenant.to_vec(), name.key.to_vec()) } else { plain }
+}
+
+/// True for an object in memory that has its name on the SSD only, so far.
+fn lacks_tail(local: &LocalStore, digest: Digest) -> bool {
+    let named = || local.on_ssd(digest).is_some_and(|view| view.key_bytes > 0);
+    local.shard.peek(digest).is_some_and(|object| !object.has_tail) && named()
+}
+
+impl Replication {
+    /// The next question to a replica owner, within the rate of what moves in the background.
+    pub(in crate::service) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
+        if local.shard.replicas.is_alone() {
+            return None;
+        }
+        self.note_orphans(&mut local.shard);
+        self.next_drop(&mut local.shard).or_else(|| self.next_push(local)).or_else(|| {
+            if self.pushes.is_idle() {
+                self.pushes.queue.extend(self.wishes.next(&local.shard, bytes_per_s));
+            }
+            if self.pushes.is_idle() && self.pushes.sent.len() < PUSHES_MOST {
+                self.pushes.queue.extend(self.walk.step(&local.shard, bytes_per_s));
+            }
+            if self.pushes.is_idle() {
+                self.ssd_walk.step(local, bytes_per_s);
+            }
+            self.next_push(local)
+        })
+    }
+
+    /// A replica owner has answered, or has not. False for an answer that it was not asked for.
+    pub(in crate::service) fn fetched(&mut self, shard: &mut Shard, token: u64, done: &FetchDone) -> bool {
+        match self.calls.remove(&token) {
+            Some(Call::Copy(digest)) => self.pushed(shard, digest, done),
+            Some(Call::Drop { owner, digests }) => self.dropped(shard, token, owner, &digests, done),
+            None => return false,
+        }
+        true
+    }
+
+    fn next_drop(&mut self, shard: &mut Shard) -> Option<Fetch> {
+        let now_ns = shard.now_ns;
+        if !self.owed.is_due(now_ns) {
+            return None;
+        }
+        let token = shard.new_fetch_token();
+        let (pushes, owners) = (&self.pushes, &self.owners);
+        let may_ask = |digest: Digest, owner: ShardKey| {
+            // Of a whole slot nothing may be on its way either.
+            let sending = match digest == all_of(digest.slot()) {
+                true => pushes.sent.keys().any(|push| push.slot() == digest.slot()),
+                false => pushes.has(digest),
+            };
+            !sending && owners.may_drop(owner, now_ns)
+        };
+        let Some((owner, digests)) = self.owed.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
+            self.owed.rest(self.owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
+            return None;
+        };
+        self.owners.begin_drop(owner);
+        self.calls.insert(token, Call::Drop { owner, digests: digests.clone() });
+        Some(Fetch { token, source: owner, want: Want::DropCopies(digests) })
+    }
+
+    fn next_push(&mut self, local: &mut LocalStore) -> Option<Fetch> {
+        for _ in 0..TURNS {
+            let (digest, version) = *self.pushes.queue.front().filter(|_| !self.pushes.is_full())?;
+            let shard = &mut local.shard;
+            let owner = shard.replicas.owner(digest.slot());
+            let Some(owner) = owner.filter(|_| shard.ownership.owns(digest)) else {
+                self.pushes.queue.pop_front();
+                self.end_wait(shard, digest, version, false);
+                continue;
+            };
+            if self.owners.rests(owner, shard.now_ns) {
+                // Others wait with it; the walk comes back to all of them.
+                self.pushes.queue.pop_front();
+                self.end_wait(shard, digest, version, false);
+                self.walk_again(shard);
+                continue;
+            }
+            self.pushes.queue.pop_front();
+            if self.pushes.has(digest) || self.owes(digest) {
+                // Its turn comes when that is over.
+                self.pushes.queue.push_back((digest, version));
+                continue;
+            }
+            match self.push(local, digest, version, owner) {
+                Some(fetch) => return Some(fetch),
+                None => self.end_wait(&mut local.shard, digest, version, false),
+            }
+        }
+        None
+    }
+
+    /// Sends an object to the replica owner, if it is still this version and has no replica.
+    fn push(&mut self, local: &mut LocalStore, digest: Digest, version: Version, owner: ShardKey) -> Option<Fetch> {
+        // What came back from the SSD just now has its name there still.
+        let lacks_tail = lacks_tail(local, digest);
+        let shard = &mut local.shard;
+        let store = shard.store.as_mut()?;
+        let there = store.peek(digest).is_some_and(|object| object.version == version);
+        if !there || !store.replica(digest).is_owed_a_copy() || store.is_copied(digest) {
+            return None;
+        }
+        let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
+            self.walk_again(shard);
+            return None;
+        };
+        // From now on it may be there.
+        store.note_copy(digest, version, true);
+        let bytes = object.extent.bytes;
+        self.pushes.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
+        self.pushes.bytes += bytes;
+        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
+        let tail_at = object.has_tail.then_some(object.tail_at);
+        let token = shard.new_fetch_token();
+        self.calls.insert(token, Call::Copy(digest));
+        let want = Want::Copy { digest, place, tail_at, is_head: object.is_head, version };
+        Some(Fetch { token, source: owner, want })
+    }
+
+    /// A replica owner has answered about a replica, or has not.
+    fn pushed(&mut self, shard: &mut Shard, digest: Digest, done: &FetchDone) {
+        let Some(Push { owner, version, pin, bytes, void }) = self.pushes.sent.remove(&digest) else { return };
+        self.pushes.bytes -= bytes;
+        self.owed.wake();
+        let Some(store) = &mut shard.store else { return };
+        let live = store.is_live(pin);
+        store.unpin(pin).expect("a pin of our own");
+        match done {
+            FetchDone::Copied if !void => {
+                self.counters.made += 1;
+                self.counters.made_bytes += bytes;
+                self.owners.answered(owner);
+                self.end_wait(shard, digest, version, live);
+            }
+            FetchDone::Failed(status) if !void => {
+                self.counters.failed += 1;
+                // Whether it is there is known only where it was refused for what it is.
+                let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
+                if live {
+                    store.note_copy(digest, version, false);
+                    if !refused {
+                        self.owed.owe(digest);
+                    }
+                }
+                if refused {
+                    self.owners.answered(owner);
+                } else {
+                    self.owners.not_answered(owner, shard.now_ns);
+                }
+                self.walk_again(shard);
+                self.end_wait(shard, digest, version, false);
+            }
+            _ => {
+                self.end_wait(shard, digest, version, false);
+                self.walk_again(shard);
+            }
+        }
+    }
+
+    /// A replica owner has dropped replicas, or has not answered.
+    fn dropped(&mut self, shard: &mut Shard, token: u64, owner: ShardKey, digests: &[Digest], done: &FetchDone) {
+        let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
+        self.owed.wake();
+        self.owners.end_drop(owner);
+        if gone.contains(&true) {
+            self.owners.answered(owner);
+        } else {
+            self.owners.not_answered(owner, shard.now_ns);
+        }
+        for (at, digest) in digests.iter().enumerate() {
+            // Of owners of before it says nothing.
+            if shard.replicas.owner(digest.slot()) != Some(owner) {
+                continue;
+            }
+            let is_gone = gone.get(at) == Some(&true);
+            if let Some(waiters) = self.owed.answered(*digest, token, is_gone, shard.now_ns) {
+                self.counters.dropped += 1;
+                waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
+            }
+        }
+    }
+}

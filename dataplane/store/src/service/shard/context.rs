@@ -1,0 +1,37 @@
+//! The facts of one request.
+
+use kvplane_proto::FrameFlags;
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::message::{Kind, Operation};
+
+use super::sessions::Session;
+use crate::service::types::PeerKey;
+
+/// Facts of one request about its peer and its map. They travel as an argument to all code that carries it out.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::service) struct RequestContext {
+    pub(in crate::service) peer: PeerKey,
+    /// The epoch of the map by which the request was routed.
+    pub(in crate::service) epoch: Epoch,
+    /// The only tenant whose objects the peer may use; none where its ticket is for all.
+    pub(in crate::service) tenant: Option<u32>,
+    /// The peer is the new owner of slots that this shard had, and fetches what is in them.
+    pub(in crate::service) fetches: bool,
+    /// Flags of its frame, but for those that say nothing for its operation: a replica owner only answers reads.
+    pub(in crate::service) flags: FrameFlags,
+}
+
+impl RequestContext {
+    pub(in crate::service) fn new(peer: PeerKey, session: &Session, header: &Header) -> Self {
+        let of_reads = FrameFlags::READ_REPLICA | FrameFlags::REPLICA_LEASE;
+        let reads = matches!(header.kind, Kind::Request(Operation::Get | Operation::GetRange | Operation::Lookup));
+        Self {
+            peer,
+            epoch: Epoch(header.argument),
+            tenant: session.pass.tenant,
+            fetches: session.greeting.fetches,
+            flags: if reads { header.flags } else { header.flags.without(of_reads) },
+        }
+    }
+}

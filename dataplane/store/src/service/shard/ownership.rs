@@ -1,0 +1,147 @@
+//! Ownership: which slots a shard owns, in which of its incarnations, by which map.
+//!
+//! [`Ownership`] says who this shard is and what the newest map that it serves says of it and of others. When slots
+//! change hands, [`super::Service`] has the components of the store act on that; here is only what holds now.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{Epoch, Incarnation, Slot};
+use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_tier::SlotSet;
+
+use crate::service::types::Identity;
+
+/// The slots of a shard, and the incarnations of nodes by the newest map.
+pub(in crate::service) struct Ownership {
+    identity: Identity,
+    epoch: Epoch,
+    owned: SlotSet,
+    /// By the number of their node.
+    incarnations: BTreeMap<u64, u64>,
+}
+
+impl Ownership {
+    /// A shard that owns no slot yet.
+    pub(in crate::service) fn new(identity: Identity) -> Self {
+        Self { identity, epoch: Epoch(0), owned: SlotSet::none(), incarnations: BTreeMap::new() }
+    }
+
+    pub(in crate::service) const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    pub(in crate::service) const fn key(&self) -> ShardKey {
+        let Identity { node, incarnation, shard, .. } = self.identity;
+        ShardKey { node, incarnation, shard }
+    }
+
+    /// Epoch of the map by which slots are served.
+    pub(in crate::service) const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The slots that are served.
+    pub(in crate::service) const fn owned(&self) -> &SlotSet {
+        &self.owned
+    }
+
+    pub(in crate::service) fn owns(&self, digest: Digest) -> bool {
+        self.owned.has(digest.slot())
+    }
+
+    /// True if a slot is among these that is not served yet.
+    pub(in crate::service) fn gains(&self, slots: &SlotSet) -> bool {
+        slots.0.iter().zip(self.owned.0.iter()).any(|(slots, served)| slots & !served != 0)
+    }
+
+    /// Serves these slots and no others, by the map of this epoch.
+    pub(in crate::service) fn serve(&mut self, epoch: Epoch, slots: &SlotSet) {
+        self.epoch = epoch;
+        self.restore(slots);
+    }
+
+    /// Serves the slots that the SSD's note names, before a map says so.
+    pub(in crate::service) fn restore(&mut self, slots: &SlotSet) {
+        self.owned.0.copy_from_slice(&slots.0[..]);
+    }
+
+    /// Serves a slot no longer. True where it was served.
+    pub(in crate::service) fn close(&mut self, slot: Slot) -> bool {
+        let had = self.owned.has(slot);
+        self.owned.remove(slot);
+        had
+    }
+
+    /// Serves no slot any more.
+    pub(in crate::service) fn close_all(&mut self) {
+        self.owned.0.fill(0);
+    }
+
+    /// The shard is declared dead in its former incarnation: it follows no map yet in this one.
+    pub(in crate::service) const fn begin_incarnation(&mut self, incarnation: Incarnation) {
+        self.identity.incarnation = incarnation;
+    }
+
+    /// The next map is the first.
+    pub(in crate::service) const fn forget_epoch(&mut self) {
+        self.epoch = Epoch(0);
+    }
+
+    /// Notes the incarnations of nodes by the newest map.
+    pub(in crate::service) fn note_incarnations(&mut self, owners: &SlotOwners) {
+        self.incarnations = owners.incarnations().map(|(node, incarnation)| (node.0, incarnation.0)).collect();
+    }
+
+    /// True where an incarnation of a node is over by the newest map.
+    pub(in crate::service) fn is_over(&self, node: u64, incarnation: u64) -> bool {
+        self.incarnations.get(&node).is_some_and(|newest| *newest > incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{NodeId, ShardId};
+
+    use super::*;
+
+    fn ownership() -> Ownership {
+        Ownership::new(Identity {
+            cluster: "cluster".to_owned(),
+            node: NodeId(1),
+            incarnation: Incarnation(2),
+            shard: ShardId(3),
+            segment_name: String::new(),
+        })
+    }
+
+    fn slots(slots: impl IntoIterator<Item = u16>) -> SlotSet {
+        let mut set = SlotSet::none();
+        slots.into_iter().for_each(|slot| set.insert(Slot(slot)));
+        set
+    }
+
+    #[test]
+    fn slots_are_owned_from_their_map_until_they_are_closed() {
+        let mut ownership = ownership();
+        let digest = Digest(5 << 114);
+        assert!(!ownership.owns(digest) && ownership.gains(&slots([5])));
+        ownership.serve(Epoch(7), &slots([5, 6]));
+        assert!(ownership.owns(digest) && !ownership.gains(&slots([5])) && ownership.gains(&slots([5, 7])));
+        assert_eq!((ownership.epoch(), ownership.owned().count()), (Epoch(7), 2));
+        assert!(ownership.close(Slot(5)) && !ownership.close(Slot(5)));
+        assert!(!ownership.owns(digest));
+        ownership.close_all();
+        assert!(ownership.owned().is_empty());
+    }
+
+    #[test]
+    fn an_incarnation_begins_without_a_map() {
+        let mut ownership = ownership();
+        ownership.serve(Epoch(7), &slots([5]));
+        ownership.begin_incarnation(Incarnation(9));
+        ownership.forget_epoch();
+        assert_eq!(ownership.key(), ShardKey { incarnation: Incarnation(9), ..self::ownership().key() });
+        assert_eq!(ownership.epoch(), Epoch(0));
+    }
+}

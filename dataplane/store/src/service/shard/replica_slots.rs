@@ -1,0 +1,123 @@
+//! Slots whose objects two shards have: the replica owners of our slots, and the slots of others of which this shard is
+//! the replica owner.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{Epoch, Slot};
+use kvplane_proto::map::ShardKey;
+
+/// The owner for which this shard is the replica owner of a slot, and since when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::service) struct Relation {
+    pub(in crate::service) owner: ShardKey,
+    pub(in crate::service) since: Epoch,
+}
+
+/// Both sides of replication, by slot.
+#[derive(Debug, Default)]
+pub(in crate::service) struct ReplicaSlots {
+    /// Slots of which this shard is the replica owner.
+    relations: BTreeMap<Slot, Relation>,
+    /// Slots that became our own with their replicas, and are not served yet.
+    inherited: BTreeSet<Slot>,
+    /// The replica owners of our slots, and since which map they are as they are.
+    owners: BTreeMap<Slot, ShardKey>,
+    since: Epoch,
+}
+
+impl ReplicaSlots {
+    /// True where objects of a slot that is not served are kept, as replicas, or as ours that are not served yet.
+    pub(in crate::service) fn keeps(&self, slot: Slot) -> bool {
+        self.relations.contains_key(&slot) || self.inherited.contains(&slot)
+    }
+
+    /// True where this shard was the replica owner of a slot that is its own now, and has what is left of it.
+    pub(in crate::service) fn has_inherited(&self, slot: Slot) -> bool {
+        self.inherited.contains(&slot)
+    }
+
+    /// A slot became our own with its replicas.
+    pub(in crate::service) fn inherit(&mut self, slot: Slot) {
+        self.inherited.insert(slot);
+    }
+
+    /// Of the slots that became our own, only those that `owns` has stay.
+    pub(in crate::service) fn keep_inherited(&mut self, owns: impl Fn(Slot) -> bool) {
+        self.inherited.retain(|slot| owns(*slot));
+    }
+
+    /// This shard as the replica owner of a slot of another's.
+    pub(in crate::service) fn relation(&self, slot: Slot) -> Option<&Relation> {
+        self.relations.get(&slot)
+    }
+
+    pub(in crate::service) fn relations(&self) -> usize {
+        self.relations.len()
+    }
+
+    /// Takes the relations of a new map, and gives those of before.
+    pub(in crate::service) fn relate(&mut self, relations: BTreeMap<Slot, Relation>) -> BTreeMap<Slot, Relation> {
+        core::mem::replace(&mut self.relations, relations)
+    }
+
+    /// The replica owner of a slot of ours.
+    pub(in crate::service) fn owner(&self, slot: Slot) -> Option<ShardKey> {
+        self.owners.get(&slot).copied()
+    }
+
+    /// True where the slot of an object has a replica owner.
+    pub(in crate::service) fn has_owner(&self, digest: Digest) -> bool {
+        self.owners.contains_key(&digest.slot())
+    }
+
+    /// True where no slot of ours has a replica owner.
+    pub(in crate::service) fn is_alone(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// The replica owners of our slots.
+    pub(in crate::service) const fn owners(&self) -> &BTreeMap<Slot, ShardKey> {
+        &self.owners
+    }
+
+    /// Since which map the replica owners are as they are.
+    pub(in crate::service) const fn since(&self) -> Epoch {
+        self.since
+    }
+
+    /// Takes the replica owners by the map of this epoch, and gives those of before.
+    pub(in crate::service) fn assign(
+        &mut self,
+        owners: BTreeMap<Slot, ShardKey>,
+        epoch: Epoch,
+    ) -> BTreeMap<Slot, ShardKey> {
+        self.since = epoch;
+        core::mem::replace(&mut self.owners, owners)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    #[test]
+    fn what_was_shared_and_what_was_inherited_is_kept() {
+        let other = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
+        let mut slots = ReplicaSlots::default();
+        let relation = Relation { owner: other, since: Epoch(4) };
+        assert!(slots.relate(BTreeMap::from([(Slot(5), relation)])).is_empty());
+        assert!(slots.keeps(Slot(5)) && !slots.keeps(Slot(6)));
+        slots.inherit(Slot(5));
+        assert_eq!(slots.relate(BTreeMap::new()), BTreeMap::from([(Slot(5), relation)]));
+        assert!(slots.keeps(Slot(5)) && slots.has_inherited(Slot(5)));
+        slots.keep_inherited(|_| false);
+        assert!(!slots.keeps(Slot(5)));
+        assert!(slots.is_alone());
+        slots.assign(BTreeMap::from([(Slot(6), other)]), Epoch(7));
+        assert!(!slots.is_alone() && slots.has_owner(Digest(6 << 114)) && !slots.has_owner(Digest(5 << 114)));
+        assert_eq!((slots.owner(Slot(6)), slots.since()), (Some(other), Epoch(7)));
+    }
+}

@@ -1,0 +1,88 @@
+//! Greetings: a client says who it is and which shard it means, and is welcomed, challenged or refused.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::{Header, VERSION};
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::message::{Hello, IdItem, Operation, Welcome};
+
+use super::super::answers::{Answers, items_of};
+use super::super::ownership::Ownership;
+use super::Sessions;
+use super::session::Greeting;
+use crate::service::types::{CloseReason, PeerKey};
+
+impl Sessions {
+    /// Answers a greeting: a welcome, a challenge where tickets are required, or why neither.
+    pub(in crate::service) fn hello(
+        &mut self,
+        answers: &mut Answers,
+        shard: &Ownership,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a torn hello"))?;
+        if self.find(peer).greeted {
+            return Err(CloseReason::Malformed("a second hello"));
+        }
+        if let Some(status) = refusal(shard, &hello) {
+            answers.answer(peer, Operation::Hello, header, status);
+            return Err(CloseReason::Refused(status));
+        }
+        if self.challenge(answers, peer, header, &hello)? {
+            return Ok(());
+        }
+        self.greet(peer, Greeting::of(&hello));
+        let welcome = self.welcome(shard);
+        answers.items(peer, Operation::Hello, header.request, 1, |body| body.extend_from_slice(&welcome));
+        Ok(())
+    }
+
+    /// Body of a welcome: this shard, and the map that it serves.
+    pub(super) fn welcome(&self, shard: &Ownership) -> Vec<u8> {
+        let (identity, pool_bytes) = (shard.identity(), self.pool_bytes);
+        let (node, incarnation) = (identity.node, identity.incarnation);
+        Welcome { version: VERSION, node, incarnation, shard: identity.shard, epoch: shard.epoch(), pool_bytes }
+            .encode()
+    }
+
+    /// A client says that other connections of its own are over: they are closed before its next request is looked at,
+    /// and what they have brought and was not carried out never is. One that is not there is over already, as nothing
+    /// is requested before the welcome: nothing has to be remembered of it.
+    pub(in crate::service) fn fence(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let mut named: Vec<u64> = items_of::<IdItem>(header, body)?.map(|item| item.id).collect();
+        named.sort_unstable();
+        let session = self.find(peer);
+        let (client, own) = (session.greeting.client, session.greeting.connection);
+        if named.binary_search(&own).is_ok() {
+            return Err(CloseReason::Malformed("a fence of its own connection"));
+        }
+        let over = self.select(|session| {
+            let Greeting { client: other, connection, .. } = session.greeting;
+            session.greeted && other == client && named.binary_search(&connection).is_ok()
+        });
+        for peer in over {
+            self.close(&mut answers.outputs, peer, CloseReason::Fenced);
+        }
+        answers.answer(peer, Operation::Fence, header, Status::Ok);
+        Ok(())
+    }
+}
+
+/// Why a client is not welcome here, if so: it is of another cluster, or means another shard.
+fn refusal(shard: &Ownership, hello: &Hello) -> Option<Status> {
+    let me = shard.identity();
+    if hello.version_min > VERSION || hello.version_max < VERSION || hello.cluster != me.cluster {
+        return Some(Status::Incompatible);
+    }
+    let other_node = hello.node != NodeId(0) && hello.node != me.node;
+    let other_incarnation = hello.incarnation != Incarnation(0) && hello.incarnation != me.incarnation;
+    let other_shard = hello.node != NodeId(0) && hello.shard != me.shard;
+    (other_node || other_incarnation || other_shard).then_some(Status::WrongOwner)
+}

@@ -1,0 +1,311 @@
+//! The connections of a shard: whose they are, what their tickets allow, and which pins, reservations and ranges of
+//! put sessions each of them holds.
+//!
+//! Sessions know nothing of objects. Whatever a session holds is lent to it here and taken back from it here, and a
+//! session that leaves says what it still held.
+
+mod gate;
+mod handshake;
+mod held;
+mod session;
+
+use gate::Gate;
+use held::{Deadlines, Handles};
+use kvplane_proto::Limits;
+use kvplane_proto::ids::{PinId, ReservationId};
+use session::Greeting;
+pub(in crate::service) use session::{PendingPayload, Session};
+
+use super::timing::Outputs;
+use crate::service::types::{CloseReason, Output, Path, PeerKey, TicketId};
+
+/// All connections, by their index. Limits of the store bound what they hold.
+pub(in crate::service) struct Sessions {
+    sessions: Vec<Option<Session>>,
+    /// When connections must have said hello, by their index.
+    greeting: Deadlines,
+    /// When puts must have completed, by their reservation's index.
+    put_deadlines: Deadlines,
+    pins: Handles,
+    reservations: Handles,
+    tickets: Handles,
+    /// Tickets of connections, where they are required.
+    gate: Option<Box<Gate>>,
+    /// Length of the pool, which welcomes state.
+    pool_bytes: u64,
+    counters: SessionCounters,
+}
+
+/// Counters of connections by their outcome.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::service) struct SessionCounters {
+    /// Welcomed.
+    pub(in crate::service) greeted: u64,
+    /// Closed from our side.
+    pub(in crate::service) closed: u64,
+    /// Refused for want of a good ticket.
+    pub(in crate::service) strangers: u64,
+    /// Closed because their tickets had ended.
+    pub(in crate::service) tickets_ended: u64,
+    /// Requests that tickets do not allow.
+    pub(in crate::service) unauthorized: u64,
+}
+
+/// A session that has ended, and all that it held.
+pub(in crate::service) struct DepartedSession {
+    /// The session, with nothing lent to it any more.
+    pub(in crate::service) session: Session,
+    pub(in crate::service) pins: Vec<PinId>,
+    pub(in crate::service) reservations: Vec<ReservationId>,
+    pub(in crate::service) tickets: Vec<TicketId>,
+}
+
+impl Sessions {
+    /// No connections yet, to a pool of this length, with room for so many pins and reservations.
+    pub(in crate::service) fn new(pool_bytes: u64, pins: u32, reservations: u32) -> Self {
+        Self {
+            sessions: Vec::new(),
+            greeting: Deadlines::new(0),
+            put_deadlines: Deadlines::new(reservations),
+            pins: Handles::new(pins),
+            reservations: Handles::new(reservations),
+            tickets: Handles::new(0),
+            gate: None,
+            pool_bytes,
+            counters: SessionCounters::default(),
+        }
+    }
+
+    /// A connection was accepted, and has to say hello in time.
+    ///
+    /// # Panics
+    /// When the position is taken: the host reports a connection's end before it reuses its index.
+    pub(in crate::service) fn join(&mut self, peer: PeerKey, path: Path, now_ns: u64) {
+        let index = peer.index as usize;
+        if self.sessions.len() <= index {
+            self.sessions.resize_with(index + 1, || None);
+        }
+        assert!(self.sessions[index].is_none(), "connection {index} joined twice");
+        self.sessions[index] = Some(Session::new(peer.generation, path, now_ns));
+        self.greeting.set(peer.index, now_ns.saturating_add(Limits::HELLO_NS));
+    }
+
+    /// A connection is gone and its I/O has ended, also one that was being closed.
+    pub(in crate::service) fn leave(&mut self, peer: PeerKey) -> Option<DepartedSession> {
+        let entry = self.sessions.get_mut(peer.index as usize)?;
+        let mut session = entry.take_if(|session| session.generation == peer.generation)?;
+        self.greeting.cancel(peer.index);
+        self.forget_ticket(peer.index, &session.pass);
+        let (mut pins, mut reservations, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some((index, generation)) = self.tickets.take_first(&mut session.tickets) {
+            tickets.push(TicketId { index, generation });
+        }
+        while let Some((index, generation)) = self.pins.take_first(&mut session.pins) {
+            pins.push(PinId { index, generation });
+        }
+        while let Some((index, generation)) = self.reservations.take_first(&mut session.reservations) {
+            self.put_deadlines.cancel(index);
+            reservations.push(ReservationId { index, generation });
+        }
+        Some(DepartedSession { session, pins, reservations, tickets })
+    }
+
+    /// A peer's session, unless it is being closed.
+    pub(in crate::service) fn get(&self, peer: PeerKey) -> Option<&Session> {
+        let session = self.sessions.get(peer.index as usize)?.as_ref()?;
+        (session.generation == peer.generation && !session.closing).then_some(session)
+    }
+
+    /// As [`Self::get`], to change it.
+    pub(in crate::service) fn get_mut(&mut self, peer: PeerKey) -> Option<&mut Session> {
+        let session = self.sessions.get_mut(peer.index as usize)?.as_mut()?;
+        (session.generation == peer.generation && !session.closing).then_some(session)
+    }
+
+    /// The session at an index, also one that is being closed, and its key.
+    pub(in crate::service) fn at(&self, index: u32) -> Option<(PeerKey, &Session)> {
+        let session = self.sessions.get(index as usize)?.as_ref()?;
+        Some((PeerKey { index, generation: session.generation }, session))
+    }
+
+    /// The sessions that `pick` chooses, those that are being closed among them.
+    pub(in crate::service) fn select(&self, pick: impl Fn(&Session) -> bool) -> Vec<PeerKey> {
+        let all = self.sessions.iter().enumerate();
+        let picked = all.filter_map(|(index, session)| {
+            let session = session.as_ref().filter(|session| pick(session))?;
+            Some(PeerKey { index: index as u32, generation: session.generation })
+        });
+        picked.collect()
+    }
+
+    /// Notes the client of a connection, which may send requests from now on.
+    pub(in crate::service) fn greet(&mut self, peer: PeerKey, greeting: Greeting) {
+        if let Some(session) = self.get_mut(peer) {
+            session.greet(greeting);
+            self.greeting.cancel(peer.index);
+            self.counters.greeted += 1;
+        }
+    }
+
+    /// Closes a connection from our side: it stays in the table, so that what it holds comes back only when its I/O has
+    /// ended. Nothing where there is none, or it is being closed already.
+    pub(in crate::service) fn close(&mut self, outputs: &mut Outputs, peer: PeerKey, reason: CloseReason) {
+        let Some(session) = self.get_mut(peer) else { return };
+        session.closing = true;
+        let pass = session.pass;
+        self.greeting.cancel(peer.index);
+        self.forget_ticket(peer.index, &pass);
+        self.counters.closed += 1;
+        outputs.push_back(Output::Close { peer, reason });
+    }
+
+    /// Remembers a pin that a peer holds over shared memory.
+    pub(in crate::service) fn lend_pin(&mut self, peer: PeerKey, pin: PinId) {
+        let session = find(&mut self.sessions, peer);
+        self.pins.lend(&mut session.pins, peer.index, pin.index, pin.generation);
+    }
+
+    /// Takes a lent pin back; false when this peer does not hold it.
+    pub(in crate::service) fn take_pin(&mut self, peer: PeerKey, pin: PinId) -> bool {
+        let session = find(&mut self.sessions, peer);
+        self.pins.take(&mut session.pins, peer.index, pin.index, pin.generation)
+    }
+
+    /// Remembers a reservation that a peer holds until then at most.
+    pub(in crate::service) fn lend_reservation(&mut self, peer: PeerKey, reservation: ReservationId, until_ns: u64) {
+        let ReservationId { index, generation } = reservation;
+        let session = find(&mut self.sessions, peer);
+        self.reservations.lend(&mut session.reservations, peer.index, index, generation);
+        self.put_deadlines.set(index, until_ns);
+    }
+
+    /// Takes a reservation back from a peer; false when it does not hold it.
+    pub(in crate::service) fn take_reservation(&mut self, peer: PeerKey, reservation: ReservationId) -> bool {
+        let ReservationId { index, generation } = reservation;
+        let session = find(&mut self.sessions, peer);
+        let held = self.reservations.take(&mut session.reservations, peer.index, index, generation);
+        if held {
+            self.put_deadlines.cancel(index);
+        }
+        held
+    }
+
+    /// Remembers the ticket of a range of a put session that a peer fills or reads.
+    pub(in crate::service) fn lend_ticket(&mut self, peer: PeerKey, ticket: TicketId) {
+        let session = find(&mut self.sessions, peer);
+        self.tickets.lend(&mut session.tickets, peer.index, ticket.index, ticket.generation);
+    }
+
+    /// Takes a ticket back; false when this peer does not hold it.
+    pub(in crate::service) fn take_ticket(&mut self, peer: PeerKey, ticket: TicketId) -> bool {
+        let session = find(&mut self.sessions, peer);
+        self.tickets.take(&mut session.tickets, peer.index, ticket.index, ticket.generation)
+    }
+
+    /// When the next connection must have said hello, the next put must have completed, or a ticket may have ended.
+    pub(in crate::service) fn poll_timeout(&self) -> Option<u64> {
+        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.gate_timeout()].into_iter().flatten().min()
+    }
+
+    pub(in crate::service) const fn counters(&self) -> &SessionCounters {
+        &self.counters
+    }
+
+    /// The session of a peer whose request is being carried out.
+    fn find(&mut self, peer: PeerKey) -> &mut Session {
+        find(&mut self.sessions, peer)
+    }
+
+    /// A connection that has not said hello in time.
+    pub(in crate::service) fn take_silent(&mut self, now_ns: u64) -> Option<PeerKey> {
+        let index = self.greeting.take_due(now_ns)?;
+        Some(self.at(index).expect("only a connection that is there is awaited").0)
+    }
+
+    /// A reservation whose put has not completed in time, whose it is and over which path that one puts. It stays its
+    /// holder's.
+    pub(in crate::service) fn take_overdue(&mut self, now_ns: u64) -> Option<(ReservationId, PeerKey, Path)> {
+        let index = self.put_deadlines.take_due(now_ns)?;
+        let (at, generation) = self.reservations.holder(index).expect("only what is held has a deadline");
+        let (peer, session) = self.at(at).expect("a reservation's holder is there");
+        Some((ReservationId { index, generation }, peer, session.path))
+    }
+}
+
+/// The session of a peer whose request is being carried out.
+fn find(sessions: &mut [Option<Session>], peer: PeerKey) -> &mut Session {
+    let session = sessions.get_mut(peer.index as usize).and_then(Option::as_mut);
+    session
+        .filter(|session| session.generation == peer.generation && !session.closing)
+        .expect("a session that was just looked up")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: PeerKey = PeerKey { index: 3, generation: 7 };
+    const GREETING: Greeting = Greeting { client: 1, connection: 1, fetches: false };
+
+    fn joined() -> Sessions {
+        let mut sessions = Sessions::new(0, 8, 8);
+        sessions.join(PEER, Path::Shared, 100);
+        sessions
+    }
+
+    #[test]
+    fn a_session_that_leaves_says_what_it_still_held() {
+        let mut sessions = joined();
+        sessions.greet(PEER, GREETING);
+        let pins = [0, 1, 2].map(|index| PinId { index, generation: 5 });
+        pins.into_iter().for_each(|pin| sessions.lend_pin(PEER, pin));
+        assert!(sessions.take_pin(PEER, pins[1]));
+        assert!(!sessions.take_pin(PEER, pins[1]), "it is back already");
+        let reservation = ReservationId { index: 4, generation: 1 };
+        sessions.lend_reservation(PEER, reservation, 900);
+        let ticket = TicketId { index: 2, generation: 9 };
+        sessions.lend_ticket(PEER, ticket);
+        let departed = sessions.leave(PEER).expect("it is there");
+        assert_eq!(departed.pins, [pins[0], pins[2]]);
+        assert_eq!(departed.reservations, [reservation]);
+        assert_eq!(departed.tickets, [ticket]);
+        assert_eq!(sessions.poll_timeout(), None, "its put has no deadline any more");
+        assert!(sessions.leave(PEER).is_none());
+        sessions.join(PeerKey { generation: 8, ..PEER }, Path::Stream, 0);
+        assert!(sessions.get(PEER).is_none(), "another connection has its place");
+    }
+
+    #[test]
+    fn a_session_that_is_being_closed_holds_what_it_has_until_it_leaves() {
+        let mut sessions = joined();
+        sessions.greet(PEER, GREETING);
+        let reservation = ReservationId { index: 0, generation: 1 };
+        sessions.lend_reservation(PEER, reservation, 900);
+        let mut outputs = Outputs::default();
+        sessions.close(&mut outputs, PEER, CloseReason::Fenced);
+        sessions.close(&mut outputs, PEER, CloseReason::Fenced);
+        assert!(sessions.get(PEER).is_none());
+        assert_eq!(sessions.counters().closed, 1);
+        assert_eq!(sessions.select(|session| session.closing), [PEER]);
+        assert_eq!(sessions.take_overdue(900), Some((reservation, PEER, Path::Shared)));
+        assert_eq!(sessions.leave(PEER).expect("it is in the table").reservations, [reservation]);
+    }
+
+    #[test]
+    fn connections_are_silent_and_puts_overdue_when_their_time_is_over() {
+        let mut sessions = joined();
+        let until_ns = 100 + Limits::HELLO_NS;
+        assert_eq!(sessions.poll_timeout(), Some(until_ns));
+        assert_eq!(sessions.take_silent(until_ns - 1), None);
+        assert_eq!(sessions.take_silent(until_ns), Some(PEER));
+        let mut sessions = joined();
+        sessions.greet(PEER, GREETING);
+        assert_eq!((sessions.take_silent(u64::MAX), sessions.poll_timeout()), (None, None));
+        let [first, second] = [0, 1].map(|index| ReservationId { index, generation: 1 });
+        sessions.lend_reservation(PEER, first, 500);
+        sessions.lend_reservation(PEER, second, 600);
+        assert!(sessions.take_reservation(PEER, first));
+        assert_eq!(sessions.take_overdue(599), None);
+        assert_eq!(sessions.take_overdue(600), Some((second, PEER, Path::Shared)));
+    }
+}

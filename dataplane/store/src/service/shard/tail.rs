@@ -1,0 +1,192 @@
+//! An object's tail: its name and how it is to be kept, behind its bytes in the pool and with its record on an SSD.
+//!
+//! A head of 24 bytes, the tenant's name, the key. The head: group u64, tenant u32, soft pin in milliseconds u32, bytes
+//! of the key u16, bytes of the tenant's name u8, data type u8, flags u8, three zeros. Little-endian, like everything.
+//! It has no checksum: the name is held against the object's digest, and on an SSD the record's covers it.
+
+use kvplane_proto::message::{ObjectName, PutFlags, PutItem, PutOptions};
+use kvplane_proto::{Digest, Limits};
+
+use crate::entry::TAIL_BYTES_MOST;
+
+/// Bytes of a tail before the name.
+pub const TAIL_HEAD_BYTES: usize = 24;
+/// The longest tail of an object.
+pub const TAIL_MOST: usize = TAIL_HEAD_BYTES + Limits::NAME_BYTES + Limits::KEY_BYTES;
+
+const _: () = assert!(TAIL_MOST <= TAIL_BYTES_MOST as usize);
+
+/// What stands before the name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TailHead {
+    /// How the object is to be kept.
+    pub options: PutOptions,
+    /// Bytes of the key.
+    pub key_bytes: u16,
+    /// Bytes of the tenant's name.
+    pub tenant_bytes: u8,
+}
+
+impl TailHead {
+    /// The head of a put's tail; nothing where it has neither name nor wishes.
+    #[must_use]
+    pub fn of(item: &PutItem) -> Option<Self> {
+        let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ack: None, ..item.options() };
+        let head = Self { options, key_bytes: item.key_bytes, tenant_bytes: item.tenant_bytes };
+        (item.key_bytes > 0 || options != PutOptions::default()).then_some(head)
+    }
+
+    /// Bytes of the name.
+    #[must_use]
+    pub const fn name_bytes(&self) -> usize {
+        self.key_bytes as usize + self.tenant_bytes as usize
+    }
+
+    /// Bytes of the whole tail.
+    #[must_use]
+    pub const fn tail_bytes(&self) -> usize {
+        TAIL_HEAD_BYTES + self.name_bytes()
+    }
+
+    /// Appends the tail.
+    pub fn encode(&self, name: &ObjectName<'_>, out: &mut Vec<u8>) {
+        let PutOptions { tenant, group, soft_pin_ms, data_type, .. } = self.options;
+        let flags = PutItem::plain(kvplane_proto::Digest(0), 0).with_options(&self.options).flags;
+        out.extend_from_slice(&group.to_le_bytes());
+        out.extend_from_slice(&tenant.to_le_bytes());
+        out.extend_from_slice(&soft_pin_ms.to_le_bytes());
+        out.extend_from_slice(&self.key_bytes.to_le_bytes());
+        out.extend_from_slice(&[self.tenant_bytes, data_type, flags.bits(), 0, 0, 0]);
+        out.extend_from_slice(name.tenant);
+        out.extend_from_slice(name.key);
+    }
+
+    /// Reads a head back; `None` when it is not one.
+    #[must_use]
+    pub fn decode(bytes: &[u8; TAIL_HEAD_BYTES]) -> Option<Self> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let of_requests = |flags: PutFlags| flags.has(PutFlags::REPLACE) || flags.has(PutFlags::WAIT_REPLICAS);
+        let flags = PutFlags::from_bits(bytes[20]).filter(|flags| !of_requests(*flags) && flags.ack().is_none())?;
+        let head = Self {
+            options: PutOptions {
+                tenant: word(8),
+                group: u64::from(word(4)) << 32 | u64::from(word(0)),
+                soft_pin_ms: word(12),
+                hard_pin: flags.has(PutFlags::HARD_PIN),
+                data_type: bytes[19],
+                replace: false,
+                part: flags.part(),
+                ..PutOptions::default()
+            },
+            key_bytes: u16::from_le_bytes([bytes[16], bytes[17]]),
+            tenant_bytes: bytes[18],
+        };
+        let meant = usize::from(head.key_bytes) <= Limits::KEY_BYTES && bytes[21..] == [0; 3];
+        meant.then_some(head)
+    }
+
+    /// Reads a whole tail back; `None` when it is not one.
+    #[must_use]
+    pub fn split(bytes: &[u8]) -> Option<(Self, ObjectName<'_>)> {
+        let (head, name) = bytes.split_first_chunk::<TAIL_HEAD_BYTES>()?;
+        let head = Self::decode(head)?;
+        let name = (name.len() == head.name_bytes()).then_some(name)?;
+        Some((head, ObjectName::split(name, head.tenant_bytes)?))
+    }
+}
+
+/// True for a tail that is this object's, as far as it says: one without a name may be.
+pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
+    TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
+}
+
+/// True where reclaim of the SSD is to keep the object with this tail.
+pub(in crate::service) fn is_hard_pinned(tail: &[u8]) -> bool {
+    TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
+}
+
+/// The tail at a place of a pool of so many bytes; nothing where there is none. Whoever has mapped the pool may have
+/// spoilt the lengths in it, which may not lead beyond its end.
+pub(in crate::service) fn tail_within(at: u64, pool_bytes: u64, mut read: impl FnMut(u64, &mut [u8])) -> Vec<u8> {
+    let room = pool_bytes.saturating_sub(at);
+    let mut head = [0; TAIL_HEAD_BYTES];
+    if room < TAIL_HEAD_BYTES as u64 {
+        return Vec::new();
+    }
+    read(at, &mut head);
+    let bytes = TailHead::decode(&head).map_or(0, |head| head.tail_bytes());
+    if bytes == 0 || bytes as u64 > room {
+        return Vec::new();
+    }
+    let mut tail = vec![0; bytes];
+    read(at, &mut tail);
+    tail
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_tail_comes_back_as_it_was(
+            words in any::<(u32, u64, u32, bool, u8)>(),
+            tenant in prop::collection::vec(any::<u8>(), 0..=255),
+            key in prop::collection::vec(any::<u8>(), 1..=300),
+        ) {
+            let (account, group, soft_pin_ms, hard_pin, data_type) = words;
+            let wishes = PutOptions { tenant: account, group, soft_pin_ms, hard_pin, ..PutOptions::default() };
+            let options = PutOptions { data_type, replace: true, ..wishes };
+            let name = ObjectName { tenant: &tenant, key: &key };
+            let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
+            let mut bytes = Vec::new();
+            head.encode(&name, &mut bytes);
+            prop_assert_eq!(bytes.len(), head.tail_bytes());
+            prop_assert_eq!(TailHead::split(&bytes), Some((head, name)));
+            prop_assert_eq!(head.options, PutOptions { replace: false, ..options });
+            prop_assert!(TailHead::split(&bytes[..bytes.len() - 1]).is_none());
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            if let Some((head, name)) = TailHead::split(&bytes) {
+                let mut again = Vec::new();
+                head.encode(&name, &mut again);
+                prop_assert_eq!(again, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn spoilt_lengths_lead_nowhere() {
+        let (name, options) = (ObjectName { tenant: b"acme", key: b"a key" }, PutOptions::default());
+        let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
+        let mut tail = Vec::new();
+        head.encode(&name, &mut tail);
+        let mut pool = vec![0; 100];
+        pool.extend_from_slice(&tail);
+        let read = |pool: &[u8], at: u64| {
+            tail_within(at, pool.len() as u64, |at, into: &mut [u8]| {
+                into.copy_from_slice(&pool[at as usize..][..into.len()]);
+            })
+        };
+        assert_eq!(read(&pool, 100), tail);
+        let bytes = pool.len() as u64;
+        for at in [bytes - 23, bytes, bytes + 1, u64::MAX] {
+            assert!(read(&pool, at).is_empty(), "{at}");
+        }
+        // A key that is said to be longer than the rest of the pool.
+        pool[117] = 15;
+        assert!(read(&pool, 100).is_empty());
+    }
+
+    #[test]
+    fn an_object_without_name_and_wishes_has_none() {
+        let plain = PutItem::plain(Digest(1), 2);
+        assert_eq!(TailHead::of(&plain), None);
+        assert_eq!(TailHead::of(&plain.with_options(&PutOptions { replace: true, ..PutOptions::default() })), None);
+        assert!(TailHead::of(&plain.with_options(&PutOptions { hard_pin: true, ..PutOptions::default() })).is_some());
+    }
+}

@@ -1,0 +1,5 @@
+//! Tests of connections: greetings, tickets and fences.
+
+mod fences;
+mod gate;
+mod handshake;

@@ -1,0 +1,356 @@
+//! From memory to the SSD: objects are pinned until they are written, and written by the policy.
+//!
+//! An object that is to be written is pinned until it is, so eviction never drops what should have been written. What
+//! waits is bounded by a part of the pool ([`Backlog`]), and what is written by the bytes of a day ([`Budget`]).
+
+mod backlog;
+mod budget;
+mod requests;
+mod retries;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvplane_proto::ids::{PinId, Version};
+use kvplane_proto::message::PutAck;
+use kvplane_proto::{Digest, Status};
+use kvplane_tier::{Ack, Memory, Miss, Put, PutError, Span, Token};
+
+use self::backlog::Backlog;
+pub use self::budget::Admission;
+pub(super) use self::budget::Budget;
+pub(in crate::service) use self::requests::{MoveProgress, may_put_without_ssd};
+use self::retries::Retries;
+use super::policy::WritePolicy;
+use super::ssd::Ssd;
+use crate::service::shard::Shard;
+use crate::service::shard::deferrals::DeferredItem;
+use crate::service::shard::effects::Effect;
+use crate::service::shard::tail::{is_hard_pinned, is_of, tail_within};
+
+/// Bytes that are given to the tier in one round: their checksums take time, in which nobody else is served and the
+/// device does not know of them.
+const ROUND_BYTES: u64 = 1 << 20;
+
+/// An object that is pinned until it is written.
+#[derive(Clone, Copy, Debug)]
+struct DirtyObject {
+    pin: PinId,
+    digest: Digest,
+    version: Version,
+    bytes: u64,
+    /// The account that it is charged to.
+    account: u16,
+    since_ns: u64,
+    /// The answer that waits for it.
+    told: Option<DeferredItem>,
+    /// The acknowledgement level of its put, where that said one.
+    ack: Option<PutAck>,
+    /// The promise of a replica in its record, once that was given to the tier.
+    copied: bool,
+    /// How often its write was tried again.
+    tries: u8,
+}
+
+/// A write that the tier has.
+#[derive(Debug)]
+struct WriteCall {
+    object: DirtyObject,
+    /// The tier still reads its bytes.
+    lent: bool,
+    /// The tier has not said yet whether it is written.
+    unwritten: bool,
+    failed: bool,
+}
+
+/// Objects on their way from memory to the SSD.
+#[derive(Debug)]
+pub(in crate::service) struct Demotion {
+    backlog: Backlog,
+    /// Objects that may wait for a while.
+    dirty: VecDeque<DirtyObject>,
+    writes: VecDeque<DirtyObject>,
+    /// Objects whose write failed.
+    retries: Retries,
+    calls: BTreeMap<u64, WriteCall>,
+    /// Objects that are dirty, waiting, being written or to be written again.
+    writing: BTreeSet<(Digest, Version)>,
+    /// A put found no room: what may wait for a while does not.
+    pressed: bool,
+    /// Replicas in memory that are objects of our own now, and that nobody has written here.
+    inherited: VecDeque<Digest>,
+    /// Nothing waits any longer than it must.
+    closing: bool,
+    pub(super) budget: Budget,
+}
+
+impl Demotion {
+    pub(in crate::service) fn new(bytes_per_day: u64, most_bytes: u64, most: usize) -> Self {
+        Self {
+            backlog: Backlog::new(most_bytes, most),
+            dirty: VecDeque::new(),
+            writes: VecDeque::new(),
+            retries: Retries::default(),
+            calls: BTreeMap::new(),
+            writing: BTreeSet::new(),
+            pressed: false,
+            inherited: VecDeque::new(),
+            closing: false,
+            budget: Budget::new(bytes_per_day),
+        }
+    }
+
+    /// Objects that wait to be written or are being written, and their bytes.
+    pub(in crate::service) const fn backlog(&self) -> (usize, u64) {
+        (self.backlog.objects(), self.backlog.bytes())
+    }
+
+    /// Nothing waits any longer than it must from now on. True where nothing is left to be written.
+    pub(in crate::service) fn close(&mut self) -> bool {
+        self.closing = true;
+        self.backlog.objects() == 0 && self.calls.is_empty()
+    }
+
+    /// When the next object is to be written that may wait, or that failed.
+    pub(in crate::service) fn poll_timeout(&self, ssd: &Ssd) -> Option<u64> {
+        let dirty = match ssd.policy.write {
+            WritePolicy::Back { within_ns } => {
+                self.dirty.front().map(|object| object.since_ns.saturating_add(within_ns))
+            }
+            _ => None,
+        };
+        dirty.into_iter().chain(self.retries.poll_timeout()).min()
+    }
+
+    /// True where a version of an object is on its way to the SSD.
+    pub(in crate::service) fn is_writing(&self, digest: Digest) -> bool {
+        self.writing.range((digest, Version(0))..=(digest, Version(u64::MAX))).next().is_some()
+    }
+
+    /// These replicas are objects of our own from now on.
+    pub(in crate::service) fn inherit(&mut self, replicas: Vec<Digest>) {
+        self.inherited.extend(replicas);
+    }
+
+    /// Has an object in memory written, if there is room for it among what waits; `told` waits for that, and `asked` is
+    /// the acknowledgement level of its put.
+    fn hold(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        digest: Digest,
+        told: Option<DeferredItem>,
+        asked: Option<PutAck>,
+    ) {
+        let Some(store) = &mut shard.store else { return };
+        let object = store.peek(digest);
+        let bytes = object.map_or(0, |object| object.extent.bytes);
+        let wanted = ssd.fits(bytes) && (self.backlog.has_room(bytes) || ssd.policy.must_write(asked));
+        let held = if wanted { store.hold(digest) } else { None };
+        let Some((pin, object)) = held else {
+            ssd.counters.writes_skipped += 1;
+            if let (Some(item), Some(object)) = (told, store.peek(digest)) {
+                write_failed(shard, digest, object.version, item);
+            }
+            return;
+        };
+        let (version, bytes, since_ns) = (object.version, object.extent.bytes, shard.now_ns);
+        let account = store.account_of_stranger(object.tenant);
+        let object =
+            DirtyObject { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
+        self.backlog.add(bytes, account);
+        self.writing.insert((digest, version));
+        match ssd.policy.write {
+            WritePolicy::Back { .. } if told.is_none() && !is_for_ssd(asked) => self.dirty.push_back(object),
+            _ => self.writes.push_back(object),
+        }
+    }
+
+    /// Objects that have waited long enough, or are too much, get in line.
+    fn wash(&mut self, ssd: &Ssd, now_ns: u64) {
+        let WritePolicy::Back { within_ns } = ssd.policy.write else { return };
+        while let Some(object) = self.dirty.front() {
+            let old = self.closing || now_ns >= object.since_ns.saturating_add(within_ns);
+            if old || self.pressed || self.backlog.is_much() && self.writes.is_empty() {
+                self.writes.extend(self.dirty.pop_front());
+            } else {
+                return;
+            }
+        }
+        self.pressed = false;
+    }
+
+    /// Gives the tier what waits to be written, as far as it takes it. True where there was anything to do.
+    pub(in crate::service) fn give_writes(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        let now_ns = shard.now_ns;
+        let (mut progress, mut bytes) = (false, 0);
+        self.end_pauses(ssd, now_ns);
+        self.wash(ssd, now_ns);
+        self.write_inherited(ssd, shard);
+        while bytes < ROUND_BYTES {
+            let Some(store) = &mut shard.store else { return progress };
+            // A removal that waits may be of an earlier object of the same name.
+            let waits = self.writes.front().copied().filter(|_| ssd.removals.len() == 0);
+            let Some(mut object) = waits else { break };
+            if !store.is_live(object.pin) {
+                self.writes.pop_front();
+                self.let_go_of_gone(ssd, shard, object);
+                continue;
+            }
+            let held = store.held(object.pin).expect("a pin of our own");
+            let durable = ssd.policy.ack_of(object.ack) == PutAck::Durable;
+            let ack = if durable { Ack::Durable } else { Ack::Buffered };
+            let token = ssd.new_token();
+            let read = |at, into: &mut [u8]| memory.read(Span::pool(at, into.len() as u32), into);
+            let tail = match held.has_tail {
+                true => tail_within(held.tail_at, store.config().pool_bytes, read),
+                false => Vec::new(),
+            };
+            // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
+            let tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
+            object.copied = store.replica(object.digest).is_owed_a_copy();
+            let put = Put {
+                digest: object.digest,
+                key: &tail,
+                version: held.version,
+                payload: Span::pool(held.extent.offset, held.extent.bytes as u32),
+                checksum: Some(held.checksum),
+                pinned: is_hard_pinned(&tail),
+                names_parts: held.is_head,
+                copied: object.copied,
+                ack,
+                token,
+            };
+            let taken = ssd.tier.put(now_ns, &put, memory);
+            if matches!(taken, Err(PutError::Busy | PutError::Full)) {
+                ssd.counters.writes_put_off += 1;
+                break;
+            }
+            progress = true;
+            bytes += object.bytes;
+            self.writes.pop_front();
+            match taken {
+                Ok(accepted) => {
+                    ssd.counters.writes += 1;
+                    ssd.counters.write_bytes += object.bytes;
+                    let call = WriteCall { object, lent: accepted.lent, unwritten: true, failed: false };
+                    self.calls.insert(token.0, call);
+                }
+                Err(error) => {
+                    ssd.counters.writes_failed += 1;
+                    if matches!(error, PutError::Checksum { .. }) {
+                        // Not what its writer stated: nobody is to be given that.
+                        shard.counters.corrupt += 1;
+                        shard.drop_version(object.digest, object.version);
+                    }
+                    self.let_go(ssd, shard, &object, false);
+                }
+            }
+        }
+        progress
+    }
+
+    /// The tier has written an object, or cannot.
+    pub(in crate::service) fn written(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, good: bool) {
+        let Some(call) = self.calls.get_mut(&token.0) else { return };
+        (call.unwritten, call.failed) = (false, !good);
+        let (told, over) = (call.object.told.take(), !call.lent);
+        let (digest, version) = (call.object.digest, call.object.version);
+        ssd.tell_of(shard, digest);
+        if let Some(item) = told {
+            if good {
+                shard.settle(item, |_, _| {});
+            } else {
+                write_failed(shard, digest, version, item);
+            }
+        }
+        if over {
+            self.end_write(ssd, shard, token);
+        }
+    }
+
+    /// The tier does not read an object's bytes any more.
+    pub(in crate::service) fn released(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token) {
+        let Some(call) = self.calls.get_mut(&token.0) else { return };
+        call.lent = false;
+        if !call.unwritten {
+            self.end_write(ssd, shard, token);
+        }
+    }
+
+    fn end_write(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token) {
+        let Some(WriteCall { object, failed, .. }) = self.calls.remove(&token.0) else { return };
+        if failed {
+            // Not one that is gone: replaced, removed, or taken back because its put waited for this.
+            let live = shard.store.as_ref().is_some_and(|store| store.is_live(object.pin));
+            if live && self.try_again(ssd, &object, shard.now_ns) {
+                ssd.counters.writes_retried += 1;
+                return;
+            }
+            ssd.counters.writes_failed += 1;
+        }
+        self.let_go(ssd, shard, &object, true);
+    }
+
+    /// An object is gone before it was written. One that was removed was put before that: there is nothing to write.
+    fn let_go_of_gone(&mut self, ssd: &Ssd, shard: &mut Shard, mut object: DirtyObject) {
+        let is_removed = shard.store.as_ref().is_some_and(|store| store.peek(object.digest).is_none());
+        if is_removed && let Some(item) = object.told.take() {
+            shard.settle(item, |_, _| {});
+        }
+        self.let_go(ssd, shard, &object, false);
+    }
+
+    /// An object does not wait to be written any more.
+    fn let_go(&mut self, ssd: &Ssd, shard: &mut Shard, object: &DirtyObject, good: bool) {
+        let Some(store) = &mut shard.store else { return };
+        self.backlog.take(object.bytes, object.account);
+        self.writing.remove(&(object.digest, object.version));
+        store.unpin(object.pin).expect("a pin of our own");
+        if let Some(item) = object.told.filter(|_| !good) {
+            write_failed(shard, object.digest, object.version, item);
+        }
+        let is_on_ssd = ssd.locate(object.digest).is_some();
+        shard.effects.note(Effect::Written { digest: object.digest, is_on_ssd });
+    }
+
+    /// Puts whose slot has left while they were written are refused now: their objects are void, and would be so too
+    /// if the slot came back before the device is done.
+    pub(in crate::service) fn refuse_void_puts(&mut self, shard: &mut Shard) {
+        let given = self.calls.values_mut().map(|call| &mut call.object);
+        let waiting = self.dirty.iter_mut().chain(&mut self.writes).chain(given);
+        let ownership = &shard.ownership;
+        let void: Vec<DeferredItem> =
+            waiting.filter(|object| !ownership.owns(object.digest)).filter_map(|object| object.told.take()).collect();
+        shard.counters.wrong_owner += void.len() as u64;
+        void.into_iter().for_each(|item| shard.refuse_put(item, Status::WrongOwner));
+    }
+
+    /// The scrubber found a record that is not whole. What memory has is written again.
+    pub(in crate::service) fn quarantined(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, miss: Miss) {
+        ssd.counters.quarantined += 1;
+        // A device that is gone or cannot be read does not get better by writing to it; but another place may do.
+        let lost = self.is_writing(digest) || ssd.removals.has(digest) || matches!(miss, Miss::Stale);
+        if shard.has(digest) && !lost {
+            ssd.counters.rewritten += 1;
+            self.hold(ssd, shard, digest, None, None);
+        }
+    }
+}
+
+/// True where the acknowledgement of a put promises more than memory.
+const fn is_for_ssd(asked: Option<PutAck>) -> bool {
+    matches!(asked, Some(PutAck::Buffered | PutAck::Durable))
+}
+
+/// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced meanwhile is
+/// not the last word: its client may try again.
+fn write_failed(shard: &mut Shard, digest: Digest, version: Version, item: DeferredItem) {
+    let replaced = shard.peek(digest).is_some_and(|now| now.version > version);
+    shard.drop_version(digest, version);
+    shard.refuse_put(item, if replaced { Status::Busy } else { Status::NoSpace });
+}

@@ -1,0 +1,369 @@
+//! From the SSD to memory: reads into fresh room of the pool, shared by all gets of the same object meanwhile.
+//!
+//! A get of an object on the SSD is the same call: room is made in the pool, the object read into it and checked, and
+//! the answer sent from there. Whether it then stays in memory is the policy's decision.
+
+mod names;
+mod prefetch;
+mod tails;
+mod tenants;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvplane_proto::ids::{ReservationId, Version};
+use kvplane_proto::{Digest, Status};
+use kvplane_tier::{Get, GetError, Memory, Priority, RecordView, Span, Token};
+
+use self::names::Names;
+use self::prefetch::PrefetchAccount;
+use self::tails::{Tails, tail_bytes_of};
+pub(in crate::service) use self::tenants::KNOWN_MOST as TENANTS_KNOWN_MOST;
+pub(in crate::service) use self::tenants::ObjectTenant;
+use self::tenants::RecordTenants;
+use super::ssd::Ssd;
+use crate::service::shard::Shard;
+use crate::service::shard::effects::Effect;
+use crate::service::shard::stream_read::Reader;
+use crate::service::shard::timing::{About, Timing};
+use crate::service::types::reserve_status;
+use crate::{Replica, Reserve};
+
+/// How many may wait for one read.
+const READERS_MOST: usize = 1024;
+/// How many may wait for their reads to be begun: what large batches of several clients are together.
+const QUEUED_MOST: usize = 1 << 14;
+
+/// Why a read was not begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::service) enum NotBegun {
+    /// The tier has as many as it takes at a time.
+    Full,
+    /// It will not be.
+    Refused(Status),
+}
+
+/// A read that the tier has.
+#[derive(Debug)]
+struct ReadCall {
+    digest: Digest,
+    version: Version,
+    reservation: ReservationId,
+    readers: Vec<(Reader, Timing)>,
+}
+
+/// Objects on their way from the SSD to memory, and what is read beside them.
+#[derive(Debug)]
+pub(in crate::service) struct Promotion {
+    calls: BTreeMap<u64, ReadCall>,
+    /// The read in flight of each object.
+    reading: BTreeMap<Digest, u64>,
+    /// Gets that wait for a read to be begun: the tier has as many as it takes.
+    queued: VecDeque<(Digest, Reader, Timing)>,
+    /// Objects that are read for their replicas.
+    for_replicas: BTreeSet<Digest>,
+    prefetched: PrefetchAccount,
+    tails: Tails,
+    names: Names,
+    tenants: RecordTenants,
+}
+
+impl Promotion {
+    pub(super) fn new(prefetch_bytes: u64) -> Self {
+        Self {
+            calls: BTreeMap::new(),
+            reading: BTreeMap::new(),
+            queued: VecDeque::new(),
+            for_replicas: BTreeSet::new(),
+            prefetched: PrefetchAccount::new(prefetch_bytes),
+            tails: Tails::default(),
+            names: Names::default(),
+            tenants: RecordTenants::default(),
+        }
+    }
+
+    /// Objects that are being read.
+    pub(super) fn reads(&self) -> usize {
+        self.reading.len()
+    }
+
+    /// Objects that are being read for their replicas.
+    pub(in crate::service) fn replica_reads(&self) -> usize {
+        self.for_replicas.len()
+    }
+
+    /// When the next object that was prefetched has its time over.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        self.prefetched.poll_timeout()
+    }
+
+    /// The tenant of an object, as far as it is known.
+    pub(in crate::service) fn tenant_of(&self, ssd: &Ssd, shard: &Shard, digest: Digest) -> ObjectTenant {
+        self.tenants.tenant_of(ssd, shard, digest)
+    }
+
+    /// Has the tail of an object on the SSD read, to know its tenant.
+    pub(in crate::service) fn want_tenant(&mut self, digest: Digest) {
+        self.tenants.want(digest);
+    }
+
+    /// Has the name of an object read, for this list and place of its page.
+    pub(in crate::service) fn read_name(
+        &mut self,
+        ssd: &mut Ssd,
+        place: (u64, usize),
+        digest: Digest,
+    ) -> Result<(), GetError> {
+        self.names.read(ssd, place, digest)
+    }
+
+    /// An object in memory is read, prefetched or not.
+    pub(in crate::service) fn use_prefetched(&mut self, ssd: &mut Ssd, digest: Digest) {
+        if self.prefetched.take(digest) {
+            ssd.counters.prefetches_used += 1;
+        }
+    }
+
+    /// An object was put anew: nobody waits any more for what was prefetched of it.
+    pub(in crate::service) fn forget_prefetched(&mut self, digest: Digest) {
+        self.prefetched.take(digest);
+    }
+
+    /// Gives an object that is in memory now, if it is.
+    fn serve(&self, ssd: &Ssd, shard: &mut Shard, digest: Digest, reader: Reader) {
+        shard.serve(digest, reader, |shard| self.tenant_of(ssd, shard, digest).known());
+    }
+
+    /// Begins to read an object from the SSD, or joins a read of it. Where the tier has as many reads as it takes, it
+    /// waits for its turn.
+    pub(in crate::service) fn read(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+        reader: Reader,
+    ) -> Result<(), Status> {
+        let digest = view.digest;
+        self.use_prefetched(ssd, digest);
+        ssd.frequency.see(digest);
+        // Whoever came first goes first, but for those who need no place of their own.
+        let may_begin = self.queued.is_empty() || self.reading.contains_key(&digest);
+        let timing = shard.answers.outputs.timing();
+        let begun =
+            if may_begin { self.join_or_begin(ssd, shard, view, (reader, timing)) } else { Err(NotBegun::Full) };
+        match begun {
+            Ok(()) => Ok(()),
+            Err(NotBegun::Full) if self.queued.len() < QUEUED_MOST => {
+                self.queued.push_back((digest, reader, timing));
+                ssd.counters.reads_queued += 1;
+                Ok(())
+            }
+            Err(NotBegun::Full) => Err(Status::Busy),
+            Err(NotBegun::Refused(status)) => Err(status),
+        }
+    }
+
+    /// Begins the reads that waited, as far as the tier takes them now. True where any did not wait on.
+    pub(super) fn begin_queued(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
+        let mut progress = false;
+        while let Some((digest, reader, timing)) = self.queued.front().copied() {
+            // Another read or a put may have brought it meanwhile; it may have been removed, or its slot may have left.
+            let here = shard.has(digest);
+            let view = ssd.locate(digest).filter(|_| !here);
+            let begun = match view {
+                // Nobody waits for it any more.
+                _ if shard.peer_of_reader(reader).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
+                _ if !shard.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
+                Some(view) => self.join_or_begin(ssd, shard, &view, (reader, timing)),
+                None => Err(NotBegun::Refused(Status::NotFound)),
+            };
+            if begun == Err(NotBegun::Full) {
+                return progress;
+            }
+            progress = true;
+            self.queued.pop_front();
+            match begun {
+                Err(NotBegun::Refused(Status::NotFound)) => self.serve(ssd, shard, digest, reader),
+                Err(NotBegun::Refused(status)) => shard.turn_away(reader, status),
+                Err(NotBegun::Full) | Ok(()) => {}
+            }
+        }
+        progress
+    }
+
+    /// Joins the read of an object, or begins to read it.
+    fn join_or_begin(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+        reader: (Reader, Timing),
+    ) -> Result<(), NotBegun> {
+        if let Some(token) = self.reading.get(&view.digest)
+            && let Some(call) = self.calls.get_mut(token)
+            && call.version == view.version
+        {
+            if call.readers.len() == READERS_MOST {
+                return Err(NotBegun::Refused(Status::Busy));
+            }
+            call.readers.push(reader);
+            ssd.counters.reads_shared += 1;
+            return Ok(());
+        }
+        self.begin_read(ssd, shard, view, Priority::Get, Some(reader))
+    }
+
+    /// Begins to read an object that nobody reads yet.
+    fn begin_read(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+        priority: Priority,
+        reader: Option<(Reader, Timing)>,
+    ) -> Result<(), NotBegun> {
+        let refused = NotBegun::Refused;
+        let Some(store) = &mut shard.store else { return Err(refused(Status::NotFound)) };
+        let digest = view.digest;
+        // What is in the way goes sooner or later: pins and puts have deadlines.
+        let tail_bytes = tail_bytes_of(view);
+        let replica = if view.copied { Replica::First } else { Replica::None };
+        let plain = Reserve::plain(digest, view.payload_bytes.into());
+        let wanted = Reserve { tail_bytes, head: view.names_parts, replica, ..plain };
+        let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
+            Status::NoSpace => refused(Status::Busy),
+            status => refused(status),
+        })?;
+        let destination = Span::pool(extent.offset, view.payload_bytes);
+        let token = ssd.new_token();
+        let readers = reader.into_iter().collect();
+        if let Err(error) = ssd.tier.get(&Get { digest, destination, priority, token }) {
+            store.abort(reservation).expect("a reservation that was just made");
+            return Err(match error {
+                GetError::Busy => NotBegun::Full,
+                _ => refused(Status::NotFound),
+            });
+        }
+        self.calls.insert(token.0, ReadCall { digest, version: view.version, reservation, readers });
+        self.reading.insert(digest, token.0);
+        Ok(())
+    }
+
+    /// Begins to read an object that is to have a replica: it stays in memory.
+    pub(in crate::service) fn read_for_replica(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+    ) -> Result<(), NotBegun> {
+        if !self.reading.contains_key(&view.digest) {
+            self.begin_read(ssd, shard, view, Priority::Background, None)?;
+        }
+        self.for_replicas.insert(view.digest);
+        Ok(())
+    }
+
+    /// A read is over: with the object's version and checksum, or without the object.
+    pub(super) fn read_done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, found: Option<(Version, u64)>) {
+        let Some(ReadCall { digest, version, reservation, readers }) = self.calls.remove(&token.0) else { return };
+        let kept = shard.keeps(digest);
+        let Some(store) = &mut shard.store else { return };
+        if self.reading.get(&digest) == Some(&token.0) {
+            self.reading.remove(&digest);
+        }
+        // It may have been removed, or its slot given away, while it was read.
+        let current = ssd.locate(digest).is_some_and(|view| view.version == version);
+        let found = found.filter(|(read, _)| current && *read == version && kept);
+        let restored = match found {
+            Some((version, checksum)) => store.restore(reservation, checksum, version).is_ok(),
+            None => {
+                self.prefetched.take(digest);
+                ssd.counters.misses += readers.len() as u64;
+                store.abort(reservation).expect("a reservation of our own");
+                false
+            }
+        };
+        if restored {
+            ssd.counters.reads += 1;
+            ssd.counters.hits += readers.len() as u64;
+        }
+        for (reader, timing) in readers {
+            let about = About { digest: Some(digest), bytes: 0 };
+            shard.answers.outputs.waited(timing, about, timing.arrived_ns, shard.now_ns);
+            self.serve(ssd, shard, digest, reader);
+        }
+        self.keep_or_drop(ssd, shard, digest, restored);
+        if found.is_none() {
+            // What it was to be read from may be gone.
+            ssd.tell_of(shard, digest);
+        }
+    }
+
+    /// What was read stays in memory if it is read often enough; else its bytes go when its readers have them.
+    fn keep_or_drop(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, restored: bool) {
+        let stays = shard.stays_for_replica(digest);
+        let now_ns = shard.now_ns;
+        let Some(store) = &mut shard.store else { return };
+        let was_read_for_replica = self.for_replicas.remove(&digest);
+        if !restored {
+            self.prefetched.take(digest);
+            return;
+        }
+        if was_read_for_replica || stays {
+            // It stays like what was put.
+            self.prefetched.take(digest);
+            self.tails.want(ssd, shard, digest);
+            shard.effects.note(Effect::LacksReplica);
+            return;
+        }
+        if let Some(until_ns) = self.prefetched.until_ns(digest) {
+            // What was prefetched waits for a get, until its time is over.
+            if until_ns > now_ns {
+                self.tails.want(ssd, shard, digest);
+            } else {
+                self.prefetched.take(digest);
+                ssd.counters.prefetches_expired += 1;
+                store.drop_copy(digest);
+            }
+            return;
+        }
+        if ssd.frequency.estimate(digest) >= ssd.policy.promote_times {
+            ssd.counters.promotions += 1;
+            self.tails.want(ssd, shard, digest);
+        } else {
+            ssd.counters.passed_through += 1;
+            store.drop_copy(digest);
+        }
+    }
+
+    /// Has tails read, those first of which somebody waits to know the tenant, as far as the tier takes it. True where
+    /// there was anything to do.
+    pub(super) fn read_tails(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
+        let progress = self.tenants.read(ssd, shard);
+        self.tails.read(ssd, shard) || progress
+    }
+
+    /// A key was read.
+    pub(super) fn key_read(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        token: Token,
+        version: Version,
+        memory: &mut dyn Memory,
+    ) {
+        let read = Some(version);
+        if !self.names.done(ssd, shard, token, read) && !self.tenants.done(ssd, shard, token, read) {
+            self.tails.done(ssd, shard, token, read, memory);
+        }
+    }
+
+    /// Something that was to be read could not be.
+    pub(super) fn missed(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, memory: &mut dyn Memory) {
+        let done = self.tails.done(ssd, shard, token, None, memory)
+            || self.names.done(ssd, shard, token, None)
+            || self.tenants.done(ssd, shard, token, None);
+        if !done {
+            self.read_done(ssd, shard, token, None);
+        }
+    }
+}

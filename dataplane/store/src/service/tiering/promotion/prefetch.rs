@@ -1,0 +1,174 @@
+//! Prefetch: a client that asks whether objects are there often wants them next, and may say so.
+//!
+//! What was prefetched and not read yet stays within a part of the pool; when its time is over it leaves memory again.
+//! A get that comes before the read is over joins it, and nothing is read twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::{Digest, FrameFlags};
+use kvplane_tier::{Priority, RecordView};
+
+use super::Promotion;
+use super::tails::tail_bytes_of;
+use crate::service::shard::Shard;
+use crate::service::tiering::ssd::Ssd;
+
+/// How long what was prefetched stays without being asked for, where nobody said.
+const UNUSED_NS: u64 = 10_000_000_000;
+/// The longest that it may be said to be wanted.
+const UNUSED_MOST_NS: u64 = 60_000_000_000;
+/// The most objects that were prefetched and not asked for.
+const OBJECTS_MOST: usize = 65_536;
+
+/// What was prefetched.
+#[derive(Debug)]
+pub(super) struct PrefetchAccount {
+    most_bytes: u64,
+    bytes: u64,
+    /// Not asked for yet: bytes, and until when they are wanted.
+    objects: BTreeMap<Digest, (u64, u64)>,
+    order: BTreeSet<(u64, Digest)>,
+}
+
+impl PrefetchAccount {
+    pub(super) fn new(most_bytes: u64) -> Self {
+        Self { most_bytes, bytes: 0, objects: BTreeMap::new(), order: BTreeSet::new() }
+    }
+
+    /// Takes an object off the account; false when it is not on it.
+    pub(super) fn take(&mut self, digest: Digest) -> bool {
+        let Some((bytes, until_ns)) = self.objects.remove(&digest) else { return false };
+        self.bytes -= bytes;
+        self.order.remove(&(until_ns, digest));
+        true
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.bytes.saturating_add(bytes) <= self.most_bytes && self.objects.len() < OBJECTS_MOST
+    }
+
+    fn add(&mut self, digest: Digest, bytes: u64, until_ns: u64) {
+        self.bytes += bytes;
+        self.objects.insert(digest, (bytes, until_ns));
+        self.order.insert((until_ns, digest));
+    }
+
+    /// Somebody else wants it too, perhaps for longer; false when it is not on the account.
+    fn extend(&mut self, digest: Digest, until_ns: u64) -> bool {
+        let Some((_, until)) = self.objects.get_mut(&digest) else { return false };
+        if until_ns > *until {
+            self.order.remove(&(*until, digest));
+            self.order.insert((until_ns, digest));
+            *until = until_ns;
+        }
+        true
+    }
+
+    /// Until when it is wanted, if it is on the account.
+    pub(super) fn until_ns(&self, digest: Digest) -> Option<u64> {
+        self.objects.get(&digest).map(|(_, until_ns)| *until_ns)
+    }
+
+    /// Its time is over, but its room is not free yet: it stays on the account, and nothing is due any more.
+    fn expire(&mut self, digest: Digest) {
+        if let Some((_, until_ns)) = self.objects.get(&digest) {
+            self.order.remove(&(*until_ns, digest));
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        self.order.first().map(|(until_ns, _)| *until_ns)
+    }
+}
+
+impl Promotion {
+    /// Until when the objects of an exists are wanted in memory; nothing where they are not. The request may say so,
+    /// and for how long.
+    pub(in crate::service) fn wants_ahead(ssd: &Ssd, header: &Header, now_ns: u64) -> Option<u64> {
+        let policy = &ssd.policy;
+        let said = header.flags.has(FrameFlags::PREFETCH);
+        if policy.prefetch_percent == 0 || !(said || policy.prefetch_on_exists) {
+            return None;
+        }
+        let wanted_ns = match u64::from(header.deadline_us) * 1000 {
+            wanted_ns @ 1.. if said => wanted_ns.min(UNUSED_MOST_NS),
+            _ => UNUSED_NS,
+        };
+        Some(now_ns.saturating_add(wanted_ns))
+    }
+
+    /// Begins to prefetch an object, if there is room. One that is `needed` there is not counted where there is none:
+    /// few are needed at a time.
+    pub(in crate::service) fn prefetch(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        view: &RecordView,
+        until_ns: u64,
+        needed: bool,
+    ) {
+        let unit = shard.store.as_ref().map_or(1, |store| store.config().unit_bytes);
+        // What it takes of the pool, however short it is.
+        let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
+        let digest = view.digest;
+        if self.prefetched.extend(digest, until_ns) || self.reading.contains_key(&digest) {
+            return;
+        }
+        let charged = if self.prefetched.has_room(bytes) { Some(bytes) } else { needed.then_some(0) };
+        let charged = charged.filter(|_| self.begin_read(ssd, shard, view, Priority::Prefetch, None).is_ok());
+        match charged {
+            Some(charged) => {
+                ssd.counters.prefetches += 1;
+                self.prefetched.add(digest, charged, until_ns);
+            }
+            None => ssd.counters.prefetch_refusals += 1,
+        }
+    }
+
+    /// Lets go of what no get came for.
+    pub(in crate::service::tiering) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
+        while let Some((until_ns, digest)) = self.prefetched.order.first().copied()
+            && until_ns <= shard.now_ns
+        {
+            let stays = shard.stays_for_replica(digest);
+            let Some(store) = &mut shard.store else { return };
+            if self.reading.contains_key(&digest) {
+                // Its room is taken until the read ends; then it leaves, unless a get comes before.
+                self.prefetched.expire(digest);
+                continue;
+            }
+            self.prefetched.take(digest);
+            ssd.counters.prefetches_expired += 1;
+            if ssd.locate(digest).is_some() && !stays {
+                store.drop_copy(digest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quota_is_strict_and_whoever_wants_longest_decides() {
+        let mut prefetched = PrefetchAccount::new(100);
+        prefetched.add(Digest(1), 60, 10);
+        assert!(prefetched.has_room(40) && !prefetched.has_room(41));
+        prefetched.add(Digest(2), 40, 5);
+        assert!(!prefetched.has_room(1));
+        assert!(prefetched.extend(Digest(2), 20) && prefetched.extend(Digest(2), 7));
+        assert!(!prefetched.extend(Digest(3), 7), "nobody reads it");
+        assert_eq!(prefetched.poll_timeout(), Some(10));
+        assert!(prefetched.take(Digest(1)) && !prefetched.take(Digest(1)));
+        assert_eq!((prefetched.poll_timeout(), prefetched.has_room(60)), (Some(20), true));
+        prefetched.expire(Digest(2));
+        assert_eq!((prefetched.poll_timeout(), prefetched.has_room(61)), (None, false), "it is being read");
+        assert!(prefetched.extend(Digest(2), 30));
+        assert_eq!(prefetched.poll_timeout(), Some(30));
+        prefetched.expire(Digest(2));
+        assert!(prefetched.take(Digest(2)));
+        assert_eq!((prefetched.poll_timeout(), prefetched.bytes), (None, 0));
+    }
+}

@@ -1,0 +1,130 @@
+//! Tails of objects that came back from the SSD: an object is read without what stands before it, so its tail follows
+//! when it stays in memory.
+//!
+//! An object that has its tail on the SSD only and loses it there leaves memory too: it would be without a name.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{PinId, Version};
+use kvplane_tier::{GetError, Memory, Priority, RecordView, Span, Token};
+
+use crate::TAIL_BYTES_MOST;
+use crate::service::shard::Shard;
+use crate::service::shard::rights::tenant_of;
+use crate::service::shard::tail::{TailHead, is_of};
+use crate::service::tiering::ssd::Ssd;
+
+/// The most objects that wait for their tails.
+const WAITING_MOST: usize = 65_536;
+
+/// Bytes of an object's tail, where its record has one.
+pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {
+    let bytes = u32::from(view.key_bytes);
+    if bytes <= TAIL_BYTES_MOST { bytes } else { 0 }
+}
+
+/// Objects in memory whose tails are to be read or are being read.
+#[derive(Debug, Default)]
+pub(super) struct Tails {
+    queue: VecDeque<(Digest, Version)>,
+    calls: BTreeMap<u64, TailCall>,
+}
+
+/// A read of a tail that the tier has.
+#[derive(Debug)]
+struct TailCall {
+    digest: Digest,
+    version: Version,
+    pin: PinId,
+}
+
+impl Tails {
+    /// An object that came back stays: its tail is to follow.
+    pub(super) fn want(&mut self, ssd: &Ssd, shard: &mut Shard, digest: Digest) {
+        let Some(store) = &mut shard.store else { return };
+        let Some(version) = store.peek(digest).filter(|object| !object.has_tail).map(|object| object.version) else {
+            return;
+        };
+        if ssd.locate(digest).is_some_and(|view| tail_bytes_of(&view) == 0) {
+            return;
+        }
+        if self.queue.len() < WAITING_MOST {
+            self.queue.push_back((digest, version));
+        } else {
+            store.drop_copy(digest);
+        }
+    }
+
+    /// Has tails read, as far as the tier takes it. True where there was anything to do.
+    pub(super) fn read(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
+        let mut progress = false;
+        while let Some(store) = &mut shard.store
+            && let Some((digest, version)) = self.queue.front().copied()
+        {
+            let here = store.peek(digest).is_some_and(|object| object.version == version && !object.has_tail);
+            let there = ssd.locate(digest).is_some_and(|view| view.version == version);
+            if here && there {
+                let Some((pin, _)) = store.hold(digest) else { return progress };
+                let token = ssd.new_token();
+                match ssd.tier.get_key(digest, Priority::Background, token) {
+                    Ok(()) => drop(self.calls.insert(token.0, TailCall { digest, version, pin })),
+                    Err(error) => {
+                        store.unpin(pin).expect("a pin of our own");
+                        if error == GetError::Busy {
+                            return progress;
+                        }
+                    }
+                }
+            } else if here {
+                store.drop_copy(digest);
+            }
+            self.queue.pop_front();
+            progress = true;
+        }
+        progress
+    }
+
+    /// A tail was read, or cannot be. False where it is none of these.
+    pub(super) fn done(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        token: Token,
+        read: Option<Version>,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        let Some(TailCall { digest, version, pin }) = self.calls.remove(&token.0) else { return false };
+        let tail = ssd.tier.take_key(token).filter(|_| read.is_some());
+        let store = shard.store.as_mut().expect("a tier is under a store");
+        let object = store.held(pin).expect("a pin of our own");
+        let mut kept = None;
+        let good = match tail {
+            Some(tail)
+                if read == Some(version) && is_of(&tail, digest) && tail.len() as u64 <= store.tail_room(pin) =>
+            {
+                memory.write(&tail, Span::pool(object.tail_at, tail.len() as u32));
+                store.set_tail(pin);
+                kept = TailHead::split(&tail).map(|(head, name)| (head.options, tenant_of(&head, &name)));
+                true
+            }
+            _ => false,
+        };
+        let mut has_room = true;
+        if let Some((options, tenant)) = kept {
+            let keep = shard.keep_again(&options, tenant);
+            let store = shard.store.as_mut().expect("a tier is under a store");
+            has_room = store.keep_as(pin, &keep);
+        }
+        let store = shard.store.as_mut().expect("a tier is under a store");
+        store.unpin(pin).expect("a pin of our own");
+        if good && !has_room {
+            // Beyond its tenant's quota it is in memory for its readers only; the SSD has it.
+            store.drop_copy(digest);
+        }
+        if !good {
+            shard.drop_version(digest, version);
+        }
+        true
+    }
+}

@@ -1,0 +1,130 @@
+//! Tenants of objects that memory does not have: an index of an SSD knows digests, not names, so the tenant of such an
+//! object stands in its tail only. What was read is remembered for a while.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_tier::{GetError, Priority, Token};
+
+use crate::service::shard::Shard;
+use crate::service::shard::effects::Effect;
+use crate::service::shard::rights::tenant_of;
+use crate::service::shard::tail::{TailHead, is_of};
+use crate::service::tiering::ssd::Ssd;
+
+/// Objects of which the tenant is remembered: more than can be waited for.
+pub(in crate::service) const KNOWN_MOST: usize = 1 << 16;
+
+/// What is known of an object's tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::service) enum ObjectTenant {
+    /// It is this one, or that cannot be told.
+    Known(Option<u32>),
+    /// Its tail is on the SSD.
+    Unread,
+    /// There is no such object here.
+    NotHere,
+}
+
+impl ObjectTenant {
+    /// The tenant, where it is known.
+    pub(in crate::service) const fn known(self) -> Option<u32> {
+        match self {
+            Self::Known(tenant) => tenant,
+            Self::Unread | Self::NotHere => None,
+        }
+    }
+}
+
+/// Tenants that stand in tails on the SSD.
+#[derive(Debug, Default)]
+pub(super) struct RecordTenants {
+    /// Objects whose tails are to be read, and those that are being read.
+    wanted: VecDeque<Digest>,
+    calls: BTreeMap<u64, Digest>,
+    /// The version that was looked at, and its tenant if its tail says so.
+    known: BTreeMap<Digest, (Version, Option<u32>)>,
+    by_age: VecDeque<Digest>,
+}
+
+impl RecordTenants {
+    /// The tenant of an object, as far as it is known.
+    pub(super) fn tenant_of(&self, ssd: &Ssd, shard: &Shard, digest: Digest) -> ObjectTenant {
+        let object = shard.peek(digest);
+        if let Some(object) = object.filter(|object| object.has_tail) {
+            return ObjectTenant::Known(Some(object.tenant));
+        }
+        let Some(record) = ssd.locate(digest) else {
+            return if object.is_some() { ObjectTenant::Known(None) } else { ObjectTenant::NotHere };
+        };
+        if object.is_some_and(|object| object.version != record.version) {
+            return ObjectTenant::Known(None);
+        }
+        match self.known.get(&digest) {
+            // Only what the default tenant puts without a name has no tail.
+            _ if record.key_bytes == 0 => ObjectTenant::Known(Some(0)),
+            Some((version, tenant)) if *version == record.version => ObjectTenant::Known(*tenant),
+            _ => ObjectTenant::Unread,
+        }
+    }
+
+    pub(super) fn want(&mut self, digest: Digest) {
+        self.wanted.push_back(digest);
+    }
+
+    /// Has tails read of which somebody waits to know the tenant, as far as the tier takes it.
+    pub(super) fn read(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
+        let mut progress = false;
+        while let Some(&digest) = self.wanted.front() {
+            let token = ssd.new_token();
+            match ssd.tier.get_key(digest, Priority::Get, token) {
+                Ok(()) => drop(self.calls.insert(token.0, digest)),
+                Err(GetError::Busy) => return progress,
+                Err(_) => shard.effects.note(Effect::TenantSettled(digest)),
+            }
+            self.wanted.pop_front();
+            progress = true;
+        }
+        progress
+    }
+
+    /// The tail of an object was read for its tenant, or cannot be. False where it is none of these.
+    pub(super) fn done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, read: Option<Version>) -> bool {
+        let Some(digest) = self.calls.remove(&token.0) else { return false };
+        let tail = ssd.tier.take_key(token);
+        let located = ssd.locate(digest).map(|view| view.version);
+        let tail = tail.filter(|tail| read.is_some() && is_of(tail, digest));
+        let tenant = tail.and_then(|tail| TailHead::split(&tail).map(|(head, name)| tenant_of(&head, &name)));
+        if let Some(version) = read.or(located) {
+            self.note(digest, version, tenant);
+        }
+        shard.effects.note(Effect::TenantSettled(digest));
+        true
+    }
+
+    fn note(&mut self, digest: Digest, version: Version, tenant: Option<u32>) {
+        if self.known.insert(digest, (version, tenant)).is_none() {
+            self.by_age.push_back(digest);
+        }
+        if self.by_age.len() > KNOWN_MOST
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_are_forgotten() {
+        let mut tenants = RecordTenants::default();
+        (0..=KNOWN_MOST as u64).for_each(|at| tenants.note(Digest(at.into()), Version(1), Some(7)));
+        tenants.note(Digest(1), Version(2), None);
+        assert_eq!(tenants.known.len(), KNOWN_MOST);
+        assert_eq!((tenants.known.get(&Digest(0)), tenants.known.get(&Digest(1))), (None, Some(&(Version(2), None))));
+    }
+}

@@ -1,0 +1,222 @@
+//! Slots in doubt, as maps come and former owners tell what changed: what of the SSD counts again, and what is void.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_proto::map::SlotOwners;
+use kvplane_tier::SlotSet;
+
+use super::changes::Changes;
+use super::{Reconciliation, SlotSources, VoidCause};
+use crate::service::shard::Shard;
+use crate::service::shard::effects::Effect;
+use crate::service::tiering::ssd::{Ssd, Strike, break_off_events};
+
+/// Removals that may wait before more is struck out.
+const WAITING_MOST: usize = 256;
+
+impl Reconciliation {
+    /// A slot that was served is not any more, or others had it in between: what the SSD has of it is in doubt. False
+    /// where nothing can be kept.
+    pub(in crate::service) fn doubt(&self, ssd: &mut Ssd, shard: &Shard, slot: Slot) -> bool {
+        let Some(store) = &shard.store else { return false };
+        if self.state == 0 || ssd.is_degraded() {
+            return false;
+        }
+        // What was found out about it counts no more; what it was last served by does.
+        // A first map may be of a time when the incarnation before was a member still.
+        let doubts = &mut ssd.doubts;
+        let epoch = shard.ownership.epoch();
+        let served = if epoch == Epoch(0) { doubts.noted } else { epoch };
+        let had = doubts.epochs.get(&slot).copied().unwrap_or(served).min(served);
+        doubts.forget(slot);
+        doubts.begin([slot].into_iter(), had);
+        doubts.set_bounds(store.next_version(), self.state);
+        true
+    }
+
+    /// This incarnation is over: what the SSD has of the slots that it had is in doubt, for the next incarnation. True
+    /// where the SSD keeps it.
+    pub(in crate::service) fn doubt_owned(&self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
+        // What was found out of slots that were to be served is of that map.
+        for slot in
+            self.pending_slots(shard.ownership.owned()).iter().filter(|slot| ssd.doubts.has(*slot)).collect::<Vec<_>>()
+        {
+            self.doubt(ssd, shard, slot);
+        }
+        let owned = shard.ownership.owned().clone();
+        let kept = owned.iter().filter(|slot| self.doubt(ssd, shard, *slot)).count() > 0;
+        if kept {
+            shard.ownership.close_all();
+            break_off_events(shard);
+        }
+        kept
+    }
+
+    /// A map came, and it is known which slots have `sources`: what becomes of those in doubt.
+    pub(in crate::service) fn weigh(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &Shard,
+        sources: &SlotSources<'_>,
+        owned: &dyn Fn(u16) -> bool,
+        owners: Option<&SlotOwners>,
+    ) {
+        let me = shard.ownership.key();
+        let (doubts, waiting) = (&ssd.doubts, ssd.doubts.waiting());
+        let Some((epoch, standing)) = doubts.standing.filter(|_| !waiting.is_empty()) else { return };
+        // One that has no share yet waits for that.
+        if !(0..SLOTS as u16).any(owned) {
+            return;
+        }
+        let (mut known, mut asked, mut void, mut left) =
+            (SlotSet::none(), SlotSet::none(), SlotSet::none(), Vec::new());
+        let mut noted = Epoch(0);
+        for (slot, had) in waiting {
+            noted = noted.max(had);
+            if !owned(slot.0) {
+                left.push(slot);
+                continue;
+            }
+            let strange = standing.state != doubts.state || had > epoch || standing.kept > had;
+            let stays = owners.is_some_and(|owners| {
+                let before = owners.owner_before(slot);
+                before.is_some_and(|before| (before.node, before.shard) == (me.node, me.shard))
+                    && owners.from.0 <= had.0 + 1
+            });
+            if !strange && (standing.since <= had || stays) {
+                known.insert(slot);
+            } else if !strange && (sources.has)(slot) {
+                asked.insert(slot);
+            } else {
+                void.insert(slot);
+            }
+        }
+        let doubts = &mut ssd.doubts;
+        doubts.known = doubts.known.with(&known, |one, other| one | other);
+        doubts.comparing = doubts.comparing.with(&asked, |one, other| one | other);
+        ssd.counters.slots_kept += known.count();
+        let counted = ssd.counters.slots_kept + ssd.counters.slots_compared;
+        if counted == 0 && asked.is_empty() {
+            self.tell_voided(VoidCause::Moved { noted, since: standing.since.max(standing.kept) });
+        }
+        make_void(ssd, &void);
+        left.into_iter().for_each(|slot| ssd.lose_slot(slot));
+    }
+
+    /// Slots of which the device's contents are void, as nobody could tell what others changed there: their number
+    /// since the last call, once no slot is compared any more. Not where all is void.
+    pub(in crate::service) fn poll_slots_voided(&self, ssd: &mut Ssd) -> Option<u64> {
+        if ssd.doubts.untold == 0 || ssd.doubts.are_compared() {
+            return None;
+        }
+        let slots = core::mem::take(&mut ssd.doubts.untold);
+        self.voided.is_none().then_some(slots)
+    }
+
+    /// Goes on with what is in doubt. True where there was anything to do.
+    pub(in crate::service) fn go_on(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        sources: &SlotSources<'_>,
+        is_writing: &dyn Fn(Digest) -> bool,
+    ) -> bool {
+        if ssd.doubts.epochs.is_empty() {
+            return false;
+        }
+        let doubts = &mut ssd.doubts;
+        let mut lost = SlotSet::none();
+        if ssd.tier.degraded().is_some() {
+            // Nothing can be struck out any more.
+            lost = doubts.hidden.with(&doubts.void, |hidden, void| hidden & !void);
+        } else if core::mem::replace(&mut doubts.generation, sources.generation) != sources.generation {
+            let asked = doubts.comparing.clone();
+            asked.iter().filter(|slot| !(sources.has)(*slot)).for_each(|slot| lost.insert(slot));
+        }
+        let mut progress = !lost.is_empty();
+        make_void(ssd, &lost);
+        progress |= strike_out(ssd, shard, is_writing);
+        let is_done = ssd.doubts.strikes.is_empty() && ssd.sweep.waiting == 0 && !ssd.tier.is_settling();
+        if is_done && !ssd.doubts.shown.is_empty() {
+            let shown = core::mem::replace(&mut ssd.doubts.shown, SlotSet::none());
+            shown.iter().for_each(|slot| ssd.doubts.forget(slot));
+            self.dirty = true;
+            progress = true;
+        }
+        progress
+    }
+}
+
+fn make_void(ssd: &mut Ssd, slots: &SlotSet) {
+    if slots.is_empty() {
+        return;
+    }
+    ssd.doubts.make_void(slots);
+    ssd.counters.slots_voided += slots.count();
+    ssd.doubts.untold += slots.count();
+    ssd.sweep.at = Some(0);
+}
+
+/// The former owner of these slots has told all that it knows of changes there.
+pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
+    let me = shard.ownership.key();
+    let (doubts, mut void) = (&mut ssd.doubts, SlotSet::none());
+    for slot in slots.iter().filter(|slot| doubts.comparing.has(**slot)).copied().collect::<Vec<_>>() {
+        doubts.comparing.remove(slot);
+        let had = doubts.epochs.get(&slot).copied().unwrap_or_default();
+        let covers = |changes: &&Changes| {
+            changes.absences.iter().any(|absence| absence.is_of(me) && absence.since.0 <= had.0 + 1)
+        };
+        match told.get(&slot).filter(covers) {
+            Some(changes) => {
+                doubts.known.insert(slot);
+                doubts.strikes.extend(changes.since(had));
+                ssd.counters.slots_compared += 1;
+            }
+            None => void.insert(slot),
+        }
+    }
+    make_void(ssd, &void);
+}
+
+/// True for an object that others changed and that is to be struck out. What was put here since has done that already.
+fn must_strike_out(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn(Digest) -> bool) -> bool {
+    if ssd.removals.has(digest) || is_writing(digest) {
+        return false;
+    }
+    match ssd.tier.locate(digest) {
+        Some(view) => view.version < ssd.doubts.floor,
+        None => !shard.has(digest) && ssd.tier.may_find(digest),
+    }
+}
+
+/// Strikes out what others changed, and shows the rest when that is given to the tier.
+fn strike_out(ssd: &mut Ssd, shard: &mut Shard, is_writing: &dyn Fn(Digest) -> bool) -> bool {
+    // What recovery has not found yet could not be told from what is not there.
+    if ssd.doubts.known.is_empty() || !ssd.tier.is_recovered() {
+        return false;
+    }
+    let mut struck = false;
+    while ssd.removals.len() < WAITING_MOST
+        && let Some(digest) = ssd.doubts.strikes.pop_front()
+    {
+        if must_strike_out(ssd, shard, digest, is_writing) {
+            ssd.counters.struck += 1;
+            ssd.sweep.waiting += 1;
+            ssd.removals.add(digest, Strike::Swept);
+            struck = true;
+        }
+    }
+    if !ssd.doubts.strikes.is_empty() {
+        return struck;
+    }
+    let doubts = &mut ssd.doubts;
+    let known = core::mem::replace(&mut doubts.known, SlotSet::none());
+    doubts.hidden = doubts.hidden.with(&known, |hidden, known| hidden & !known);
+    doubts.shown = doubts.shown.with(&known, |shown, known| shown | known);
+    break_off_events(shard);
+    shard.effects.note(Effect::RecordsChanged);
+    true
+}
