@@ -231,7 +231,8 @@ impl Initiator {
         self.host.client().batches().results(batch)
     }
 
-    /// Which objects of a complete [`Self::submit_asks`] are there: see [`Batches::found`](kvplane_client::Batches::found).
+    /// Which objects of a complete [`Self::submit_asks`] are there: see
+    /// [`Batches::found`](kvplane_client::Batches::found).
     pub fn found(&mut self, batch: BatchId) -> &[bool] {
         self.host.client().batches().found(batch)
     }
