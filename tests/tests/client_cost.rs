@@ -66,7 +66,7 @@ fn the_cost_of_a_small_read_in_the_client() {
     for _ in 0..ROUNDS {
         let start = Instant::now();
         client.submit(&requests, now_ns + 1_000_000_000, now_ns).expect("a valid batch");
-        while client.batches().len() > 0 {
+        while !client.batches().is_empty() {
             now_ns += 100_000;
             serve(&mut client, &mut asked, now_ns);
             for (lane, request, bytes) in asked.drain(..) {

@@ -145,7 +145,7 @@ fn a_prefix_that_many_fetch_from_the_store_is_copied() {
     let bed = Bed::start_with(2, 16 << 20, |config| {
         config.cluster.replicas = 2;
         // A block of 1 MiB takes a sixth of a second.
-        config.conductor.iter_mut().for_each(|desk| desk.scheduler.nic_bytes_s = 6 << 20);
+        config.conductor.iter_mut().for_each(|conductor| conductor.scheduler.nic_bytes_s = 6 << 20);
     });
     let mut client = Client::connect(&bed.client_config(false)).expect("a client");
     client.put(format!("m@tp_rank:0@{:016x}", 7).as_bytes(), b"kv").expect("room");

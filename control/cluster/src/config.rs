@@ -111,7 +111,7 @@ impl ClusterConfig {
         range("adoption_wait_ns", self.adoption_wait_ns.unwrap_or(0), 0, u64::MAX / 2)?;
         range("settle_most_ns", self.settle_most_ns, 0, u64::MAX / 2)?;
         range("limits.members", limits.members as u64, 1, MAX_MEMBERS as u64)?;
-        range("limits.ended_lives", limits.ended_incarnations as u64, 1, 1 << 20)?;
+        range("limits.ended_incarnations", limits.ended_incarnations as u64, 1, 1 << 20)?;
         range("limits.segments", limits.segments as u64, 1, 1 << 20)?;
         range("limits.segments_per_owner", limits.segments_per_owner as u64, 1, limits.segments as u64)?;
         range("limits.segment_ttl_ns", limits.segment_ttl_ns, interval, u64::MAX / 2)

@@ -1,7 +1,7 @@
-//! The Conductor's host: one desk, called on the control plane's thread, with the time that passes here.
+//! The Conductor's host: calls it on the control plane's thread, with the time that passes here.
 //!
 //! Calls come from QUIC and HTTP and are answered at once; nothing waits in a queue of its own, for each connection has
-//! a limit of calls and the desk limits of everything else. Who waits for an instance is told over its stream of
+//! a limit of calls and the conductor limits of everything else. Who waits for an instance is told over its stream of
 //! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
 
 mod convert;
@@ -61,7 +61,7 @@ const TOPIC_BYTES: usize = 256;
 const LOADS: Duration = Duration::from_secs(1);
 
 struct Core {
-    desk: Conductor,
+    conductor: Conductor,
     clients: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     /// By instance: who follows what it publishes.
@@ -72,7 +72,7 @@ struct Core {
     restored_masters: Vec<MasterSpec>,
     /// By model: what its engines' hashes begin with.
     seeds: BTreeMap<PoolKey, String>,
-    /// Changes of masters and seeds that are not durable yet; the desk has those of instances.
+    /// Changes of masters and seeds that are not durable yet; the conductor has those of instances.
     changes: Vec<Change>,
     /// The version that watchers heard of last, and when.
     told: (u64, u64),
@@ -110,10 +110,10 @@ impl Host {
         grace: Duration,
     ) -> Result<Self, String> {
         let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
-        let desk = restored.desk(config, first, graced_ns)?;
-        let models = desk.models() as u64;
+        let conductor = restored.conductor(config, first, graced_ns)?;
+        let models = conductor.models() as u64;
         let core = Core {
-            desk,
+            conductor,
             clients: BTreeMap::new(),
             watchers: Vec::new(),
             followers: BTreeMap::new(),
@@ -142,7 +142,7 @@ impl Host {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        // The desk is whole between calls; one that ended in a bug is that call's loss.
+        // The conductor is whole between calls; one that ended in a bug is that call's loss.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,13 +151,13 @@ impl Host {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the desk, makes durable what is to be remembered, tells who is to be told, and sees to it that it is
+    /// Calls the conductor, makes durable what is to be remembered, tells who is to be told, and sees to it that it is
     /// looked at in time.
     pub(crate) fn with<T>(
         &self,
         call: impl FnOnce(&mut Conductor, u64) -> Result<T, ConductorError>,
     ) -> Result<T, Refusal> {
-        self.call(Keep::Soon, |core, now_ns| call(&mut core.desk, now_ns))
+        self.call(Keep::Soon, |core, now_ns| call(&mut core.conductor, now_ns))
     }
 
     /// The same for a call that changes durable state: refused while the state cannot be written, and durable when
@@ -177,7 +177,7 @@ impl Host {
         let result = call(&mut core, now_ns);
         self.keep(&mut core, keep)?;
         core.tell(now_ns);
-        if core.desk.soon_ns(now_ns).is_some_and(|soon_ns| soon_ns < core.armed_ns) {
+        if core.conductor.soon_ns(now_ns).is_some_and(|soon_ns| soon_ns < core.armed_ns) {
             self.rearm.notify_one();
         }
         result.map_err(|error| refusal(&error))
@@ -191,7 +191,7 @@ impl Host {
             let now_ns = self.now_ns();
             let due_ns = {
                 let mut core = self.core();
-                let due_ns = core.desk.tick(now_ns).unwrap_or(u64::MAX);
+                let due_ns = core.conductor.tick(now_ns).unwrap_or(u64::MAX);
                 // A failure ends the control plane, which says so.
                 let _ = self.keep(&mut core, Keep::Soon);
                 core.tell(now_ns);
@@ -211,24 +211,24 @@ impl Host {
     /// Instances and models as they are.
     pub(crate) fn table(&self) -> InstanceTable {
         let now_ns = self.now_ns();
-        table_out(&self.core().desk.table(now_ns))
+        table_out(&self.core().conductor.table(now_ns))
     }
 
     /// True while the index may lack blocks of instances of a model, or of stores: answers are lower bounds.
     fn incomplete(&self, pool: &PoolKey) -> bool {
         let core = self.core();
-        core.desk.incomplete(pool)
+        core.conductor.incomplete(pool)
             || !core.restored_masters.is_empty()
             || core.masters.values().any(MasterRow::degraded)
     }
 
     /// Whether engines of a model hash otherwise than who asks.
     fn mismatched(&self, pool: &PoolKey) -> bool {
-        self.core().desk.mismatched(pool)
+        self.core().conductor.mismatched(pool)
     }
 
     fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
-        match self.core().desk.instances().tenant_of(instance) {
+        match self.core().conductor.instances().tenant_of(instance) {
             Some(known) if known != tenant => {
                 let reason = format!("instance {instance:?} is not of tenant {tenant:?}");
                 Err(Refusal::new(RefusalCode::NotPermitted, reason))
@@ -245,12 +245,12 @@ impl Host {
     /// What changed in a shard of the store; `void` is whether all that was known of it is.
     fn store_changed(&self, shard: u64, void: bool, changes: &[(String, BlockKey, bool)]) {
         // Too many holders of one model: its blocks in the store are not known.
-        let _ = self.with(|desk, _| {
+        let _ = self.with(|conductor, _| {
             if void {
-                desk.store_cleared(shard);
+                conductor.store_cleared(shard);
             }
             for (tenant, key, there) in changes {
-                desk.store_has(shard, tenant, &key.model, key.hash, *there)?;
+                conductor.store_has(shard, tenant, &key.model, key.hash, *there)?;
             }
             Ok(())
         });
@@ -281,14 +281,14 @@ impl Host {
         let spec = spec_in(call, is_vllm);
         let (pool, followed) = (spec.pool(), durable::followed(&spec));
         let (models, registered) = self.change(|core, now_ns| {
-            let models = core.desk.models();
-            let registered = core.desk.register(spec, now_ns)?;
+            let models = core.conductor.models();
+            let registered = core.conductor.register(spec, now_ns)?;
             if let Some(seed) = seed {
                 core.set_seed(pool, seed);
             }
             Ok((models, registered))
         })?;
-        if self.core().desk.models() > models {
+        if self.core().conductor.models() > models {
             self.fresh.send_modify(|models| *models += 1);
         }
         if let Some(followed) = followed {
@@ -316,7 +316,7 @@ impl Host {
 
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<EmptyReply, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let gone = self.change(|core, now_ns| core.desk.deregister(&call.instance, call.incarnation, now_ns))?;
+        let gone = self.change(|core, now_ns| core.conductor.deregister(&call.instance, call.incarnation, now_ns))?;
         if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
             follower.abort();
         }
@@ -327,14 +327,15 @@ impl Host {
         self.check_tenant(&call.instance, &call.tenant)?;
         let ReportLoad { seq, queued_tokens, decode_tokens, decodes, .. } = *call;
         let load = Load { seq, queued_tokens, decode_tokens, decodes };
-        self.with(|desk, now_ns| desk.report(&call.instance, call.incarnation, load, now_ns)).map(|()| EmptyReply)
+        self.with(|conductor, now_ns| conductor.report(&call.instance, call.incarnation, load, now_ns))
+            .map(|()| EmptyReply)
     }
 
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         let (instance, incarnation, batch) = batch_in(call);
-        let reports_already = self.core().desk.instances().reports_cache(&instance);
-        let take = |core: &mut Core, now_ns| core.desk.cache(&instance, incarnation, batch, now_ns);
+        let reports_already = self.core().conductor.instances().reports_cache(&instance);
+        let take = |core: &mut Core, now_ns| core.conductor.cache(&instance, incarnation, batch, now_ns);
         // The first batch changes what is remembered of an instance.
         let ack = if reports_already { self.call(Keep::Soon, take) } else { self.change(take) }?;
         Ok(convert::ack_out(ack))
@@ -348,32 +349,33 @@ impl Host {
         });
         let context = context_in(call.context.clone());
         let most = call.most as usize;
-        let holdings = self.with(|desk, _| desk.query(&context, &call.hashes, most, tiers))?;
+        let holdings = self.with(|conductor, _| conductor.query(&context, &call.hashes, most, tiers))?;
         Ok(convert::holdings_out(&holdings))
     }
 
     /// Tokens of a prompt's beginning that the shared store has by itself; none where nobody serves the model.
     fn in_store(&self, call: &QueryPrefix) -> u32 {
         let context = context_in(call.context.clone());
-        self.with(|desk, _| desk.in_store(&context, &call.hashes)).unwrap_or(0)
+        self.with(|conductor, _| conductor.in_store(&context, &call.hashes)).unwrap_or(0)
     }
 
     pub(crate) fn schedule(&self, call: Schedule) -> Result<ScheduleReply, Refusal> {
         let asked = convert::asked_in(call);
-        self.with(|desk, now_ns| desk.schedule(&asked, now_ns)).map(|answer| answer_out(&answer))
+        self.with(|conductor, now_ns| conductor.schedule(&asked, now_ns)).map(|answer| answer_out(&answer))
     }
 
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
-        self.with(|desk, now_ns| desk.update(call.reservation, step_in(call.step), now_ns)).map(|()| EmptyReply)
+        self.with(|conductor, now_ns| conductor.update(call.reservation, step_in(call.step), now_ns))
+            .map(|()| EmptyReply)
     }
 
     pub(crate) fn reschedule(&self, call: &Reschedule) -> Result<ScheduleReply, Refusal> {
-        let answer = self.with(|desk, now_ns| desk.reschedule(call.reservation, &call.failed, now_ns))?;
+        let answer = self.with(|conductor, now_ns| conductor.reschedule(call.reservation, &call.failed, now_ns))?;
         Ok(answer_out(&answer))
     }
 
     pub(crate) fn explain(&self, call: &ExplainRequest) -> Result<RequestExplained, Refusal> {
-        let explained = self.with(|desk, now_ns| desk.explain(&call.request, now_ns))?;
+        let explained = self.with(|conductor, now_ns| conductor.explain(&call.request, now_ns))?;
         Ok(RequestExplained {
             answer: answer_out(&explained.answer),
             now: explained.now.as_ref().map(assigned_out),
@@ -405,7 +407,7 @@ impl Host {
             return Err(full("watch assignments"));
         }
         let (items, receiver) = mpsc::channel(ASSIGNMENTS);
-        for told in core.desk.unclaimed(call.client).iter().take(ASSIGNMENTS) {
+        for told in core.conductor.unclaimed(call.client).iter().take(ASSIGNMENTS) {
             // What does not fit is asked for by id.
             let _ = items.try_send(told_frame(told)?);
         }
@@ -441,7 +443,7 @@ impl Core {
 
     /// Sends what is to be told. Who does not read loses its stream.
     fn tell(&mut self, now_ns: u64) {
-        while let Some(told) = self.desk.take_told() {
+        while let Some(told) = self.conductor.take_told() {
             let Some(client) = self.clients.get(&told.client) else { continue };
             // An answer is small; a client that does not keep up asks again.
             if told_frame(&told).is_ok_and(|frame| client.try_send(frame).is_err()) {
@@ -451,12 +453,12 @@ impl Core {
         if self.watchers.is_empty() {
             return;
         }
-        let version = self.desk.instances().version();
+        let version = self.conductor.instances().version();
         if version == self.told.0 && now_ns < self.told.1 + LOADS.as_nanos() as u64 {
             return;
         }
         self.told = (version, now_ns);
-        let Ok(frame) = frame(&table_out(&self.desk.table(now_ns))) else { return };
+        let Ok(frame) = frame(&table_out(&self.conductor.table(now_ns))) else { return };
         // One that is slow gets the next one.
         self.watchers
             .retain(|watcher| !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_))));

@@ -52,9 +52,9 @@ impl World {
         let node = &self.nodes[index];
         let (id, incarnation) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
         let input = if node.joined {
-            Input::Heartbeat { node: id, incarnation: incarnation, load: Load::default() }
+            Input::Heartbeat { node: id, incarnation, load: Load::default() }
         } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
-            Input::AttachDevices { node: id, incarnation: incarnation, devices }
+            Input::AttachDevices { node: id, incarnation, devices }
         } else {
             let member = node.member(index, self.scenario.shards);
             Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
@@ -71,7 +71,7 @@ impl World {
             return;
         }
         let (id, incarnation) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
-        let input = Input::Settled { node: id, incarnation: incarnation, epoch: node.epoch };
+        let input = Input::Settled { node: id, incarnation, epoch: node.epoch };
         self.tell_control(Party::Node(index), Message::Node(index, incarnation.0, input));
     }
 

@@ -50,7 +50,7 @@ impl World {
     fn check_batches(&mut self) {
         for client in 0..self.scenario.clients {
             let open = self.clients[client].batches.len();
-            if open > 0 || self.clients[client].client.batches().len() > 0 {
+            if open > 0 || !self.clients[client].client.batches().is_empty() {
                 self.violate(broken(Rule::Liveness, format!("client {client} has {open} batches that never complete")));
             }
         }

@@ -233,7 +233,7 @@ impl World {
             self.detail(incarnation as u64, || format!("incarnation {incarnation}: {notice:?}"));
             match notice {
                 TierEvent::Opened { .. } => {
-                    self.incarnations[incarnation].tier.iter_mut().for_each(|tier| tier.opened = true)
+                    self.incarnations[incarnation].tier.iter_mut().for_each(|tier| tier.opened = true);
                 }
                 // As a real node: it says why and ends. It comes back later.
                 TierEvent::Refused(error) => {

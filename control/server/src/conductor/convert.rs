@@ -1,4 +1,4 @@
-//! Between messages and the desk's own types.
+//! Between messages and the conductor's own types.
 
 use kvplane_conductor::conductor::{
     Ack, Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, CacheRequest, Candidate, ConductorError,

@@ -1,4 +1,4 @@
-//! Copies of hot prefixes, by tasks of the store: the desk says which pay, and here their objects are found, copied and
+//! Copies of hot prefixes, by tasks of the store: the conductor says which pay, and here their objects are found, copied and
 //! waited for.
 
 use std::collections::BTreeMap;
@@ -91,17 +91,17 @@ fn begin(host: &Host, control: &Control, wanted: &CopyWanted) -> Option<Vec<u64>
 impl Host {
     fn copies_wanted(&self, nodes: u32) -> Vec<CopyWanted> {
         let now_ns = self.now_ns();
-        self.core().desk.copies_wanted(nodes, now_ns)
+        self.core().conductor.copies_wanted(nodes, now_ns)
     }
 
     fn copy_ended(&self, key: CopyKey, made: bool) {
         let now_ns = self.now_ns();
-        self.core().desk.copy_ended(key, made, now_ns);
+        self.core().conductor.copy_ended(key, made, now_ns);
     }
 
     /// The copies as they are told; `possible` is whether the cluster keeps any.
     pub(crate) fn copies_shown(&self, possible: bool) -> CopiesShown {
-        let copies = self.core().desk.copies();
+        let copies = self.core().conductor.copies();
         CopiesShown {
             most_bytes: copies.config.most_bytes,
             possible,

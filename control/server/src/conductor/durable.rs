@@ -66,12 +66,12 @@ impl DecodedRecords {
         Ok(restored)
     }
 
-    /// A desk that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of the
+    /// A conductor that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of the
     /// placement counts instead of the settings.
     ///
     /// # Errors
     /// When the limits do not allow all of them.
-    pub(super) fn desk(
+    pub(super) fn conductor(
         &mut self,
         mut config: ConductorConfig,
         first: u64,
@@ -86,12 +86,12 @@ impl DecodedRecords {
             }
             (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
-        let mut desk = Conductor::new(config, first);
+        let mut conductor = Conductor::new(config, first);
         for instance in self.instances.drain(..) {
             let name = instance.spec.name.clone();
-            desk.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
+            conductor.restore(instance, graced_ns).map_err(|error| format!("the stored instance {name:?}: {error}"))?;
         }
-        Ok(desk)
+        Ok(conductor)
     }
 }
 
@@ -122,7 +122,7 @@ impl Host {
 
     /// Makes durable what has changed.
     pub(super) fn keep(&self, core: &mut Core, keep: Keep) -> Result<(), Refusal> {
-        if core.changes.is_empty() && !core.desk.has_durable() {
+        if core.changes.is_empty() && !core.conductor.has_durable() {
             return Ok(());
         }
         let Some(control) = self.keeper() else { return Ok(()) };
@@ -130,7 +130,7 @@ impl Host {
             return Ok(());
         }
         let mut changes = std::mem::take(&mut core.changes);
-        changes.extend(core.desk.take_durable().into_iter().map(change));
+        changes.extend(core.conductor.take_durable().into_iter().map(change));
         control.keep(&changes)
     }
 
@@ -138,7 +138,7 @@ impl Host {
     pub(super) fn follow_restored(self: &Arc<Self>) {
         let (followed, masters) = {
             let mut core = self.core();
-            let followed: Vec<EventOrigin> = core.desk.instances().specs().filter_map(followed).collect();
+            let followed: Vec<EventOrigin> = core.conductor.instances().specs().filter_map(followed).collect();
             (followed, std::mem::take(&mut core.restored_masters))
         };
         followed.into_iter().for_each(|followed| self.follow(followed, false));

@@ -11,7 +11,7 @@ impl Host {
         // One after the other: both lock.
         let (counts, copies, unreachable) = {
             let core = self.core();
-            (core.desk.counts(), core.desk.copies(), core.desk.instances().unreachable() as u64)
+            (core.conductor.counts(), core.conductor.copies(), core.conductor.instances().unreachable() as u64)
         };
         let lost_publishers = self.lost_publishers.load(Ordering::Relaxed);
         let table = self.table();

@@ -49,7 +49,7 @@ const HEED: &str = "promises are kept by kvplane, local and algorithm-1";
 
 impl Host {
     pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
-        let requests = self.change(|core, now_ns| core.desk.hold(&call.instance, call.held, now_ns))?;
+        let requests = self.change(|core, now_ns| core.conductor.hold(&call.instance, call.held, now_ns))?;
         tracing::info!(instance = call.instance, held = call.held, requests, "an operator changes who takes requests");
         Ok(InstanceHeld { requests })
     }
@@ -62,7 +62,7 @@ impl Host {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         self.change(|core, now_ns| {
-            core.desk.set_placement(policy_named(call.policy), refuses, slo, now_ns);
+            core.conductor.set_placement(policy_named(call.policy), refuses, slo, now_ns);
             Ok(())
         })?;
         tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changes how requests are placed");
@@ -72,8 +72,8 @@ impl Host {
     pub(crate) fn placement(&self) -> Placement {
         let now_ns = self.now_ns();
         let mut core = self.core();
-        let (policy, _, slo) = core.desk.placement();
-        let held = core.desk.table(now_ns).instances.into_iter().filter(|row| row.held);
+        let (policy, _, slo) = core.conductor.placement();
+        let held = core.conductor.table(now_ns).instances.into_iter().filter(|row| row.held);
         let held = held.map(|row| row.name.to_string()).collect();
         let set = SetPlacement {
             policy: policy_out(policy),

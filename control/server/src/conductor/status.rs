@@ -26,8 +26,8 @@ impl Host {
     pub(crate) fn status(&self) -> Value {
         let now_ns = self.now_ns();
         let mut core = self.core();
-        let (table, hot) = (core.desk.table(now_ns), core.desk.hot(HOT, now_ns));
-        let (counts, copies) = (core.desk.counts(), core.desk.copies());
+        let (table, hot) = (core.conductor.table(now_ns), core.conductor.hot(HOT, now_ns));
+        let (counts, copies) = (core.conductor.counts(), core.conductor.copies());
         drop(core);
         let instances = table.instances.iter().map(|row| {
             json!({

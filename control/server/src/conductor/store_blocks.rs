@@ -1,4 +1,4 @@
-//! Blocks of our own store: what shards tell of objects whose keys are those of blocks, for the desk.
+//! Blocks of our own store: what shards tell of objects whose keys are those of blocks, for the conductor.
 //!
 //! Shards are followed from the first registration of an instance on. An object counts as long as it is in memory or on
 //! an SSD of its shard. A model that is new wants a snapshot, since nothing was kept of its blocks before.
@@ -38,7 +38,7 @@ pub(super) struct StoreState {
     objects: HashMap<u64, (u64, u128)>,
 }
 
-/// What the desk is to be told: tenant, block, and whether it is there.
+/// What the conductor is to be told: tenant, block, and whether it is there.
 pub(super) type Change = (String, BlockKey, bool);
 
 /// Media, as bits.

@@ -1,7 +1,7 @@
 //! Follows what an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is registered.
 //!
 //! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
-//! where it has one; what it does not have any more is lost, and the desk is told so. After a connection broke, numbers
+//! where it has one; what it does not have any more is lost, and the conductor is told so. After a connection broke, numbers
 //! that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer it is
 //! away, the less counts what is known of the engine ([`kvplane_conductor::conductor::Conductor::away`]).
 
@@ -188,7 +188,7 @@ impl Follower {
         }
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(()) };
         let for_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let said = self.host.with(|desk, now_ns| Ok(desk.away(instance, *incarnation, for_ns, now_ns)));
+        let said = self.host.with(|conductor, now_ns| Ok(conductor.away(instance, *incarnation, for_ns, now_ns)));
         match said {
             Ok(Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. })) => {
                 Err(FollowEnd::Gone)
@@ -213,7 +213,7 @@ impl Follower {
         }
         if let Feed::Engine { instance, incarnation, .. } = &self.followed.feed {
             // One that is not registered any more is not followed for long.
-            let _ = self.host.with(|desk, now_ns| desk.reached(instance, *incarnation, now_ns));
+            let _ = self.host.with(|conductor, now_ns| conductor.reached(instance, *incarnation, now_ns));
         }
     }
 
@@ -332,7 +332,7 @@ impl Follower {
         let Feed::Engine { instance, incarnation, hashes: Some(pool), .. } = &self.followed.feed else { return };
         let does = root.is_of(&self.host.seed(pool));
         // One that is not registered any more is not followed for long.
-        let _ = self.host.with(|desk, _| desk.hashes_as_expected(instance, *incarnation, does));
+        let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
     fn batch(
@@ -348,8 +348,8 @@ impl Follower {
         let batch = CacheBatch { seq, change, events };
         let mut gone = false;
         // What else is wrong with a batch is the batch's loss.
-        let _ = self.host.with(|desk, now_ns| {
-            let taken = desk.cache(instance, *incarnation, batch, now_ns);
+        let _ = self.host.with(|conductor, now_ns| {
+            let taken = conductor.cache(instance, *incarnation, batch, now_ns);
             gone =
                 matches!(taken, Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. }));
             taken

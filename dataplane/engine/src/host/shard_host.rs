@@ -44,16 +44,16 @@ impl ShardHost {
     ///
     /// # Errors
     /// When the kernel gives no poller, or the tier cannot be on its device.
-    pub fn new(config: &HostConfig, mut service: Service, pool: Option<Arc<Region>>) -> io::Result<Self> {
+    pub fn new(config: &HostConfig, mut service: Service, pool: Option<&Arc<Region>>) -> io::Result<Self> {
         service.control().set_slow_after(config.slow_after_ns);
         if let Some(challenges) = &config.tickets {
             service.control().want_tickets(challenges.clone());
         }
-        let mut connections = config.connections(pool.clone())?;
+        let mut connections = config.connections(pool.cloned())?;
         connections.tcp.limit_strangers(config.strangers);
-        let mut service = ServiceSide::new(service, &mut connections, pool.clone(), config.mooncake);
+        let mut service = ServiceSide::new(service, &mut connections, pool.cloned(), config.mooncake);
         let (mut tier, mut fetcher) = (None, None);
-        if let Some(pool) = &pool {
+        if let Some(pool) = pool {
             if let Some(setup) = &config.tier {
                 tier = Some(TierDevice::new(setup, service.service(), pool, &connections.poller)?);
             }

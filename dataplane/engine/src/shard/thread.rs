@@ -102,7 +102,7 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFa
         .map_err(|error| error.to_string())?;
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
-    let mut host = ShardHost::new(&config.host, service, pool).map_err(|error| error.to_string())?;
+    let mut host = ShardHost::new(&config.host, service, pool.as_ref()).map_err(|error| error.to_string())?;
     host.open_tier(TIER_OPEN)?;
     host.listen(tcp, shm).map_err(|error| error.to_string())?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose();

@@ -8,7 +8,7 @@ use crate::support::{Workplace, text};
 
 #[test]
 fn operators_see_instances_take_them_out_and_choose_the_policy() {
-    let place = Workplace::new("desk");
+    let place = Workplace::new("conductor");
     let _dev = place.dev(
         "16M",
         &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-copies", "1M"],
@@ -62,7 +62,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
         place.run(&["dev", "--conductor", flag, value]).failed(2, &[flag]);
     }
 
-    let none = Workplace::new("no-desk");
+    let none = Workplace::new("no-conductor");
     let _dev = none.dev("16M", &["--shards", "1"]);
     none.run(&["ctl", "conductor", "show"]).failed(1, &["--conductor"]);
 }

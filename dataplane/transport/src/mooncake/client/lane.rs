@@ -325,7 +325,10 @@ impl Lane {
             self.answer(Operation::Write, header, Status::BadRequest);
             return payload;
         };
-        let payload = payload?;
+        let Some(payload) = payload else {
+            self.answer(Operation::Write, header, Status::BadRequest);
+            return None;
+        };
         let Pieces::One(buffer) = payload.buffers else {
             self.answer(Operation::Write, header, Status::Unsupported);
             return Some(payload);

@@ -59,8 +59,13 @@ impl Rdma {
         let id = self.links.add(nic, self.options.grant, self.options.send_depth, &mut self.segments)?;
         let Some((link, nic, _)) = self.links.parts(id) else { return Err(port_down()) };
         link.asks = true;
-        let offer = Half { rail, ..link.half(nic, self.options.message_bytes)? };
-        Ok((id, offer.encode()))
+        match link.half(nic, self.options.message_bytes) {
+            Ok(half) => Ok((id, Half { rail, ..half }.encode())),
+            Err(error) => {
+                self.links.drop_unused(id);
+                Err(error)
+            }
+        }
     }
 
     /// Answers a peer's offer. The answer is to reach the peer in any case; there is a connection when it says so, and

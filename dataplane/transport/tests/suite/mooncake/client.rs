@@ -4,9 +4,9 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::message::{DigestItem, Item, Kind, Operation};
+use kvplane_proto::message::{DigestItem, Item, Kind, Operation, WriteItem};
 use kvplane_proto::rng::Rng;
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, SegmentId, Status};
 use kvplane_transport::CloseCause;
 use kvplane_transport::mooncake::wire::{Dialect, Request};
 
@@ -378,6 +378,13 @@ fn what_the_protocol_cannot_do_is_said() {
     assert_eq!(bed.outcome(request.index), Status::Unsupported);
     let empty = bed.read(lane, 0, 0);
     assert_eq!(bed.outcome(empty), Status::BadRequest);
+    // A write without its bytes.
+    let request = bed.id();
+    let mut body = Vec::new();
+    WriteItem { segment: SegmentId::default(), offset: REMOTE }.encode(&mut body);
+    let header = Header::request(Kind::Request(Operation::Write), request).with_body(&body, 1);
+    bed.lanes.send(lane, &header, &body, None);
+    assert_eq!(bed.outcome(request.index), Status::BadRequest);
     let read = bed.read(lane, 0, 10);
     assert_eq!(bed.outcome(read), Status::Ok);
     script.join().expect("the script was followed");
