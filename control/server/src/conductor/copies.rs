@@ -1,5 +1,5 @@
-//! Copies of hot prefixes, by tasks of the store: the conductor says which pay, and here their objects are found, copied and
-//! waited for.
+//! Copies of hot prefixes, by tasks of the store: the conductor says which pay, and here their objects are found,
+//! copied and waited for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

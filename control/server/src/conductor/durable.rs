@@ -66,8 +66,8 @@ impl DecodedRecords {
         Ok(restored)
     }
 
-    /// A conductor that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of the
-    /// placement counts instead of the settings.
+    /// A conductor that goes on with them. An instance's silence counts from `graced_ns` on. What an operator set of
+    /// the placement counts instead of the settings.
     ///
     /// # Errors
     /// When the limits do not allow all of them.

@@ -1,9 +1,9 @@
 //! Follows what an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is registered.
 //!
 //! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
-//! where it has one; what it does not have any more is lost, and the conductor is told so. After a connection broke, numbers
-//! that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer it is
-//! away, the less counts what is known of the engine ([`kvplane_conductor::conductor::Conductor::away`]).
+//! where it has one; what it does not have any more is lost, and the conductor is told so. After a connection broke,
+//! numbers that begin anew say that the engine did too. A publisher that cannot be reached is tried again; the longer
+//! it is away, the less counts what is known of the engine ([`kvplane_conductor::conductor::Conductor::away`]).
 
 use std::io;
 use std::os::fd::AsFd;
