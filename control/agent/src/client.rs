@@ -9,7 +9,6 @@
 
 mod ahead;
 mod capacity;
-mod exists;
 mod keys;
 mod near;
 mod open;
@@ -17,12 +16,10 @@ mod parts;
 mod puts;
 mod questions;
 mod ranges;
-mod remains;
 mod replicas;
 mod run;
 mod sessions;
 mod silence;
-mod striped_puts;
 mod stripes;
 mod tasks;
 

@@ -25,13 +25,13 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CallError, CloseCode, Refusal, from_connection};
+use crate::identity::role::{ClusterName, Role};
 use crate::identity::{Identity, Trust};
 use crate::limits::{LARGE_REQUEST_BYTES, Limits, LimitsError};
 use crate::local::LocalCluster;
 use crate::message::{Hello, Request, Welcome};
-use crate::role::{ClusterName, Role};
-use crate::socket::client_endpoint;
-use crate::tls::{TlsError, client_config};
+use crate::quic::socket::client_endpoint;
+use crate::quic::tls::{TlsError, client_config};
 
 /// How long the end of a connection may take to be told.
 const GOODBYE: Duration = Duration::from_millis(5);
@@ -220,7 +220,7 @@ impl Client {
     ///
     /// # Errors
     /// When there is no connection, or the report is too long for a datagram.
-    pub async fn tell(&self, report: &crate::conductor::ReportLoad) -> Result<(), CallError> {
+    pub async fn tell(&self, report: &crate::message::conductor::ReportLoad) -> Result<(), CallError> {
         let frame = encode(report).map_err(CallError::BadRequest)?;
         let until = Instant::now() + self.shared.limits.call_deadline;
         let (connection, _) = self.connection(until).await?;

@@ -12,7 +12,7 @@ use quinn::{ConnectionError, VarInt};
 
 use crate::codec::{CodecError, Message};
 use crate::limits::REASON_BYTES;
-use crate::tls::PROTOCOL_NAME;
+use crate::quic::tls::PROTOCOL_NAME;
 
 /// Least time between two tries of a call for which the control plane is not ready.
 const LEAST_WAIT: Duration = Duration::from_millis(20);

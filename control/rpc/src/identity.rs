@@ -3,6 +3,9 @@
 //! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and key files that
 //! others may read are refused.
 
+pub(crate) mod authority;
+pub(crate) mod role;
+
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,8 +17,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use kvplane_sys::private_files::{FileError, read_private, read_text, write_private};
 
-use crate::reset::ResetSecret;
-use crate::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
+use crate::identity::role::{CLUSTER_NAME_BYTES, ClusterName, tenant_of};
+use crate::quic::reset::ResetSecret;
 
 /// Longest PEM file of ours, in bytes.
 pub(crate) const PEM_BYTES: u64 = 16 << 10;

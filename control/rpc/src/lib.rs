@@ -12,51 +12,32 @@
 
 #![forbid(unsafe_code)]
 
-mod authority;
-mod call;
 pub mod client;
 pub mod codec;
-pub mod conductor;
-mod convert;
 pub mod error;
-mod events;
-mod hot;
 pub mod identity;
-mod instance_table;
 pub mod limits;
 pub mod local;
 pub mod message;
-mod moves;
-pub mod p2p;
-pub mod placement;
-mod reset;
+mod quic;
 pub mod rights;
-mod role;
-mod segments;
 pub mod server;
 pub mod service;
-mod shards;
-mod silence;
-mod socket;
 pub mod stream;
-mod tasks;
-mod tenants;
-mod tickets;
-mod tier;
-mod tls;
 pub mod watch;
 
-pub use authority::{Authority, Grant};
 pub use client::{Client, ClientConfig, ConnectError};
 pub use error::{CallError, Refusal, RefusalCode};
+pub use identity::authority::{Authority, Grant};
+pub use identity::role::{ClusterName, Role, Scope};
 pub use identity::{Identity, IdentityError, Trust};
 pub use limits::Limits;
 pub use local::{LocalCluster, LocalError, Publication, RuntimeDirectory};
-pub use reset::ResetSecret;
-pub use role::{ClusterName, Role, Scope};
+pub use message::tickets::random_bytes;
+pub use message::{conductor, p2p, placement};
+pub use quic::reset::ResetSecret;
+pub use quic::tls::{PROTOCOL_NAME, TlsError};
 pub use server::{ServeError, Server, ServerConfig};
 pub use service::{Caller, Event, ItemFrame, MapFrame, Rejection, Service, ServiceState, item_frame};
 pub use stream::ItemStream;
-pub use tickets::random_bytes;
-pub use tls::{PROTOCOL_NAME, TlsError};
 pub use watch::{MapWatch, WatchState};

@@ -23,8 +23,8 @@ use kvplane_sys::private_files::{
     FileError, io_error, made_private_directory, private_directory, read_locked, runtime_directory, write_locked,
 };
 
+use crate::identity::role::{ClusterName, Role};
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust};
-use crate::role::{ClusterName, Role};
 
 const FIRST_LINE: &str = "kvplane local 1";
 

@@ -7,6 +7,21 @@
 //! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed
 //! that encoding's checks of counts, lengths and ranges.
 
+pub mod conductor;
+pub(crate) mod events;
+pub(crate) mod hot;
+pub(crate) mod instance_table;
+pub(crate) mod moves;
+pub mod p2p;
+pub mod placement;
+pub(crate) mod segments;
+pub(crate) mod shards;
+pub(crate) mod silence;
+pub(crate) mod tasks;
+pub(crate) mod tenants;
+pub(crate) mod tickets;
+pub(crate) mod tier;
+
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
 use bincode::error::{DecodeError, EncodeError};
@@ -14,53 +29,55 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
-use crate::conductor::{
+use crate::message::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PlacementNotice, PrefixHolders,
     QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply,
     UpdateRequest, WatchAssignments, WatchInstances,
 };
-pub use crate::events::{
+pub use crate::message::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
-pub use crate::hot::{
+pub use crate::message::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
-pub use crate::moves::{
+pub use crate::message::moves::{
     AttachDevices, DevicesKept, Drain, GetIncarnation, GetMoves, LastIncarnation, Moves, OfferMap, SettleReport,
     Undrain,
 };
-use crate::p2p::{
+use crate::message::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
     ObjectFound, ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement};
-pub use crate::segments::{
+use crate::message::placement::{
+    CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement,
+};
+pub use crate::message::segments::{
     GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentList,
     SegmentReply, UnregisterSegment,
 };
-pub use crate::shards::{
+pub use crate::message::shards::{
     CopyFigures, EventFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, Room,
     SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
 };
-pub use crate::silence::ReportSilence;
-pub use crate::tier::{
+pub use crate::message::silence::ReportSilence;
+pub use crate::message::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
     TierShard, TiersOrdered,
 };
 
-pub use crate::tenants::{
+pub use crate::message::tenants::{
     LeaseOfTenant, ListTenants, RemoveTenant, SetTenant, SyncTenants, TenantFigures, TenantLeases, TenantList,
     TenantStatus,
 };
 
-pub use crate::tasks::{
+pub use crate::message::tasks::{
     AnswerCopies, CancelTask, CopyState, CreateTask, ListTasks, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
     TaskList, TaskState, TaskStatus,
 };
 
-pub use crate::tickets::{
+pub use crate::message::tickets::{
     GetTicket, GetTicketKeys, KEYS_PER_REPLY, KeyOfTickets, RotateTickets, TicketKeys, TicketReply,
 };
 

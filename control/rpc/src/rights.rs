@@ -5,10 +5,16 @@
 //! names. A control plane and an operator speak for everybody.
 
 use crate::codec::Message;
-use crate::conductor::{
+use crate::identity::role::{Role, Scope};
+use crate::message::conductor::{
     DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
     UpdateRequest, WatchAssignments, WatchInstances,
 };
+use crate::message::p2p::{
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
+};
+use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
@@ -16,12 +22,6 @@ use crate::message::{
     ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
     Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
-use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
-    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
-};
-use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
-use crate::role::{Role, Scope};
 
 /// Everybody with a certificate.
 const ANY: &[Role] = &Role::ALL;

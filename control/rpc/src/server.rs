@@ -7,6 +7,9 @@
 //! Certificates are looked at again while a connection lasts: one that has expired, or whose authority was retired,
 //! ends it. The server's own certificate and whom it trusts may be replaced while it runs.
 
+pub(crate) mod call;
+pub(crate) mod convert;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -19,17 +22,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-use crate::call::Call;
 use crate::error::{
     ALERT_CERTIFICATE_REQUIRED, ALERT_NO_APPLICATION_PROTOCOL, CloseCode, is_bad_certificate, transport_code,
 };
+use crate::identity::role::{ClusterName, Role, Scope, may_speak_for, role_of};
 use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
-use crate::reset::ResetSecret;
-use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
+use crate::quic::reset::ResetSecret;
+use crate::quic::socket::server_endpoint;
+use crate::quic::tls::{TlsError, Verifier, objection, server_config, verifier};
+use crate::server::call::Call;
 use crate::service::{Caller, Event, Rejection, Service, ServiceState};
-use crate::socket::server_endpoint;
-use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
 /// How to serve.
 #[derive(Clone, Debug)]

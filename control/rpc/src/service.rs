@@ -9,11 +9,18 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::codec::{CodecError, Message, encode};
-use crate::conductor::{
+use crate::error::{Refusal, RefusalCode};
+use crate::identity::role::Role;
+use crate::message::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
     ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
 };
-use crate::error::{Refusal, RefusalCode};
+use crate::message::p2p::{
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
+    RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
+};
+use crate::message::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
     GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
@@ -23,13 +30,6 @@ use crate::message::{
     SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
     TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
-use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
-    ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
-    RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
-};
-use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
-use crate::role::Role;
 
 /// Who makes a call, as its certificate proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,11 +9,11 @@ use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
-use crate::access::HttpToken;
-use crate::etcd::{EtcdConfig, EtcdConfigError};
-use crate::metadata::MetadataLimits;
-use crate::objects::ObjectsAccess;
+use crate::http::access::HttpToken;
+use crate::http::metadata::MetadataLimits;
+use crate::http::objects::ObjectsAccess;
 use crate::store::StoreError;
+use crate::store::etcd::{EtcdConfig, EtcdConfigError};
 use crate::tickets::TicketConfig;
 
 /// Settings of a control plane.

@@ -20,18 +20,18 @@ use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
-use crate::admin::DrainStarts;
 use crate::conductor::Host;
-use crate::counts::Counts;
-use crate::follow::{Follow, PublishedEvents};
-use crate::knock::NodeIncarnation;
-use crate::objects::ObjectsAccess;
+use crate::http::admin::DrainStarts;
+use crate::http::counts::Counts;
+use crate::http::objects::ObjectsAccess;
+use crate::nodes::follow::{Follow, PublishedEvents};
+use crate::nodes::port_probe::NodeIncarnation;
+use crate::nodes::shards::Shards;
+use crate::nodes::tasks::HostedTasks;
+use crate::nodes::tiers::Tiers;
 use crate::p2p::P2p;
-use crate::shards::Shards;
 use crate::store::Store;
-use crate::tasks::HostedTasks;
 use crate::tickets::Tickets;
-use crate::tiers::Tiers;
 
 mod calls;
 mod durable;
@@ -291,7 +291,7 @@ impl Control {
         }
     }
 
-    /// The incarnations of members of the map, and at whose ports to knock now, at most so many: of those that were
+    /// The incarnations of members of the map, and whose ports to probe now, at most so many: of those that were
     /// never heard, and where slots have two owners of those not in `known`, and that were reached once and are silent.
     pub(crate) fn doors(&self, known: &BTreeMap<NodeIncarnation, bool>, most: usize) -> Result<Doors, Refusal> {
         let core = self.core()?;

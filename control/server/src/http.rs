@@ -6,13 +6,22 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
-//! | `/status`, `/status.json` | a page for people, and what it shows: see [`crate::status`] |
+//! | `/status`, `/status.json` | a page for people, and what it shows: see [`crate::http::status`] |
 //! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
-//! | others | see [`crate::admin`] |
+//! | others | see [`crate::http::admin`] |
 //!
 //! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which paths that are
-//! only read refuse unread. How many connections there are, and who gives way: [`crate::connections`]. `/health` and
+//! only read refuse unread. How many connections there are, and who gives way: [`crate::http::connections`]. `/health` and
 //! `/metrics` are answered beside all other requests.
+
+pub(crate) mod access;
+pub(crate) mod admin;
+pub(crate) mod connections;
+pub(crate) mod counts;
+pub(crate) mod metadata;
+pub(crate) mod mooncake_metrics;
+pub(crate) mod objects;
+pub(crate) mod status;
 
 use std::convert::Infallible;
 use std::io;
@@ -32,15 +41,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::access::Access;
-use crate::admin;
 use crate::conductor::shim;
-use crate::connections::{ConnectionLimits, Connections, Entrance, Place};
 use crate::control::{Control, SOFTWARE};
-use crate::counts::is_live;
-use crate::metadata::{Metadata, MetadataLimits};
+use crate::http::access::Access;
+use crate::http::connections::{ConnectionLimits, Connections, Entrance, Place};
+use crate::http::counts::is_live;
+use crate::http::metadata::{Metadata, MetadataLimits};
 use crate::server::Role;
-use crate::status;
 
 /// All of a request, from connection to last byte of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -12,44 +12,26 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
-mod admin;
 mod conductor;
 mod config;
-mod connections;
 mod control;
-mod counts;
 mod credentials;
-mod etcd;
-mod follow;
+mod events;
 mod http;
-mod knock;
-mod kv_events;
-mod metadata;
-mod mooncake_metrics;
-mod msgpack;
-mod objects;
+mod nodes;
 mod p2p;
-mod reports;
 mod server;
-mod shards;
-mod status;
 mod store;
-mod tasks;
-mod tenants;
 mod tickets;
-mod tiers;
-mod zmtp;
-mod zmtp_peer;
 
-pub use access::HttpToken;
-pub use admin::shard_json;
 pub use conductor::policy_named;
 pub use config::{ControlConfig, StartError};
-pub use etcd::{EtcdConfig, EtcdConfigError};
+pub use http::access::HttpToken;
+pub use http::admin::shard_json;
+pub use http::metadata::MetadataLimits;
+pub use http::objects::{Objects, ObjectsAccess};
 pub use kvplane_conductor::conductor::ConductorConfig;
-pub use metadata::MetadataLimits;
-pub use objects::{Objects, ObjectsAccess};
 pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};
 pub use store::StoreError;
+pub use store::etcd::{EtcdConfig, EtcdConfigError};
 pub use tickets::TicketConfig;

@@ -21,13 +21,13 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 
-use crate::access::Access;
 use crate::config::{ControlConfig, StartError};
 use crate::credentials::Source;
-use crate::etcd::Etcd;
+use crate::events::publisher;
 use crate::http;
-use crate::kv_events;
+use crate::http::access::Access;
 use crate::store::Store;
+use crate::store::etcd::Etcd;
 use crate::tickets::Keep;
 
 mod running;
@@ -193,7 +193,7 @@ async fn listen(http: Option<SocketAddr>, events: Option<SocketAddr>) -> Result<
         None => None,
         Some(address) => {
             let failed = |source| StartError::EventsListen { address, source };
-            Some(kv_events::listen(address).await.map(shared).map_err(failed)?)
+            Some(publisher::listen(address).await.map(shared).map_err(failed)?)
         }
     };
     Ok((http, events))

@@ -1,4 +1,4 @@
-//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::etcd`]), or nothing.
+//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::store::etcd`]), or nothing.
 //!
 //! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it
 //! ever published. The file is locked while open: a second control plane on the same state is refused. Besides the
@@ -8,13 +8,15 @@
 //! A commit blocks its thread for one sync of the disk. Commits happen when members or segments come and go, not with
 //! heartbeats.
 
+pub(crate) mod etcd;
+
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
 use kvplane_cluster::{Change, Record, RecordError};
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 
-use crate::etcd::Turn;
+use crate::store::etcd::Turn;
 
 const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("about");

@@ -17,7 +17,7 @@ use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, Ticket
 
 use crate::config::StartError;
 use crate::control::Control;
-use crate::etcd::Turn;
+use crate::store::etcd::Turn;
 
 /// File of the keys within the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";

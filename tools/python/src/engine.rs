@@ -1,5 +1,7 @@
 //! `_native.Engine`: the transfer engine, for any number of threads.
 
+pub(crate) mod transfers;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -9,12 +11,11 @@ use kvplane::{
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::clients::Call;
 use crate::cpython::{number_of, numbers};
-use crate::host_memory::allocate;
+use crate::memory::host_memory::allocate;
 use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
-use crate::transfers;
+use crate::store::clients::Call;
 use crate::waiting::waiting;
 
 /// Batches that may be under way or not asked for yet, about 600 bytes each.

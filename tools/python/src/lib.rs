@@ -6,25 +6,15 @@
 //! Every call that may wait gives the interpreter's lock back meanwhile. Nothing of Python is touched without it:
 //! keys are copied before, and memory is named by address.
 
-mod arguments;
-mod batches;
-mod clients;
 mod control;
 mod cpython;
 mod engine;
-mod host_memory;
-mod many;
 mod memory;
 mod objects;
 mod outcome;
-mod ranges;
 mod scheduler;
-mod scheduling;
 mod segment;
 mod store;
-mod tasks;
-mod transfers;
-mod values;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -63,14 +53,14 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<objects::Objects>()?;
-    module.add_class::<host_memory::HostMemory>()?;
+    module.add_class::<memory::host_memory::HostMemory>()?;
     module.add_class::<scheduler::Scheduler>()?;
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(block_hashes, module)?)?;
-    module.add_function(wrap_pyfunction!(host_memory::read_memory, module)?)?;
-    module.add_function(wrap_pyfunction!(host_memory::write_memory, module)?)?;
-    module.add_function(wrap_pyfunction!(host_memory::buffer_address, module)?)?;
-    module.add_function(wrap_pyfunction!(host_memory::topology, module)?)?;
-    module.add_function(wrap_pyfunction!(host_memory::settle, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::host_memory::read_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::host_memory::write_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::host_memory::buffer_address, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::host_memory::topology, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::host_memory::settle, module)?)?;
     Ok(())
 }

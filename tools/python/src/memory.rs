@@ -3,6 +3,8 @@
 //! Addresses come from Python as numbers, so any may be wrong. What is registered is held against the process's
 //! mappings first; what is not is read through the kernel, which says so where nothing is mapped.
 
+pub(crate) mod host_memory;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

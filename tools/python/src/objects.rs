@@ -13,11 +13,11 @@ use kvplane::{
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::clients::Call;
 use crate::control::ControlArguments;
 use crate::cpython::{number_of, numbers};
 use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
+use crate::store::clients::Call;
 use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`.

@@ -3,6 +3,8 @@
 //! Each call gives the number of an error, or 0 and what was asked for, as tuples and dictionaries that the package
 //! `kvplane` makes its own types of. Times are in seconds.
 
+pub(crate) mod scheduling;
+
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -15,13 +17,13 @@ use kvplane::{Decision, Error};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
-use crate::clients::Call;
 use crate::control::{ControlArguments, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
-use crate::scheduling::{
+use crate::scheduler::scheduling::{
     Change, Context, DecisionDict, ExplanationDict, Holders, Table, nanoseconds, part_of, step_of, tier_of,
 };
+use crate::store::clients::Call;
 use crate::waiting::waiting;
 
 /// `OBJECT_ALREADY_EXISTS`: here, another prompt, incarnation or instance has the name.
@@ -252,7 +254,10 @@ impl Scheduler {
         let changes: Option<Vec<_>> = changes.into_iter().map(Change::out).collect();
         let Some(changes) = changes else { return Ok((invalid("a change of a tier that there is not"), 0, "")) };
         let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, incarnation, seq, kind, changes }))?;
-        Ok(told.map_or_else(|code| (code, 0, ""), |told| (0, told.next, crate::scheduling::wanted_name(told.wanted))))
+        Ok(told.map_or_else(
+            |code| (code, 0, ""),
+            |told| (0, told.next, crate::scheduler::scheduling::wanted_name(told.wanted)),
+        ))
     }
 
     /// The number under which the Conductor knows this client; 0 once closed.

@@ -1,5 +1,13 @@
 //! `_native.Store`: a connection to a cluster's store, for any number of threads.
 
+pub(crate) mod arguments;
+pub(crate) mod batches;
+pub(crate) mod clients;
+pub(crate) mod many;
+pub(crate) mod ranges;
+pub(crate) mod tasks;
+pub(crate) mod values;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,16 +16,15 @@ use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::arguments::{KeepArguments, matching, options, parts, several, single};
-use crate::batches::{self, check_key};
-use crate::clients::{Call, Clients};
 use crate::control::{ControlArguments, seconds, seconds_or_none, tls_of};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
-use crate::ranges::{self, Sessions};
 use crate::segment::{Segment, Segments};
-use crate::tasks;
+use crate::store::arguments::{KeepArguments, matching, options, parts, several, single};
+use crate::store::batches::check_key;
+use crate::store::clients::{Call, Clients};
+use crate::store::ranges::Sessions;
 use crate::waiting::waiting;
 
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.

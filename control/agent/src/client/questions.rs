@@ -1,5 +1,7 @@
 //! Short questions about objects: whether they are there, how long they are, and that they go.
 
+mod exists;
+
 use std::net::SocketAddr;
 
 use kvplane_client::{Request, TaskResult};

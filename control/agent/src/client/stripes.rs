@@ -8,6 +8,9 @@
 //! there, whoever gets it, lists it, or asks whether it exists or how long it is: all of them look at its stripes too.
 //! A get removes what is left of it, if that is certain, and whoever puts it again replaces what is left.
 
+mod puts;
+mod remains;
+
 use std::time::Duration;
 
 use kvplane_client::{Local, Request, TaskResult};

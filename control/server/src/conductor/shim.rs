@@ -36,10 +36,10 @@ use serde_json::{Map, Value, json};
 
 use super::Host;
 use super::master::MasterSpec;
-use crate::admin::answer_json;
 use crate::control::Control;
+use crate::events::msgpack::Writer;
+use crate::http::admin::answer_json;
 use crate::http::{Answer, MSGPACK};
-use crate::msgpack::Writer;
 
 /// The longest body: two million tokens, written out.
 const BODY_BYTES: usize = 24 << 20;

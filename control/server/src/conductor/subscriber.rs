@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 
 use super::Host;
 use super::master::{FORGET, Master};
-use crate::zmtp::message;
-use crate::zmtp_peer::{Kind, Peer, PeerInput, hello, subscription};
+use crate::events::zmtp::message;
+use crate::events::zmtp_client::{Kind, Peer, PeerInput, hello, subscription};
 
 /// How long connecting and the handshake may take, and each part of a replay.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -26,7 +26,7 @@ use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role
 use tokio::sync::{mpsc, watch};
 
 use super::{Control, SOFTWARE};
-use crate::shards::Shards;
+use crate::nodes::shards::Shards;
 
 /// The core answers each input with its own kind of reply.
 fn unexpected(reply: &Reply) -> Refusal {

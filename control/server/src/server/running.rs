@@ -14,18 +14,20 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{Id, JoinSet};
 
 use super::{EndError, Role};
-use crate::access::Access;
 use crate::conductor::{DecodedRecords, Host, copies, store_blocks};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
-use crate::etcd::{Etcd, Place, Takeover};
-use crate::metadata::MetadataLimits;
-use crate::objects::ObjectsAccess;
+use crate::events::publisher;
+use crate::http;
+use crate::http::access::Access;
+use crate::http::metadata::MetadataLimits;
+use crate::http::objects::ObjectsAccess;
+use crate::nodes::port_probe;
 use crate::p2p::P2p;
 use crate::store::Store;
+use crate::store::etcd::{Etcd, Place, Takeover};
 use crate::tickets::{Keep, TicketConfig, Tickets};
-use crate::{http, knock, kv_events};
 
 /// Of a shutdown, the time that callers get to learn of it.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -198,13 +200,13 @@ impl ControlProcess {
         }
         if let Some((listener, _)) = &self.events {
             let cluster = self.local.cluster.as_str().to_owned();
-            parts.spawn("events of the store", kv_events::serve(listener.clone(), control.clone(), cluster));
+            parts.spawn("events of the store", publisher::serve(listener.clone(), control.clone(), cluster));
         }
         let p2p = control.p2p.clone();
         parts.spawn("the P2P store", async move { p2p.run().await });
-        parts.spawn("tasks", crate::tasks::run(control.clone()));
+        parts.spawn("tasks", crate::nodes::tasks::run(control.clone()));
         let cluster = self.local.cluster.as_str().to_owned();
-        parts.spawn("the look at members' ports", knock::watch(control.clone(), cluster));
+        parts.spawn("the look at members' ports", port_probe::watch(control.clone(), cluster));
         if let Some(conductor) = control.conductor.clone() {
             parts.spawn("the Conductor's view of the store", store_blocks::follow(conductor.clone(), control.clone()));
             parts.spawn("copies of hot prefixes", copies::make(conductor.clone(), control.clone()));

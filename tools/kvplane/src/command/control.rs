@@ -15,10 +15,11 @@ use kvplane_server::{
     ObjectsAccess, TicketConfig,
 };
 
-use super::conductor::PolicyChoice;
-use super::log::{Level, Log};
-use super::objects::ClusterArguments;
-use super::{Failure, stop};
+use crate::command::Failure;
+use crate::command::ctl::conductor::PolicyChoice;
+use crate::command::objects::ClusterArguments;
+use crate::command::process::log::{Level, Log};
+use crate::command::process::stop;
 
 /// How long a stopping control plane may take.
 const SHUTDOWN: Duration = Duration::from_secs(3);

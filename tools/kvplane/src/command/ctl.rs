@@ -1,5 +1,16 @@
 //! `kvplane ctl`: look at and operate a cluster.
 
+pub(crate) mod cert;
+pub(crate) mod conductor;
+pub(crate) mod drain_wait;
+pub(crate) mod events;
+pub(crate) mod keys;
+pub(crate) mod shards;
+pub(crate) mod tasks;
+pub(crate) mod tenants;
+pub(crate) mod tier;
+pub(crate) mod tier_wait;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +22,11 @@ use kvplane::rpc::message::{
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
 
-use super::node::AckChoice;
-use super::which::Which;
-use super::{Failure, cert, conductor, drain_wait, events, keys, roles, shards, size, tasks, tenants, tier};
+use crate::command::Failure;
+use crate::command::node::AckChoice;
+use crate::command::roles;
+use crate::command::size;
+use crate::command::which::Which;
 
 /// Look at and operate a cluster.
 #[derive(Args)]

@@ -14,8 +14,9 @@ use clap::Args;
 use kvplane_tools::report::ReplayReport;
 use kvplane_tools::trace::{self, Shape, Trace};
 
-use super::replay::{self, Plan, Way};
-use super::{Failure, size};
+use crate::command::Failure;
+use crate::command::replay::{self, Plan, Way};
+use crate::command::size;
 
 /// How long `kvplane dev` may take to be ready: it touches every page of its pool first.
 const READY: Duration = Duration::from_secs(60);

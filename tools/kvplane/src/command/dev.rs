@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::log::{Level, Log};
-use super::node::Shape;
-use super::stop::{self, Stop};
-use super::{Failure, control};
+use crate::command::Failure;
+use crate::command::control;
+use crate::command::node::Shape;
+use crate::command::process::log::{Level, Log};
+use crate::command::process::stop::{self, Stop};
 
 /// Control plane and one storage node in one process.
 #[derive(Args)]

@@ -9,31 +9,19 @@ macro_rules! announce {
     }};
 }
 
-mod cert;
-mod conductor;
 mod control;
 mod ctl;
 mod demo;
 mod dev;
-mod drain_wait;
-mod events;
-mod keys;
-mod log;
-mod metrics;
 mod node;
 mod objects;
 mod p2p;
+mod process;
 mod replay;
 mod roles;
-mod shards;
 mod sim;
 mod size;
-mod stop;
-mod tasks;
 mod tebench;
-mod tenants;
-mod tier;
-mod tier_wait;
 mod topology;
 mod transfer_engine_bench;
 mod which;

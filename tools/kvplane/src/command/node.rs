@@ -11,11 +11,13 @@ use kvplane::{
     WritePolicy,
 };
 
-use super::log::{Level, Log};
-use super::stop::Stop;
-use super::tebench::{PacingChoice, values};
-use super::which::Which;
-use super::{Failure, metrics, size};
+use crate::command::Failure;
+use crate::command::process::log::{Level, Log};
+use crate::command::process::metrics;
+use crate::command::process::stop::Stop;
+use crate::command::size;
+use crate::command::tebench::{PacingChoice, values};
+use crate::command::which::Which;
 
 /// Between two attempts to find a control plane.
 const AGAIN: Duration = Duration::from_millis(500);

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use kvplane::{Client, ClientConfig, Control, Remote};
 use kvplane_server::Objects;
 
-use super::keys::name_of;
+use crate::command::ctl::keys::name_of;
 
 /// Where the cluster is found.
 pub(super) struct ClusterArguments {

@@ -20,8 +20,10 @@ use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::{GetOptions, Object, P2pConfig, P2pStore, PublishOptions, Ranks, interrupt};
 
-use super::which::Which;
-use super::{Failure, size, stop};
+use crate::command::Failure;
+use crate::command::process::stop;
+use crate::command::size;
+use crate::command::which::Which;
 use files::Files;
 use names::printable;
 use progress::Bar;

@@ -11,8 +11,8 @@ use kvplane_tools::sim::{Cell, Keeper, MAX_TOKENS, Row};
 use kvplane_tools::trace::{self, Shape, Trace};
 
 use self::cluster::{Figures, Policies};
-use super::Failure;
-use super::replay::GeneratedTrace;
+use crate::command::Failure;
+use crate::command::replay::GeneratedTrace;
 
 /// Simulate.
 #[derive(Args)]

@@ -12,7 +12,7 @@ use kvplane_topology::{
     CpuSet, Machine, PlanRequest, RailMatrix, Sysfs, cpulist, draw, hwloc, merge, plan, rail_matrix, synthetic,
 };
 
-use super::Failure;
+use crate::command::Failure;
 
 /// What this machine is, where shards would sit, and which NICs serve which memory.
 #[derive(Args)]

@@ -17,10 +17,12 @@ use kvplane::{
 };
 use kvplane_tools::pattern;
 
-use super::tebench::engine::{Backend, allocate};
-use super::tebench::values::{self, ListenAddress, Transport};
-use super::tebench::{PacingChoice, TARGET_SEED};
-use super::{Failure, size, stop};
+use crate::command::Failure;
+use crate::command::process::stop;
+use crate::command::size;
+use crate::command::tebench::engine::{Backend, allocate};
+use crate::command::tebench::values::{self, ListenAddress, Transport};
+use crate::command::tebench::{PacingChoice, TARGET_SEED};
 
 /// What a batch may take before it counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(10);

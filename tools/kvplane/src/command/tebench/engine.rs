@@ -12,7 +12,8 @@ use kvplane::{
 
 use super::values::{self, ListenAddress, Transport};
 use super::{Failure, PacingChoice, ZeroCopyChoice};
-use crate::command::{metrics, size};
+use crate::command::process::metrics;
+use crate::command::size;
 
 /// The name of our own segment, as a target.
 pub(crate) const LOCAL: &str = "local";

@@ -17,7 +17,8 @@ use super::load::{Lot, Work};
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
-use crate::command::{NothingRun, metrics};
+use crate::command::NothingRun;
+use crate::command::process::metrics;
 
 /// What a thread says that was ready and did not begin, because another was not.
 const ABANDONED: &str = "another thread could not begin";

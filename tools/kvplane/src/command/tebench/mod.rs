@@ -21,7 +21,8 @@ use clap::{Args, ValueEnum};
 use kvplane::{Pacing, TransferEngine, ZeroCopy};
 use kvplane_tools::pattern;
 
-use super::{Failure, metrics, stop};
+use super::Failure;
+use super::process::{metrics, stop};
 
 /// What an initiator does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

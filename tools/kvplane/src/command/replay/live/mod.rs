@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use super::Plan;
 use crate::command::Failure;
-use crate::command::conductor::PolicyChoice;
+use crate::command::ctl::conductor::PolicyChoice;
 use engine::{EngineReport, Prompt, hash_of, model};
 
 /// How long instances may take to register.

@@ -1,0 +1,327 @@
+//! One call on the server: read, check, ask the service, answer; or send maps for as long as the caller watches.
+//!
+//! A frame that is not a message costs the caller its connection. Everything else that is wrong is a refusal, which
+//! costs nothing. Reading and writing have deadlines; a stream that misses one is reset.
+
+use std::sync::Arc;
+
+use quinn::{Connection, ReadToEndError, RecvStream, SendStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
+use crate::error::{CloseCode, Refusal, RefusalCode};
+use crate::identity::role::Role;
+use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
+use crate::message::conductor::{
+    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
+use crate::message::p2p::{
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
+};
+use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
+use crate::message::{
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
+    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
+    ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
+    Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+};
+use crate::rights::{CallMessage, is_bound};
+use crate::server::Host;
+use crate::service::{Caller, Event, ItemFrame, Service};
+
+/// One call in progress.
+pub(crate) struct Call {
+    pub(crate) host: Arc<Host>,
+    pub(crate) service: Arc<dyn Service>,
+    pub(crate) connection: Connection,
+    pub(crate) caller: Caller,
+    /// Identity of the state that the caller was told of.
+    pub(crate) state: u64,
+}
+
+impl Call {
+    pub(crate) async fn run(self, mut send: SendStream, mut receive: RecvStream) {
+        let deadline = self.host.limits.call_deadline;
+        let read = receive.read_to_end(HEADER_BYTES + LARGE_REQUEST_BYTES);
+        let frame = match timeout(deadline, read).await {
+            Ok(Ok(frame)) => frame,
+            Ok(Err(ReadToEndError::TooLong)) => {
+                return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + LARGE_REQUEST_BYTES));
+            }
+            // The caller gave up, or dawdles. Merely dropping the stream would end it as if there were an empty answer.
+            Ok(Err(_)) | Err(_) => {
+                let _ = send.reset(CloseCode::Deadline.wire());
+                return;
+            }
+        };
+        let header = Header::decode(&frame);
+        let is_large = header.as_ref().is_ok_and(|header| is_large(header.kind));
+        if frame.len() > HEADER_BYTES + SMALL_BODY_BYTES && !is_large {
+            return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
+        }
+        let kind = match header {
+            Ok(header) => header.kind,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        match kind {
+            WatchMap::KIND => return self.watch(&frame, send).await,
+            WatchOrders::KIND => {
+                let items = self.items(&frame, |c| self.service.watch_orders(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            WatchEvents::KIND => {
+                let items = self.items(&frame, |_: WatchEvents| self.service.watch_events(self.caller));
+                return self.stream(items, send).await;
+            }
+            WatchInstances::KIND => {
+                let items = self.items(&frame, |_: WatchInstances| self.service.watch_instances(self.caller));
+                return self.stream(items, send).await;
+            }
+            WatchAssignments::KIND => {
+                let items = self.items(&frame, |c| self.service.watch_assignments(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            WatchFetches::KIND => {
+                let items = self.items(&frame, |c| self.service.watch_fetches(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            _ => {}
+        }
+        let reply = match self.dispatch(kind, &frame) {
+            Ok(reply) => reply,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        if self.write(&mut send, &reply).await {
+            // An error says that the caller is gone.
+            let _ = send.finish();
+        }
+    }
+
+    /// Writes within the deadline; false, and the stream reset, when the caller is gone or does not read.
+    async fn write(&self, send: &mut SendStream, frame: &[u8]) -> bool {
+        let written = timeout(self.host.limits.call_deadline, send.write_all(frame)).await;
+        let written = matches!(written, Ok(Ok(())));
+        if !written {
+            let _ = send.reset(CloseCode::Deadline.wire());
+        }
+        written
+    }
+
+    fn bad_frame(&self, reason: &str) {
+        self.service.observe(Event::BadFrame);
+        self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
+    }
+
+    /// Sends the map, and every later one, until the caller or the server goes.
+    async fn watch(&self, frame: &[u8], mut send: SendStream) {
+        let call: WatchMap = match decode(frame) {
+            Ok(call) => call,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        self.service.observe(Event::Called { method: WatchMap::METHOD, ok: true });
+        let mut maps = self.service.maps();
+        let mut known = call.known_epoch;
+        loop {
+            let map = maps.borrow_and_update().clone();
+            if map.state != self.state {
+                return self.began_anew();
+            }
+            // A client would take its objects for gone.
+            let waits = map.is_provisional && self.caller.role == Role::Client;
+            if !waits && known != Some(map.epoch) {
+                known = Some(map.epoch);
+                if !self.write(&mut send, &map.frame).await {
+                    return;
+                }
+            }
+            tokio::select! {
+                changed = maps.changed() => if changed.is_err() { return },
+                // The caller is not interested any more.
+                _ = send.stopped() => return,
+            }
+        }
+    }
+
+    /// What a watcher is to get, or why not.
+    fn items<C: CallMessage>(
+        &self,
+        frame: &[u8],
+        watch: impl FnOnce(C) -> Result<mpsc::Receiver<ItemFrame>, Refusal>,
+    ) -> Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError> {
+        let call = decode(frame)?;
+        let items = self.permit(&call).and_then(|()| watch(call));
+        self.service.observe(Event::Called { method: C::METHOD, ok: items.is_ok() });
+        Ok(items)
+    }
+
+    /// Whether the caller may make this call: its role, and for whom its certificate lets it speak.
+    fn permit<C: CallMessage>(&self, call: &C) -> Result<(), Refusal> {
+        let role = self.caller.role;
+        let refused = |reason| Err(Refusal::new(RefusalCode::NotPermitted, reason));
+        if !C::CALLERS.contains(&role) {
+            return refused(format!("a certificate of role {role} may not call {}", C::METHOD));
+        }
+        match call.speaks_for() {
+            Some(scope) if is_bound(role, &scope) && !self.host.speaks_for(&self.connection, role, &scope) => {
+                refused(format!("this certificate of role {role} may not speak for {scope}, as {} does", C::METHOD))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends items until either side goes.
+    async fn stream(
+        &self,
+        items: Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError>,
+        mut send: SendStream,
+    ) {
+        let mut items = match items {
+            Ok(Ok(items)) => items,
+            Ok(Err(refusal)) => {
+                if let Ok(frame) = encode(&refusal)
+                    && self.write(&mut send, &frame).await
+                {
+                    // An error says that the caller is gone.
+                    let _ = send.finish();
+                }
+                return;
+            }
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        loop {
+            tokio::select! {
+                item = items.recv() => match item {
+                    Some(frame) => if !self.write(&mut send, &frame).await { return },
+                    None => {
+                        let _ = send.finish();
+                        return;
+                    }
+                },
+                // The caller is not interested any more.
+                _ = send.stopped() => return,
+            }
+        }
+    }
+
+    fn dispatch(&self, kind: u16, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
+        let (service, caller) = (&*self.service, self.caller);
+        match kind {
+            Hello::KIND => self.answer(frame, |c| service.hello(caller, c)),
+            GetMap::KIND => self.get_map(frame),
+            RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),
+            RenewSegments::KIND => self.answer(frame, |c| service.renew_segments(caller, c)),
+            UnregisterSegment::KIND => self.answer(frame, |c| service.unregister_segment(caller, c)),
+            GetSegment::KIND => self.answer(frame, |c| service.get_segment(caller, c)),
+            ListSegments::KIND => self.answer(frame, |c| service.list_segments(caller, c)),
+            Status::KIND => self.answer(frame, |_: Status| service.status(caller)),
+            ReportTiers::KIND => self.answer(frame, |c| service.report_tiers(caller, c)),
+            ListTiers::KIND => self.answer(frame, |c| service.list_tiers(caller, c)),
+            ReportShard::KIND => self.answer(frame, |c| service.report_shard(caller, c)),
+            ReportHot::KIND => self.answer(frame, |c| service.report_hot(caller, c)),
+            ListHot::KIND => self.answer(frame, |c| service.list_hot(caller, c)),
+            ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
+            GetRoom::KIND => self.answer(frame, |_: GetRoom| service.get_room(caller)),
+            ReportSilence::KIND => self.answer(frame, |c| service.report_silence(caller, c)),
+            AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),
+            AnswerCopies::KIND => self.answer(frame, |c| service.answer_copies(caller, c)),
+            CreateTask::KIND => self.answer(frame, |c| service.create_task(caller, c)),
+            ListTasks::KIND => self.answer(frame, |c| service.list_tasks(caller, c)),
+            CancelTask::KIND => self.answer(frame, |c| service.cancel_task(caller, c)),
+            ReportEvents::KIND => self.answer(frame, |c| service.report_events(caller, c)),
+            OrderTiers::KIND => self.answer(frame, |c| service.order_tiers(caller, c)),
+            SetTenant::KIND => self.answer(frame, |c| service.set_tenant(caller, c)),
+            RemoveTenant::KIND => self.answer(frame, |c| service.remove_tenant(caller, c)),
+            ListTenants::KIND => self.answer(frame, |_: ListTenants| service.list_tenants(caller)),
+            SyncTenants::KIND => self.answer(frame, |c| service.sync_tenants(caller, c)),
+            GetTicket::KIND => self.answer(frame, |c| service.get_ticket(caller, c)),
+            GetTicketKeys::KIND => self.answer(frame, |c| service.get_ticket_keys(caller, c)),
+            RotateTickets::KIND => self.answer(frame, |_: RotateTickets| service.rotate_tickets(caller)),
+            RegisterInstance::KIND => self.answer(frame, |c| service.register_instance(caller, c)),
+            DeregisterInstance::KIND => self.answer(frame, |c| service.deregister_instance(caller, c)),
+            ReportLoad::KIND => self.answer(frame, |c| service.report_load(caller, c)),
+            ReportCache::KIND => self.answer(frame, |c| service.report_cache(caller, c)),
+            QueryPrefix::KIND => self.answer(frame, |c| service.query_prefix(caller, c)),
+            Schedule::KIND => self.answer(frame, |c| service.schedule(caller, c)),
+            UpdateRequest::KIND => self.answer(frame, |c| service.update_request(caller, c)),
+            Reschedule::KIND => self.answer(frame, |c| service.reschedule(caller, c)),
+            ExplainRequest::KIND => self.answer(frame, |c| service.explain_request(caller, c)),
+            HoldInstance::KIND => self.answer(frame, |c| service.hold_instance(caller, c)),
+            SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
+            ShowCopies::KIND => self.answer(frame, |_: ShowCopies| service.show_copies(caller)),
+            ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
+            PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
+            FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),
+            HoldObject::KIND => self.answer(frame, |c| service.hold_object(caller, c)),
+            ReportObject::KIND => self.answer(frame, |c| service.report_object(caller, c)),
+            RenewObjects::KIND => self.answer(frame, |c| service.renew_objects(caller, c)),
+            ReleaseObject::KIND => self.answer(frame, |c| service.release_object(caller, c)),
+            ListObjects::KIND => self.answer(frame, |c| service.list_objects(caller, c)),
+            DescribeObject::KIND => self.answer(frame, |c| service.describe_object(caller, c)),
+            LocateObject::KIND => self.answer(frame, |c| service.locate_object(caller, c)),
+            JoinRanks::KIND => self.answer(frame, |c| service.join_ranks(caller, c)),
+            WantShards::KIND => self.answer(frame, |c| service.want_shards(caller, c)),
+            GetPeerKeys::KIND => self.answer(frame, |c| service.get_peer_keys(caller, c)),
+            kind => self.dispatch_member(kind, frame).unwrap_or(Err(CodecError::Kind(kind))),
+        }
+    }
+
+    /// Calls about members: their incarnations, and the slots that they own.
+    fn dispatch_member(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
+        let (service, caller) = (&*self.service, self.caller);
+        match kind {
+            Join::KIND => Some(self.answer(frame, |c| service.join(caller, c))),
+            Heartbeat::KIND => Some(self.answer(frame, |c| service.heartbeat(caller, c))),
+            SettleReport::KIND => Some(self.answer(frame, |c| service.settled(caller, c))),
+            GetMoves::KIND => Some(self.answer(frame, |c| service.get_moves(caller, c))),
+            Leave::KIND => Some(self.answer(frame, |c| service.leave(caller, c))),
+            Drain::KIND => Some(self.answer(frame, |c| service.drain(caller, c))),
+            Undrain::KIND => Some(self.answer(frame, |c| service.undrain(caller, c))),
+            OfferMap::KIND => Some(self.answer(frame, |c| service.offer_map(caller, c))),
+            GetIncarnation::KIND => Some(self.answer(frame, |c| service.get_incarnation(caller, c))),
+            AttachDevices::KIND => Some(self.answer(frame, |c| service.attach_devices(caller, c))),
+            _ => None,
+        }
+    }
+
+    /// A datagram: a report that wants no answer. One that is refused is counted, and nothing else comes of it.
+    pub(crate) fn datagram(&self, frame: &[u8]) {
+        let (service, caller) = (&*self.service, self.caller);
+        if let Err(error) = self.answer(frame, |c: ReportLoad| service.report_load(caller, c)) {
+            self.bad_frame(&error.to_string());
+        }
+    }
+
+    /// Decodes a request, checks the caller's rights, calls, and encodes the reply or the refusal.
+    fn answer<C: CallMessage, R: Message>(
+        &self,
+        frame: &[u8],
+        serve: impl FnOnce(C) -> Result<R, Refusal>,
+    ) -> Result<Vec<u8>, CodecError> {
+        let call = decode(frame)?;
+        let result = self.permit(&call).and_then(|()| serve(call));
+        let reply =
+            result.and_then(|reply| encode(&reply).map_err(|e| Refusal::new(RefusalCode::TooLarge, e.to_string())));
+        self.service.observe(Event::Called { method: C::METHOD, ok: reply.is_ok() });
+        reply.or_else(|refusal| encode(&refusal))
+    }
+
+    fn get_map(&self, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
+        decode::<GetMap>(frame)?;
+        self.service.observe(Event::Called { method: GetMap::METHOD, ok: true });
+        let map = self.service.maps().borrow().clone();
+        if map.state != self.state {
+            self.began_anew();
+        }
+        Ok(map.frame.to_vec())
+    }
+
+    /// Ends the connection: its caller was told the identity of another state, whose epochs do not compare with those
+    /// of the present one.
+    fn began_anew(&self) {
+        self.connection.close(CloseCode::StandingBy.wire(), b"the control plane goes on with another state");
+    }
+}

@@ -1,0 +1,424 @@
+//! Events for others: a ZeroMQ publisher that tells what became of objects as Mooncake's master does (its RFC 1527).
+//!
+//! A message has three parts: an empty topic, a sequence number (8 bytes, big-endian, from 1 on), and MessagePack: the
+//! time in milliseconds, up to [`BATCH`] events as maps, and 0. A number that is left out says that something is
+//! missing; then what is there follows anew. So does it for every new subscriber, as `stored` events.
+//!
+//! What differs: `backend_id` names the shard, as `cluster/node/shard`, since order and `cleared` are a shard's; and an
+//! object is named by its digest too (`object_digest`, in hexadecimal), as not every key is known: not of what is on an
+//! SSD only, was put without its key, or is removed long after it was told.
+//! Nothing is followed while nobody subscribes.
+//! A subscriber that does not keep up misses messages, and sees it by their numbers.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvplane_rpc::codec::decode;
+use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectEvent, ObjectMedium};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::control::Control;
+use crate::events::msgpack::Writer;
+use crate::events::zmtp::{Subscriber, SubscriberInput, hello, message};
+
+/// Events in a message at most.
+const BATCH: usize = 64;
+/// Subscribers at a time.
+const SUBSCRIBERS: usize = 64;
+/// Messages that may wait for a subscriber; it misses what comes beyond.
+const MESSAGES: usize = 4096;
+/// How long a handshake may take, and the write of a message.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+const WRITE: Duration = Duration::from_secs(10);
+/// How long is waited before events are asked for anew.
+const RETRY: Duration = Duration::from_secs(1);
+const READ_BYTES: usize = 1024;
+const TOPIC: &[u8] = b"";
+
+/// Bytes of names that are remembered for removals, which nobody knows the names of any more.
+const NAMES_BYTES: usize = 64 << 20;
+/// What a name takes beside its own bytes, about.
+const NAME_BYTES: usize = 200;
+
+/// A tenant and a key, as texts.
+type Name = (String, String);
+
+/// Names of objects by their digests, the latest that were told.
+#[derive(Default)]
+struct Names {
+    names: HashMap<u128, Name>,
+    order: VecDeque<u128>,
+    bytes: usize,
+}
+
+impl Names {
+    fn note(&mut self, digest: u128, name: Name) {
+        let bytes = |name: &Name| NAME_BYTES + name.0.len() + name.1.len();
+        self.bytes += bytes(&name);
+        match self.names.insert(digest, name) {
+            Some(former) => self.bytes -= bytes(&former),
+            None => self.order.push_back(digest),
+        }
+        while self.bytes > NAMES_BYTES {
+            let Some(oldest) = self.order.pop_front() else { return };
+            if let Some(former) = self.names.remove(&oldest) {
+                self.bytes -= bytes(&former);
+            }
+        }
+    }
+}
+
+/// Bytes as text: what is no text is escaped.
+fn as_text(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
+}
+
+/// What is published, in numbers without gaps but for what is missing.
+struct Publisher {
+    backend: String,
+    sequence: u64,
+    event_id: u64,
+    names: Names,
+}
+
+impl Publisher {
+    fn new(backend: String) -> Self {
+        Self { backend, sequence: 0, event_id: 0, names: Names::default() }
+    }
+
+    /// A report as messages.
+    fn messages(&mut self, report: &NodeEvents, now_ms: u64) -> Vec<Arc<[u8]>> {
+        if report.lost > 0 {
+            self.sequence += 1;
+        }
+        for name in &report.names {
+            if let Some(event) = report.events.get(name.at as usize) {
+                let tenant = if name.tenant.is_empty() { "default".to_owned() } else { as_text(&name.tenant) };
+                self.names.note(event.digest, (tenant, as_text(&name.key)));
+            }
+        }
+        let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: 0, bytes: 0 };
+        let mut events = Vec::new();
+        if report.part == EventReport::SnapshotBegins {
+            events.extend([cleared(ObjectMedium::Memory), cleared(ObjectMedium::Ssd)]);
+        }
+        events.extend_from_slice(&report.events);
+        let backend = format!("{}/{}/{}", self.backend, report.node, report.shard);
+        events.chunks(BATCH).map(|batch| self.message(&backend, batch, now_ms)).collect()
+    }
+
+    fn message(&mut self, backend: &str, batch: &[ObjectEvent], now_ms: u64) -> Arc<[u8]> {
+        let mut out = Writer::default();
+        out.array(3);
+        out.uint(now_ms);
+        out.array(batch.len() as u16);
+        for event in batch {
+            self.event_id += 1;
+            let name = self.names.names.get(&event.digest);
+            write_event(&mut out, backend, event, name, (self.event_id, now_ms));
+        }
+        out.uint(0);
+        self.sequence += 1;
+        message(&[TOPIC, &self.sequence.to_be_bytes(), &out.out]).into()
+    }
+}
+
+fn write_event(
+    out: &mut Writer,
+    backend: &str,
+    event: &ObjectEvent,
+    name: Option<&Name>,
+    (event_id, now_ms): (u64, u64),
+) {
+    let (tenant, key) = name.map_or(("default", None), |(tenant, key)| (tenant.as_str(), Some(key)));
+    let (kind, legacy) = match event.change {
+        ObjectChange::Stored => ("stored", "BlockStored"),
+        ObjectChange::Removed => ("removed", "BlockRemoved"),
+        ObjectChange::Cleared => ("cleared", "AllBlocksCleared"),
+    };
+    let stored = event.change == ObjectChange::Stored;
+    out.map(if stored { 21 } else { 18 });
+    for (name, value) in [("event_id", event_id), ("timestamp", now_ms)] {
+        out.text(name);
+        out.uint(value);
+    }
+    let medium = match event.medium {
+        ObjectMedium::Memory => "cpu",
+        ObjectMedium::Ssd => "disk",
+    };
+    let texts =
+        [("event_type", kind), ("type", legacy), ("tenant_id", tenant), ("backend_id", backend), ("medium", medium)];
+    for (name, value) in texts {
+        out.text(name);
+        out.text(value);
+    }
+    for name in ["model_name", "block_size", "additional_salt", "lora_name", "group_id", "dp_rank"] {
+        out.text(name);
+        out.nil();
+    }
+    for name in ["seq_hashes", "block_hashes"] {
+        out.text(name);
+        out.array(0);
+    }
+    out.text("object_key");
+    match key {
+        Some(key) => out.text(key),
+        None => out.nil(),
+    }
+    out.text("object_digest");
+    out.text(&format!("{:032x}", event.digest));
+    out.text("base_block_idx");
+    if stored {
+        out.uint(0);
+        for name in ["parent_hash", "token_ids", "parent_block_hash"] {
+            out.text(name);
+            out.nil();
+        }
+    } else {
+        out.nil();
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Listens on `address`; needs a runtime.
+pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// Serves until dropped.
+pub(crate) async fn serve(listener: Arc<TcpListener>, control: Arc<Control>, backend: String) {
+    let (messages, _) = broadcast::channel(MESSAGES);
+    let (count, counted) = watch::channel(0usize);
+    let (fresh, wanted) = mpsc::channel(1);
+    let publishing = publish(control, backend, messages.clone(), counted, wanted);
+    let serving = accept(listener, messages, count, fresh);
+    tokio::join!(publishing, serving);
+}
+
+async fn accept(
+    listener: Arc<TcpListener>,
+    messages: broadcast::Sender<Arc<[u8]>>,
+    count: watch::Sender<usize>,
+    fresh: mpsc::Sender<()>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                // One more than may be is closed at once.
+                Ok(_) if connections.len() >= SUBSCRIBERS => {}
+                Ok((stream, _)) => {
+                    connections.spawn(subscriber(stream, messages.clone(), fresh.clone()));
+                }
+                // Out of descriptors, mostly: accepting at once again would spin.
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+        count.send_if_modified(|count| core::mem::replace(count, connections.len()) != connections.len());
+    }
+}
+
+/// Follows events as long as there are subscribers.
+async fn publish(
+    control: Arc<Control>,
+    backend: String,
+    messages: broadcast::Sender<Arc<[u8]>>,
+    mut counted: watch::Receiver<usize>,
+    mut wanted: mpsc::Receiver<()>,
+) {
+    let mut publisher = Publisher::new(backend);
+    loop {
+        // The other half of the server, which lives as long.
+        if counted.wait_for(|count| *count > 0).await.is_err() {
+            return;
+        }
+        let Ok(mut events) = control.follow() else {
+            sleep(RETRY).await;
+            continue;
+        };
+        loop {
+            tokio::select! {
+                item = events.recv() => match item {
+                    Some(frame) => {
+                        // We made it ourselves.
+                        let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
+                        for message in publisher.messages(&events, now_ms()) {
+                            // An error says that nobody is there.
+                            let _ = messages.send(message);
+                        }
+                    }
+                    // We did not keep up: what is there comes anew.
+                    None => {
+                        publisher.sequence += 1;
+                        break;
+                    }
+                },
+                Some(()) = wanted.recv() => control.want_snapshot(),
+                changed = counted.changed() => {
+                    if changed.is_err() || *counted.borrow() == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn subscriber(stream: TcpStream, messages: broadcast::Sender<Arc<[u8]>>, fresh: mpsc::Sender<()>) {
+    let (mut read, mut write) = stream.into_split();
+    let mut peer = Subscriber::default();
+    let mut all = messages.subscribe();
+    // A peer that breaks the protocol, dawdles or goes away harms only itself.
+    let greeted = async {
+        send(&mut write, &hello()).await?;
+        while !peer.is_ready() {
+            let mut bytes = [0; READ_BYTES];
+            let count = read.read(&mut bytes).await?;
+            take(&bytes[..count], &mut write, &mut peer, &fresh).await?;
+        }
+        io::Result::Ok(())
+    };
+    if !matches!(timeout(HANDSHAKE, greeted).await, Ok(Ok(()))) {
+        return;
+    }
+    let mut bytes = [0; READ_BYTES];
+    loop {
+        // What is given up here has done nothing yet: neither a read nor a wait for a message loses anything.
+        let done = tokio::select! {
+            count = read.read(&mut bytes) => match count {
+                Ok(count) => take(&bytes[..count], &mut write, &mut peer, &fresh).await,
+                Err(error) => Err(error),
+            },
+            message = all.recv() => match message {
+                Ok(message) if peer.wants(TOPIC) => send(&mut write, &message).await,
+                // What it missed shows in the numbers.
+                Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => Ok(()),
+                Err(broadcast::error::RecvError::Closed) => return,
+            },
+        };
+        if done.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes what a subscriber sent, and answers it; nothing is its end.
+async fn take(
+    bytes: &[u8],
+    write: &mut OwnedWriteHalf,
+    peer: &mut Subscriber,
+    fresh: &mpsc::Sender<()>,
+) -> io::Result<()> {
+    if bytes.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    for said in peer.take(bytes).map_err(io::Error::other)? {
+        match said {
+            // One that is asked for already will do.
+            SubscriberInput::Subscribed => drop(fresh.try_send(())),
+            SubscriberInput::Answer(answer) => send(write, &answer).await?,
+        }
+    }
+    Ok(())
+}
+
+async fn send(write: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
+    timeout(WRITE, write.write_all(bytes)).await.map_err(io::Error::from)?
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_rpc::message::EventName;
+
+    use super::*;
+
+    fn report(part: EventReport, lost: u64, count: usize) -> NodeEvents {
+        let stored = |digest| ObjectEvent { change: ObjectChange::Stored, medium: ObjectMedium::Ssd, digest, bytes: 5 };
+        let events = (0..count as u128).map(stored).collect();
+        NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost, events, names: Vec::new() }
+    }
+
+    fn sequence(message: &[u8]) -> u64 {
+        assert_eq!(message[..4], [1, 0, 1, 8], "an empty topic, then eight bytes");
+        u64::from_be_bytes(message[4..12].try_into().expect("eight bytes"))
+    }
+
+    #[test]
+    fn batches_are_numbered_from_one_and_what_is_missing_leaves_a_gap() {
+        let mut publisher = Publisher::new("test".to_owned());
+        let first = publisher.messages(&report(EventReport::Live, 0, 130), 1000);
+        assert_eq!(first.iter().map(|one| sequence(one)).collect::<Vec<_>>(), [1, 2, 3]);
+        let after = publisher.messages(&report(EventReport::Live, 9, 1), 1000);
+        assert_eq!(sequence(&after[0]), 5);
+        // A snapshot begins with nothing.
+        let snapshot = publisher.messages(&report(EventReport::SnapshotBegins, 0, 0), 1000);
+        let text = String::from_utf8_lossy(&snapshot[0]).into_owned();
+        assert_eq!(text.matches("AllBlocksCleared").count(), 2, "{text}");
+        assert!(text.contains("test/7/2"), "{text}");
+        assert_eq!(publisher.event_id, 133);
+    }
+
+    #[test]
+    fn events_tell_keys_also_of_what_is_removed() {
+        let mut publisher = Publisher::new("test".to_owned());
+        let mut stored = report(EventReport::Live, 0, 2);
+        let name = |at, key: &[u8]| EventName { at, tenant: b"acme".to_vec(), key: key.to_vec() };
+        stored.names = vec![name(0, b"model/0"), name(1, b"odd\xff")];
+        let text = |messages: &[Arc<[u8]>]| String::from_utf8_lossy(&messages.concat()).into_owned();
+        let told = text(&publisher.messages(&stored, 1));
+        assert!(told.contains("model/0") && told.contains("odd\\xff") && told.contains("acme"), "{told}");
+        let mut removed = report(EventReport::Live, 0, 2);
+        removed.events.iter_mut().for_each(|event| event.change = ObjectChange::Removed);
+        assert!(text(&publisher.messages(&removed, 1)).contains("model/0"));
+        // What is remembered for that has a limit.
+        for at in 0..2000u128 {
+            publisher.names.note(at, ("t".to_owned(), "k".repeat(100_000)));
+        }
+        assert!(publisher.names.bytes <= NAMES_BYTES && publisher.names.names.len() == publisher.names.order.len());
+    }
+
+    #[test]
+    fn an_event_is_the_map_that_it_says() {
+        let event = report(EventReport::Live, 0, 1).events[0];
+        for (change, fields) in [(ObjectChange::Stored, 21), (ObjectChange::Removed, 18), (ObjectChange::Cleared, 18)] {
+            let mut out = Writer::default();
+            write_event(&mut out, "b", &ObjectEvent { change, ..event }, None, (3, 4));
+            assert_eq!(out.out[..3], [0xde, 0, fields]);
+            assert_eq!(values(&out.out[3..]), 2 * usize::from(fields), "{change:?}");
+        }
+    }
+
+    /// How many values these bytes are, of those that we write; an empty array is one.
+    fn values(mut bytes: &[u8]) -> usize {
+        let mut count = 0;
+        while let Some((tag, rest)) = bytes.split_first() {
+            let skip = match tag {
+                0xa0..=0xbf => usize::from(tag & 31),
+                0xd9 => 1 + usize::from(rest[0]),
+                0xcc => 1,
+                0xcd => 2,
+                0xce => 4,
+                0xcf => 8,
+                _ => 0,
+            };
+            bytes = &rest[skip..];
+            count += 1;
+        }
+        count
+    }
+}

@@ -1,0 +1,49 @@
+//! All keys, and the removal of all objects: asked of the nodes, in pages, by a client of this process.
+
+use hyper::StatusCode;
+use serde_json::json;
+use tokio::task::spawn_blocking;
+
+use super::{INTERNAL, NOT_SUPPORTED, UNAVAILABLE, failure, ok};
+use crate::http::objects::ObjectsAccess;
+use crate::http::{Answer, TEXT};
+
+/// Keys that one answer has at most.
+const KEYS_MOST: usize = 1 << 20;
+
+fn no_way() -> Answer {
+    let instead = "this control plane was started without a way to the nodes' objects: with --identity it needs \
+                   client.pem and client.key in that directory; else kvplane ctl keys lists them, and kvplane ctl \
+                   delete-all removes them";
+    failure(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, instead)
+}
+
+/// The nodes could not be asked.
+fn unavailable(reason: &str) -> Answer {
+    failure(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, reason)
+}
+
+fn trouble(reason: &str) -> Answer {
+    failure(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, reason)
+}
+
+/// `/get_all_keys`: one a line.
+pub(super) async fn keys(objects: &ObjectsAccess, tenant: String) -> Answer {
+    let Some(objects) = objects.0.clone() else { return no_way() };
+    match spawn_blocking(move || objects.keys(&tenant, KEYS_MOST)).await {
+        Ok(Ok((keys, false))) => (StatusCode::OK, TEXT, (keys.join("\n") + "\n").into()),
+        Ok(Ok((_, true))) => trouble(&format!("there are more than {KEYS_MOST} keys: kvplane ctl keys lists them")),
+        Ok(Err(reason)) => unavailable(&reason),
+        Err(error) => trouble(&error.to_string()),
+    }
+}
+
+/// `/api/v1/remove_all`. Nothing is leased here, so that it is always as if forced.
+pub(super) async fn remove_all(objects: &ObjectsAccess, tenant: Option<String>) -> Answer {
+    let Some(objects) = objects.0.clone() else { return no_way() };
+    match spawn_blocking(move || objects.remove_all(tenant.as_deref())).await {
+        Ok(Ok(removed)) => ok(&json!({ "success": true, "removed_count": removed })),
+        Ok(Err(reason)) => unavailable(&reason),
+        Err(error) => trouble(&error.to_string()),
+    }
+}

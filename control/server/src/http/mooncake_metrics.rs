@@ -1,0 +1,373 @@
+//! Metrics under the names that Mooncake's master has, so that its dashboards go on working.
+//!
+//! Beside ours, not instead: what a name means there and here is not always the same, as there is no master here. What
+//! has no counterpart, because there is no such thing here, is 0. Which is which stands in docs/mooncake-parity.md, and
+//! a test holds that list against this one.
+
+use core::fmt::Write;
+
+use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantStatus};
+
+use crate::control::View;
+use crate::http::admin::effective_bytes;
+
+/// All shards together, and what was counted at the rim.
+pub(crate) struct Sums<'a> {
+    view: &'a View,
+    all: ShardFigures,
+    ssd: SsdFigures,
+    /// Count and failures of calls, by method.
+    calls: &'a dyn Fn(&str) -> (u64, u64),
+}
+
+/// A number, with its name, its kind and its help.
+type Number = (&'static str, &'static str, &'static str, fn(&Sums<'_>) -> u64);
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+
+/// A number of a tenant, with its name, its kind and its help.
+type TenantNumber = (&'static str, &'static str, &'static str, fn(&TenantStatus, &TenantList) -> u64);
+
+/// What there is of every tenant, under the names of its quota.
+const OF_TENANTS: [TenantNumber; 8] = [
+    ("mooncake_tenant_quota_requested_bytes", GAUGE, "A tenant's quota of memory; 0 for none.", |one, _| {
+        one.dram_bytes.unwrap_or(0)
+    }),
+    ("mooncake_tenant_quota_effective_bytes", GAUGE, "What it may have of the memory there is.", |one, all| {
+        effective_bytes(one, all)
+    }),
+    ("mooncake_tenant_quota_charged_bytes", GAUGE, "What its objects take.", |one, _| one.used_bytes),
+    ("mooncake_tenant_quota_admission_closed", GAUGE, "1 where its quota is 0.", |one, _| {
+        u64::from(one.dram_bytes == Some(0))
+    }),
+    ("mooncake_tenant_quota_over_quota", GAUGE, "1 where it has more than its quota.", |one, _| {
+        u64::from(one.dram_bytes.is_some_and(|quota| one.used_bytes > quota))
+    }),
+    ("mooncake_tenant_quota_explicit_policy", GAUGE, "1 where somebody set it.", |one, _| u64::from(one.is_set)),
+    ("mooncake_tenant_quota_reject_total", COUNTER, "Puts refused for want of quota.", |one, _| one.refused),
+    ("mooncake_tenant_evict_bytes_total", COUNTER, "Bytes of its objects that were evicted.", |one, _| {
+        one.evicted_bytes
+    }),
+];
+
+/// What there is here too.
+const NUMBERS: [Number; 61] = [
+    ("master_allocated_bytes", GAUGE, "Bytes of memory in use, over all nodes.", |sums| sums.all.used_bytes),
+    ("master_total_capacity_bytes", GAUGE, "Bytes of memory for objects, over all nodes.", |sums| sums.all.pool_bytes),
+    ("master_allocated_file_size_bytes", GAUGE, "Bytes of live records on SSDs.", |sums| sums.ssd.live_bytes),
+    ("master_total_file_capacity_bytes", GAUGE, "Bytes of SSDs.", |sums| sums.ssd.bytes),
+    ("master_key_count", GAUGE, "Objects in memory.", |sums| sums.all.objects),
+    ("mem_cache_nums_", GAUGE, "Objects in memory.", |sums| sums.all.objects),
+    ("file_cache_nums_", GAUGE, "Objects on SSDs.", |sums| sums.ssd.objects),
+    ("master_active_clients", GAUGE, "Nodes that are members.", |sums| sums.live_members()),
+    ("mem_cache_hit_nums_", COUNTER, "Gets that memory answered.", |sums| sums.all.hits),
+    ("file_cache_hit_nums_", COUNTER, "Gets that SSDs answered.", |sums| sums.ssd.hits),
+    ("mem_cache_hit_bytes_total", COUNTER, "Bytes given from memory.", |sums| {
+        sums.all.get_bytes.saturating_sub(sums.ssd.hit_bytes)
+    }),
+    ("file_cache_hit_bytes_total", COUNTER, "Bytes given from SSDs.", |sums| sums.ssd.hit_bytes),
+    ("valid_get_nums_", COUNTER, "Gets that were answered.", |sums| sums.all.hits + sums.ssd.hits),
+    ("total_get_nums_", COUNTER, "Gets.", |sums| sums.all.hits + sums.all.misses),
+    ("master_get_replica_list_requests_total", COUNTER, "Gets over the network.", |sums| sums.count("get")),
+    ("master_get_replica_list_failures_total", COUNTER, "Those that found nothing or failed.", |sums| {
+        sums.failed("get")
+    }),
+    ("master_batch_get_replica_list_requests_total", COUNTER, "Requests over shared memory.", |sums| {
+        sums.count("lookup")
+    }),
+    ("master_batch_get_replica_list_items_total", COUNTER, "Objects that these named.", |sums| sums.items("lookup")),
+    ("master_batch_get_replica_list_failures_total", COUNTER, "Those that failed as a whole.", |sums| {
+        sums.failed("lookup")
+    }),
+    ("master_put_start_requests_total", COUNTER, "Puts over the network.", |sums| sums.count("put")),
+    ("master_put_start_failures_total", COUNTER, "Those that were refused or failed.", |sums| sums.failed("put")),
+    ("master_put_start_alloc_failures_total", COUNTER, "Puts refused for want of room.", |sums| sums.all.put_refusals),
+    ("master_put_start_discard_cnt", COUNTER, "Puts whose deadline passed.", |sums| sums.all.put_expirations),
+    ("master_put_start_discarded_staging_size", GAUGE, "Bytes held by puts under way or overdue.", |sums| {
+        sums.all.reserved_bytes
+    }),
+    ("master_put_end_requests_total", COUNTER, "Objects that became visible.", |sums| sums.all.puts),
+    ("master_put_end_failures_total", COUNTER, "Puts of what was there by then.", |sums| sums.all.put_conflicts),
+    ("master_put_revoke_requests_total", COUNTER, "Puts given up.", |sums| sums.all.put_aborts),
+    ("master_batch_put_start_requests_total", COUNTER, "Requests for room over shared memory.", |sums| {
+        sums.count("reserve")
+    }),
+    ("master_batch_put_start_items_total", COUNTER, "Objects that these named.", |sums| sums.items("reserve")),
+    ("master_batch_put_start_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("reserve")),
+    ("master_batch_put_end_requests_total", COUNTER, "Commits over shared memory.", |sums| sums.count("commit")),
+    ("master_batch_put_end_items_total", COUNTER, "Objects that these named.", |sums| sums.items("commit")),
+    ("master_batch_put_end_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("commit")),
+    ("master_batch_put_revoke_items_total", COUNTER, "Objects given up over shared memory.", |sums| {
+        sums.items("abort")
+    }),
+    ("master_batch_exist_key_requests_total", COUNTER, "Requests whether objects are there.", |sums| {
+        sums.count("exists")
+    }),
+    ("master_batch_exist_key_items_total", COUNTER, "Objects that these named.", |sums| sums.items("exists")),
+    ("master_batch_exist_key_failures_total", COUNTER, "Those that failed as a whole.", |sums| sums.failed("exists")),
+    ("master_remove_requests_total", COUNTER, "Objects that were to be removed.", |sums| sums.items("remove")),
+    ("master_remove_failures_total", COUNTER, "Requests to remove that failed as a whole.", |sums| {
+        sums.failed("remove")
+    }),
+    ("master_mount_segment_requests_total", COUNTER, "Segments registered.", |sums| (sums.calls)("register_segment").0),
+    ("master_mount_segment_failures_total", COUNTER, "Registrations refused.", |sums| {
+        (sums.calls)("register_segment").1
+    }),
+    ("master_unmount_segment_requests_total", COUNTER, "Segments taken out of the catalog.", |sums| {
+        (sums.calls)("unregister_segment").0
+    }),
+    ("master_unmount_segment_failures_total", COUNTER, "Refusals of that.", |sums| {
+        (sums.calls)("unregister_segment").1
+    }),
+    ("master_remount_segment_requests_total", COUNTER, "Joins of nodes.", |sums| (sums.calls)("join").0),
+    ("master_remount_segment_failures_total", COUNTER, "Joins refused.", |sums| (sums.calls)("join").1),
+    ("master_ping_requests_total", COUNTER, "Heartbeats.", |sums| (sums.calls)("heartbeat").0),
+    ("master_ping_failures_total", COUNTER, "Heartbeats refused.", |sums| (sums.calls)("heartbeat").1),
+    ("master_create_copy_task_requests_total", COUNTER, "Tasks asked for that copy.", |sums| {
+        (sums.calls)("create_task").0
+    }),
+    ("master_create_copy_task_failures_total", COUNTER, "Those that were refused.", |sums| {
+        (sums.calls)("create_task").1
+    }),
+    ("master_query_task_requests_total", COUNTER, "Questions after tasks.", |sums| (sums.calls)("list_tasks").0),
+    ("master_successful_evictions_total", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
+    ("master_successful_evictions_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
+    ("master_attempted_evictions_total", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
+        sums.all.evictions + sums.all.put_refusals
+    }),
+    ("master_attempted_evictions_mem", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
+        sums.all.evictions + sums.all.put_refusals
+    }),
+    ("master_evicted_key_count", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
+    ("master_evicted_key_count_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
+    ("master_evicted_size_bytes", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
+    ("master_evicted_size_bytes_mem", COUNTER, "Bytes of objects evicted.", |sums| sums.all.evicted_bytes),
+    ("master_evict_disk_replica_requests_total", COUNTER, "Objects that SSDs dropped for room.", |sums| {
+        sums.ssd.reclaimed
+    }),
+    ("master_promotion_admitted_total", COUNTER, "Objects that stayed in memory after a read.", |sums| {
+        sums.ssd.promotions
+    }),
+    ("master_promotion_completed_total", COUNTER, "Objects that stayed in memory after a read.", |sums| {
+        sums.ssd.promotions
+    }),
+];
+
+/// What there is not here: always 0, so that panels show that instead of nothing.
+const ABSENT: [(&str, &str); 52] = [
+    ("master_soft_pin_key_count", GAUGE),
+    ("master_nof_allocated_bytes", GAUGE),
+    ("master_total_nof_capacity_bytes", GAUGE),
+    ("master_exist_key_requests_total", COUNTER),
+    ("master_exist_key_failures_total", COUNTER),
+    ("master_put_revoke_failures_total", COUNTER),
+    ("master_put_start_release_cnt", COUNTER),
+    ("master_put_start_partial_allocations_total", COUNTER),
+    ("master_batch_put_revoke_requests_total", COUNTER),
+    ("master_batch_query_ip_requests_total", COUNTER),
+    ("master_batch_query_ip_items_total", COUNTER),
+    ("master_batch_replica_clear_requests_total", COUNTER),
+    ("master_batch_replica_clear_items_total", COUNTER),
+    ("master_get_replica_list_by_regex_requests_total", COUNTER),
+    ("master_get_replica_list_by_regex_failures_total", COUNTER),
+    ("master_remove_by_regex_requests_total", COUNTER),
+    ("master_remove_by_regex_failures_total", COUNTER),
+    ("master_remove_all_requests_total", COUNTER),
+    ("master_remove_all_failures_total", COUNTER),
+    ("master_mount_nof_segment_requests_total", COUNTER),
+    ("master_unmount_nof_segment_requests_total", COUNTER),
+    ("master_remount_nof_segment_requests_total", COUNTER),
+    ("master_nof_heartbeat_success_total", COUNTER),
+    ("master_nof_heartbeat_failure_total", COUNTER),
+    ("master_nof_heartbeat_timeout_total", COUNTER),
+    ("master_nof_segments_unmounted_by_heartbeat_total", COUNTER),
+    ("master_successful_evictions_nof", COUNTER),
+    ("master_attempted_evictions_nof", COUNTER),
+    ("master_evicted_key_count_nof", COUNTER),
+    ("master_evicted_size_bytes_nof", COUNTER),
+    ("master_copy_start_requests_total", COUNTER),
+    ("master_copy_start_failures_total", COUNTER),
+    ("master_copy_end_requests_total", COUNTER),
+    ("master_copy_end_failures_total", COUNTER),
+    ("master_copy_revoke_requests_total", COUNTER),
+    ("master_move_start_requests_total", COUNTER),
+    ("master_move_start_failures_total", COUNTER),
+    ("master_move_end_requests_total", COUNTER),
+    ("master_move_end_failures_total", COUNTER),
+    ("master_move_revoke_requests_total", COUNTER),
+    ("master_create_move_task_requests_total", COUNTER),
+    ("master_create_move_task_failures_total", COUNTER),
+    ("master_fetch_tasks_requests_total", COUNTER),
+    ("master_update_task_requests_total", COUNTER),
+    ("master_promotion_in_flight", GAUGE),
+    ("master_promotion_completed_bytes_total", COUNTER),
+    ("master_promotion_expired_total", COUNTER),
+    ("master_promotion_failed_total", COUNTER),
+    ("master_promotion_cancelled_total", COUNTER),
+    ("master_promotion_rejected_frequency_total", COUNTER),
+    ("master_promotion_rejected_watermark_total", COUNTER),
+    ("master_promotion_rejected_cap_total", COUNTER),
+];
+
+const SEGMENT_USED: &str = "segment_allocated_bytes";
+const SEGMENT_BYTES: &str = "segment_total_capacity_bytes";
+const SIZES: &str = "master_value_size_bytes";
+/// Bounds of the sizes, as powers of two: 4 KiB to 64 MiB.
+const SIZE_BOUNDS: core::ops::RangeInclusive<usize> = 12..=26;
+
+impl Sums<'_> {
+    fn live_members(&self) -> u64 {
+        self.view.members.iter().filter(|member| crate::http::counts::is_live(member)).count() as u64
+    }
+
+    fn of(&self, operation: &str, number: fn(&kvplane_rpc::message::OperationFigures) -> u64) -> u64 {
+        self.all.operations.iter().filter(|one| one.operation == operation).map(number).sum()
+    }
+
+    fn count(&self, operation: &str) -> u64 {
+        self.of(operation, |one| one.count)
+    }
+
+    fn failed(&self, operation: &str) -> u64 {
+        self.of(operation, |one| one.failed)
+    }
+
+    fn items(&self, operation: &str) -> u64 {
+        self.of(operation, |one| one.items)
+    }
+}
+
+fn add(all: &mut ShardFigures, ssd: &mut SsdFigures, shard: &ShardFigures) {
+    all.used_bytes += shard.used_bytes;
+    all.pool_bytes += shard.pool_bytes;
+    all.objects += shard.objects;
+    all.hits += shard.hits;
+    all.misses += shard.misses;
+    all.get_bytes += shard.get_bytes;
+    all.put_bytes += shard.put_bytes;
+    all.puts += shard.puts;
+    all.put_conflicts += shard.put_conflicts;
+    all.put_refusals += shard.put_refusals;
+    all.put_expirations += shard.put_expirations;
+    all.put_aborts += shard.put_aborts;
+    all.reserved_bytes += shard.reserved_bytes;
+    all.evictions += shard.evictions;
+    all.evicted_bytes += shard.evicted_bytes;
+    all.sizes.resize(all.sizes.len().max(shard.sizes.len()), 0);
+    all.sizes.iter_mut().zip(&shard.sizes).for_each(|(sum, more)| *sum += more);
+    all.operations.extend(shard.operations.iter().cloned());
+    if let Some(more) = &shard.ssd {
+        ssd.objects += more.objects;
+        ssd.live_bytes += more.live_bytes;
+        ssd.bytes += more.bytes;
+        ssd.hits += more.hits;
+        ssd.hit_bytes += more.hit_bytes;
+        ssd.promotions += more.promotions;
+        ssd.reclaimed += more.reclaimed;
+    }
+}
+
+/// All of them as Prometheus text. `calls` says how many calls of a method there were, and how many were refused.
+pub(crate) fn render(view: &View, calls: &dyn Fn(&str) -> (u64, u64)) -> String {
+    let (mut all, mut ssd) = (ShardFigures::default(), SsdFigures::default());
+    view.shards.iter().flat_map(|node| &node.shards).for_each(|shard| add(&mut all, &mut ssd, shard));
+    let sums = Sums { view, all, ssd, calls };
+    let mut text = String::new();
+    for (name, kind, help, value) in NUMBERS {
+        family(&mut text, name, kind, help);
+        line(&mut text, name, value(&sums));
+    }
+    for (name, kind) in ABSENT {
+        family(&mut text, name, kind, "Always 0: there is no such thing here.");
+        line(&mut text, name, 0);
+    }
+    segments(&mut text, view);
+    tenants(&mut text, view);
+    sizes(&mut text, &sums.all);
+    text
+}
+
+fn family(text: &mut String, name: &str, kind: &str, help: &str) {
+    text.extend(["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"]);
+}
+
+fn line(text: &mut String, series: &str, value: u64) {
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "{series} {value}");
+}
+
+fn escaped(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn tenants(text: &mut String, view: &View) {
+    for (name, kind, help, value) in OF_TENANTS {
+        family(text, name, kind, help);
+        for tenant in &view.tenants.tenants {
+            let called = if tenant.name.is_empty() { "default" } else { &tenant.name };
+            line(text, &format!("{name}{{tenant_id=\"{}\"}}", escaped(called)), value(tenant, &view.tenants));
+        }
+    }
+}
+
+fn segments(text: &mut String, view: &View) {
+    let used = |node| {
+        let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
+        of.map(|shard| shard.used_bytes).sum()
+    };
+    family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 of a client's, of which nobody tells.");
+    for segment in &view.segments {
+        let bytes = if let Owner::Node { node, .. } = segment.owner { used(node) } else { 0 };
+        line(text, &format!("{SEGMENT_USED}{{segment=\"{}\"}}", escaped(&segment.name)), bytes);
+    }
+    family(text, SEGMENT_BYTES, GAUGE, "Bytes of a segment.");
+    for segment in &view.segments {
+        line(text, &format!("{SEGMENT_BYTES}{{segment=\"{}\"}}", escaped(&segment.name)), segment.bytes);
+    }
+}
+
+fn sizes(text: &mut String, all: &ShardFigures) {
+    family(text, SIZES, "histogram", "Sizes of objects that became visible.");
+    for power in SIZE_BOUNDS {
+        let below = all.sizes.iter().take(power + 1).sum();
+        line(text, &format!("{SIZES}_bucket{{le=\"{}\"}}", 1u64 << power), below);
+    }
+    let count = all.sizes.iter().sum();
+    line(text, &format!("{SIZES}_bucket{{le=\"+Inf\"}}"), count);
+    line(text, &format!("{SIZES}_sum"), all.put_bytes);
+    line(text, &format!("{SIZES}_count"), count);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The names in a fenced block of the parity page that follows this line.
+    fn listed(marker: &str) -> BTreeSet<String> {
+        let page = include_str!("../../../../docs/mooncake-parity.md");
+        let (_, rest) = page.split_once(marker).unwrap_or_else(|| panic!("no {marker:?} in the parity page"));
+        let block = rest.split("```").nth(1).expect("a fenced block");
+        block.lines().skip(1).flat_map(str::split_whitespace).map(str::to_owned).collect()
+    }
+
+    fn names(all: impl IntoIterator<Item = &'static str>) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for name in all {
+            assert!(names.insert(name.to_owned()), "{name} is there twice");
+        }
+        names
+    }
+
+    #[test]
+    fn the_parity_page_lists_every_metric_and_no_other() {
+        let more = [SEGMENT_USED, SEGMENT_BYTES, SIZES];
+        assert_eq!(
+            names(NUMBERS.iter().map(|one| one.0).chain(OF_TENANTS.iter().map(|one| one.0)).chain(more)),
+            listed("<!-- metrics: served -->")
+        );
+        assert_eq!(names(ABSENT.iter().map(|one| one.0)), listed("<!-- metrics: always 0 -->"));
+    }
+}

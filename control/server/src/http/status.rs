@@ -1,0 +1,160 @@
+//! The status page: `/status` is a page without any data in it, `/status.json` is what it shows, asked once a second.
+//!
+//! The page loads nothing from anywhere but that JSON, makes no markup from text, and is served with a policy that has
+//! the browser refuse both. It is the same for everybody, so where a token is asked for, the page goes without and asks
+//! its reader for one: browsers bring none by themselves. The JSON is for who may ask, as all other paths are.
+
+use std::sync::OnceLock;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use kvplane_rpc::message::{Kind, Owner, ShardFigures};
+use serde_json::{Value, json};
+
+use crate::control::{Control, SOFTWARE, View};
+use crate::http::admin::{answer_json, parameter, refused};
+use crate::http::counts::is_live;
+use crate::http::{Answer, TEXT};
+
+pub(crate) const PAGE: &str = "/status";
+pub(crate) const JSON: &str = "/status.json";
+
+/// The page, and what is between the tags of its style and its script.
+const HTML: &str = include_str!("status/page.html");
+const STYLE: &str = include_str!("status/page.css");
+const SCRIPT: &str = include_str!("status/page.js");
+
+/// Segments that are shown.
+const SEGMENTS: usize = 4_096;
+
+/// The page, whole.
+fn page() -> Bytes {
+    static WHOLE: OnceLock<Bytes> = OnceLock::new();
+    let whole = || Bytes::from(HTML.replace("/*style*/", STYLE).replace("/*script*/", SCRIPT));
+    WHOLE.get_or_init(whole).clone()
+}
+
+/// What a browser may do on the page: ask here, and draw. Markup from text is refused by the browser itself.
+const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+                      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// The page as an answer to `GET` and `HEAD`.
+pub(crate) fn answer_page(request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response = Response::new(Full::new("Only GET and HEAD are served.\n".into()));
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
+        return response;
+    }
+    let mut response = Response::new(Full::new(page()));
+    let headers: [(HeaderName, &str); 5] = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// What the page shows. `map` says which epoch's slots the asker has: they are sent when there are others.
+pub(crate) fn answer(control: &Control, request: &Request<Incoming>) -> Answer {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return (StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD are served.\n".into());
+    }
+    let known = parameter(request, "map").and_then(|epoch| epoch.parse().ok());
+    match status(control, known) {
+        Ok(value) => answer_json(StatusCode::OK, &value),
+        Err(refusal) => refused(&refusal),
+    }
+}
+
+fn status(control: &Control, known: Option<u64>) -> Result<Value, kvplane_rpc::Refusal> {
+    let view = control.view()?;
+    let slots = (known != Some(view.epoch)).then(|| control.slots()).transpose()?;
+    Ok(json!({
+        "software": SOFTWARE,
+        "cluster": view.cluster,
+        "epoch": view.epoch,
+        "uptime_ns": view.uptime_ns,
+        "members": members(&view),
+        "segments": segments(&view),
+        "more_segments": view.segments.len().saturating_sub(SEGMENTS),
+        "slots": slots.map(|map| json!({ "epoch": map.epoch, "owners": map.owners, "slots": map.slots })),
+        "conductor": control.conductor.as_ref().map(|conductor| conductor.status()),
+    }))
+}
+
+/// Members with their shards. Those that are gone are left out.
+fn members(view: &View) -> Vec<Value> {
+    let of = |member: &kvplane_rpc::message::MemberStatus| {
+        let reported =
+            view.shards.iter().find(|node| (node.node, node.incarnation) == (member.node, member.incarnation));
+        let shards = reported.map(|node| node.shards.iter().map(shard).collect::<Vec<_>>());
+        json!({
+            "node": member.node.to_string(),
+            "state": member.state,
+            "host": member.host,
+            "failure_domain": member.failure_domain,
+            "weight": member.weight,
+            "version": member.version,
+            "silent_ns": member.silent_ns,
+            "capacity_bytes": member.load.map_or(member.capacity_bytes, |load| load.capacity_bytes),
+            "used_bytes": member.load.map(|load| load.used_bytes),
+            "objects": member.load.map(|load| load.objects),
+            "shards": shards.unwrap_or_default(),
+        })
+    };
+    view.members.iter().filter(|member| is_live(member)).map(of).collect()
+}
+
+fn shard(shard: &ShardFigures) -> Value {
+    json!({
+        "shard": shard.shard,
+        "address": shard.address,
+        "objects": shard.objects,
+        "pool_bytes": shard.pool_bytes,
+        "used_bytes": shard.used_bytes,
+        "connections": shard.connections,
+        "hits": shard.hits,
+        "misses": shard.misses,
+        "ssd_hits": shard.ssd.map(|ssd| ssd.hits),
+        "get_bytes": shard.get_bytes,
+        "put_bytes": shard.put_bytes,
+        "puts": shard.puts,
+        "evictions": shard.evictions,
+    })
+}
+
+fn segments(view: &View) -> Vec<Value> {
+    let of = |segment: &kvplane_rpc::message::Segment| {
+        let (owner, node) = match segment.owner {
+            Owner::Node { node, .. } => ("node", node),
+            Owner::Client { client } => ("client", client),
+        };
+        json!({
+            "name": segment.name,
+            "owner": owner,
+            // Numbers of 64 bits are not exact in JavaScript.
+            "of": node.to_string(),
+            "kind": match segment.kind {
+                Kind::Dram => "memory",
+                Kind::Gpu => "gpu",
+                Kind::Nvme => "ssd",
+            },
+            "bytes": segment.bytes,
+            "used_bytes": crate::http::admin::used_bytes(view, segment),
+            "address": segment.address.to_string(),
+        })
+    };
+    view.segments.iter().take(SEGMENTS).map(of).collect()
+}

@@ -1,0 +1,216 @@
+//! Probes of members that fall silent. The ports of a process that is dead refuse connections; those of one that is
+//! stopped, or of a machine that is gone, do not answer. Either way second owners take over within little more than a
+//! second, long before the deadline of heartbeats.
+//!
+//! A control plane that has just started asks members that it has not heard of, too: of those that died meanwhile it
+//! would else know nothing for as long as the grace of its start.
+//!
+//! A member is asked by the greeting of a data connection, which its shards answer themselves: a kernel takes
+//! connections for a process that is stopped. Silence is never enough by itself: who is only slow answers one shard's
+//! port in time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control
+//! plane in the same incarnation before, as a firewall refuses, or drops, too.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_cluster::Input;
+use kvplane_proto::frame::{Header, VERSION};
+use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
+use kvplane_proto::message::{Hello, Kind, Operation};
+use kvplane_sys::random::random_u64;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use crate::control::Control;
+
+/// How often members are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the answer to a greeting may take: with the missed heartbeat before it, a second of silence.
+const WITHIN: Duration = Duration::from_millis(450);
+/// Members that are asked at the same time.
+const AT_ONCE: usize = 32;
+/// How often a new incarnation is asked whether its ports can be reached, before it is taken that they cannot.
+const TRIES: u8 = 8;
+
+/// One incarnation of a node.
+pub(crate) type NodeIncarnation = (NodeId, Incarnation);
+
+/// What is behind the ports of a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PortProbe {
+    /// All of them answer.
+    Somebody,
+    /// Each refuses connections.
+    Nobody,
+    /// None answers.
+    Silence,
+    /// Some answer and others do not.
+    Parts,
+}
+
+/// The answer of a port to a greeting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    Given,
+    Refused,
+    Nothing,
+}
+
+/// Looks for as long as it is polled.
+pub(crate) async fn watch(control: Arc<Control>, cluster: String) {
+    // Whether the ports of an incarnation were reached when it was new, and how often that was tried in vain.
+    let (mut reached, mut tries): (BTreeMap<NodeIncarnation, bool>, BTreeMap<NodeIncarnation, u8>) =
+        (BTreeMap::new(), BTreeMap::new());
+    let mut asked: BTreeSet<NodeIncarnation> = BTreeSet::new();
+    let mut open = JoinSet::new();
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = look.tick() => {
+                let Ok((incarnations, doors)) = control.doors(&reached, AT_ONCE) else { continue };
+                reached.retain(|incarnation, _| incarnations.contains(incarnation));
+                tries.retain(|incarnation, _| incarnations.contains(incarnation));
+                for (incarnation, ports) in doors {
+                    if asked.len() < AT_ONCE && asked.insert(incarnation) {
+                        let cluster = cluster.clone();
+                        open.spawn(async move { (incarnation, probe_ports(&cluster, incarnation, &ports).await) });
+                    }
+                }
+            }
+            Some(Ok((incarnation, found))) = open.join_next() => {
+                asked.remove(&incarnation);
+                match reached.entry(incarnation) {
+                    Entry::Occupied(_) => tell(&control, incarnation, found),
+                    Entry::Vacant(first) if found == PortProbe::Somebody => {
+                        first.insert(true);
+                        // From now on reports of its silence are not needed. A rejection says that it is gone already.
+                        let _ = control.handle(Input::Answered { node: incarnation.0, incarnation: incarnation.1 });
+                    }
+                    Entry::Vacant(first) => {
+                        let tried = tries.entry(incarnation).or_insert(0);
+                        *tried += 1;
+                        if *tried == TRIES {
+                            first.insert(false);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells the cluster what was found at the ports of a member that is silent.
+fn tell(control: &Control, of: NodeIncarnation, found: PortProbe) {
+    let (node, incarnation) = of;
+    let input = match found {
+        PortProbe::Nobody => Input::Refused { node, incarnation },
+        PortProbe::Silence => Input::Unanswered { node, incarnation },
+        PortProbe::Somebody | PortProbe::Parts => return,
+    };
+    tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "it sends no heartbeats, and was asked");
+    // A rejection says that it is a member no more.
+    let _ = control.handle(input);
+}
+
+/// Greets all ports of a member at the same time.
+async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[SocketAddr]) -> PortProbe {
+    let mut open = JoinSet::new();
+    for (shard, port) in (0..).zip(ports) {
+        let (port, frame) = (*port, greeting(cluster, incarnation, ShardId(shard)));
+        open.spawn(async move { ask(port, frame).await });
+    }
+    let mut answers = Vec::with_capacity(ports.len());
+    while let Some(answer) = open.join_next().await {
+        // A task that is lost says nothing against the member.
+        answers.push(answer.unwrap_or(Answer::Given));
+    }
+    let count = |wanted: Answer| answers.iter().filter(|answer| **answer == wanted).count();
+    match (count(Answer::Given), count(Answer::Refused), ports.len()) {
+        (_, _, 0) => PortProbe::Parts,
+        (given, _, all) if given == all => PortProbe::Somebody,
+        (_, refused, all) if refused == all => PortProbe::Nobody,
+        (0, ..) => PortProbe::Silence,
+        _ => PortProbe::Parts,
+    }
+}
+
+/// The first frame of a data connection to a shard.
+fn greeting(cluster: &str, (node, incarnation): NodeIncarnation, shard: ShardId) -> Vec<u8> {
+    // Numbers that no connection of a client has. Without any, those of nobody serve: no more than the greeting is
+    // sent.
+    let (client, connection) = (random_u64().unwrap_or(0), random_u64().unwrap_or(0));
+    let cluster = cluster.to_owned();
+    let (version_min, version_max, lane, fetches) = (VERSION, VERSION, 0, false);
+    let hello =
+        Hello { version_min, version_max, client, connection, node, incarnation, shard, lane, fetches, cluster };
+    let body = hello.encode();
+    let header = Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(&body, 1);
+    [&header.encode()[..], &body].concat()
+}
+
+/// The answer of the process behind a port to a greeting. A closed connection is an answer too.
+async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
+    let answer = async {
+        let mut stream = match TcpStream::connect(port).await {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Refused,
+            Err(_) => return Answer::Nothing,
+        };
+        if stream.write_all(&frame).await.is_ok() {
+            let _ = stream.read(&mut [0; 1]).await;
+        }
+        Answer::Given
+    };
+    timeout(WITHIN, answer).await.unwrap_or(Answer::Nothing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn ports_that_refuse_that_answer_and_that_say_nothing_are_told_apart() {
+        let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
+        let (one, other) = (here().await.unwrap(), here().await.unwrap());
+        let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
+        let incarnation = (NodeId(7), Incarnation(5));
+        // The kernel takes connections of a process that does not run.
+        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Silence);
+        // Any answer will do, and so will an end: whoever listens runs.
+        let serve = |listener: tokio::net::TcpListener, says: bool| {
+            tokio::spawn(async move {
+                while let Ok((mut stream, _)) = listener.accept().await {
+                    let mut first = [0; 64];
+                    stream.read_exact(&mut first).await.unwrap();
+                    let header = Header::decode(&first).unwrap();
+                    let mut body = vec![0; header.body_bytes as usize];
+                    stream.read_exact(&mut body).await.unwrap();
+                    let hello = Hello::decode(&body).unwrap();
+                    assert_eq!((hello.node, hello.incarnation, &*hello.cluster), (incarnation.0, incarnation.1, "c"));
+                    if says {
+                        stream.write_all(&[1]).await.unwrap();
+                        let _ = stream.read(&mut [0; 1]).await;
+                    }
+                }
+            })
+        };
+        let first = serve(one, true);
+        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Parts);
+        let second = serve(other, false);
+        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Somebody);
+        second.abort();
+        let _ = second.await;
+        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Parts);
+        first.abort();
+        let _ = first.await;
+        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Nobody);
+        assert_eq!(probe_ports("c", incarnation, &[]).await, PortProbe::Parts);
+    }
+}

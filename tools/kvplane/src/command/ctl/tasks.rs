@@ -1,0 +1,143 @@
+//! `kvplane ctl tasks` and `kvplane ctl copy`: what is under way in the cluster, and objects that get a second copy.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kvplane::rpc::message::{CancelTask, ListTasks, MemberStatus, Status, TaskState, TaskStatus};
+use kvplane::{Client, ControlLink};
+use serde_json::{Value, json};
+
+use crate::command::Failure;
+use crate::command::size;
+
+/// How often a task that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What to look at.
+#[derive(Args)]
+pub(crate) struct Tasks {
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+    /// End this copying task. What it has copied stays copied.
+    #[arg(long, value_name = "NUMBER")]
+    cancel: Option<u64>,
+}
+
+/// What to copy.
+#[derive(Args)]
+pub(crate) struct CopyKeys {
+    /// The keys; at most 512.
+    #[arg(required = true)]
+    keys: Vec<String>,
+    /// Wait so many seconds at most; 0 does not wait.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait: u64,
+}
+
+impl CopyKeys {
+    pub(super) fn run(&self, client: &mut Client) -> Result<(), Failure> {
+        let id = client.create_copy_task(&self.keys, &[])?;
+        let until = Instant::now() + Duration::from_secs(self.wait);
+        loop {
+            let Some(task) = client.task(id)? else { return Err(format!("task {id} is not known any more").into()) };
+            match task.state {
+                TaskState::Succeeded => {
+                    println!("task {id}: {} of {} objects are copied", task.copied, task.objects);
+                    return Ok(());
+                }
+                TaskState::Failed => return Err(format!("task {id} failed: {}", task.message).into()),
+                TaskState::Cancelled => return Err(format!("task {id} was ended by somebody").into()),
+                TaskState::Pending | TaskState::Running if Instant::now() >= until => {
+                    println!("task {id}: {} of {} objects are copied so far", task.copied, task.objects);
+                    return Ok(());
+                }
+                TaskState::Pending | TaskState::Running => std::thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+impl Tasks {
+    pub(super) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
+        if let Some(id) = self.cancel {
+            link.call(CancelTask { tenant: link.own_tenant().map(str::to_owned), id })?;
+            println!("task {id} is ended; what it has copied stays copied");
+            return Ok(());
+        }
+        let status = link.call(Status)?;
+        let drained: Vec<&MemberStatus> = status.members.iter().filter(|member| member.state == "draining").collect();
+        let copying = all(link)?;
+        if self.json {
+            let shown: Vec<Value> = drained.into_iter().map(drain_json).chain(copying.iter().map(copy_json)).collect();
+            println!("{:#}", json!({ "tasks": shown }));
+            return Ok(());
+        }
+        if drained.is_empty() && copying.is_empty() {
+            println!("nothing is under way");
+        }
+        for member in drained {
+            let load = member.load.unwrap_or_default();
+            let left = size::show(load.used_bytes);
+            println!("drain of node {}: {} objects, {left}, are left in its memory", member.node, load.objects);
+        }
+        for task in copying {
+            let (copied, of, state) = (task.copied, task.objects, word(task.state));
+            let why = if task.message.is_empty() { String::new() } else { format!(": {}", task.message) };
+            println!("copy {} of {:?}: {state}, {copied} of {of} objects{why}", task.id, task.name);
+        }
+        Ok(())
+    }
+}
+
+/// All tasks that copy, or did.
+fn all(link: &ControlLink) -> Result<Vec<TaskStatus>, Failure> {
+    let (mut tasks, mut after) = (Vec::new(), 0);
+    loop {
+        // Whoever is for one tenant is told of its tasks only.
+        let tenant = link.own_tenant().map(str::to_owned);
+        let page = link.call(ListTasks { tenant, id: None, after })?;
+        tasks.extend(page.tasks);
+        match tasks.last().filter(|_| page.more) {
+            Some(last) => after = last.id,
+            None => return Ok(tasks),
+        }
+    }
+}
+
+const fn word(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Pending => "pending",
+        TaskState::Running => "running",
+        TaskState::Succeeded => "succeeded",
+        TaskState::Failed => "failed",
+        TaskState::Cancelled => "cancelled",
+    }
+}
+
+fn drain_json(member: &MemberStatus) -> Value {
+    let load = member.load.unwrap_or_default();
+    json!({
+        "task": "drain",
+        "node": member.node,
+        "incarnation": member.incarnation,
+        "objects_left": load.objects,
+        "bytes_left": load.used_bytes,
+    })
+}
+
+fn copy_json(task: &TaskStatus) -> Value {
+    json!({
+        "task": "copy",
+        "id": task.id,
+        "tenant": if task.tenant.is_empty() { "default" } else { &task.tenant },
+        "name": task.name,
+        "state": word(task.state),
+        "objects": task.objects,
+        "copied": task.copied,
+        "bytes": task.bytes,
+        "created_ms": task.created_ms,
+        "updated_ms": task.updated_ms,
+        "message": task.message,
+    })
+}

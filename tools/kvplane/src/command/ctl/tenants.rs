@@ -1,0 +1,108 @@
+//! `kvplane ctl tenants`: who there is, how much memory theirs may take and takes, and how much weight they have.
+
+use clap::{Args, Subcommand};
+use kvplane::ControlLink;
+use kvplane::rpc::message::{ListTenants, RemoveTenant, SetTenant, TenantStatus};
+use serde_json::{Value, json};
+
+use crate::command::Failure;
+use crate::command::size;
+
+/// What to look at or to do.
+#[derive(Subcommand)]
+pub(crate) enum Action {
+    /// All tenants: quotas, and what they take of them.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a tenant, or change it. What is not said stays as it is.
+    Set(Set),
+    /// Take a tenant away. Its objects stay until they are removed or evicted.
+    Remove {
+        /// Its name.
+        name: String,
+        /// Even if it has objects.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// A tenant as it is to be.
+#[derive(Args)]
+pub(crate) struct Set {
+    /// Its name; `default` is the tenant of whoever names none.
+    name: String,
+    /// How much memory of all nodes its objects may take.
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_some)]
+    memory: Option<u64>,
+    /// No limit of memory.
+    #[arg(long, conflicts_with = "memory")]
+    no_limit: bool,
+    /// Its weight among tenants without a limit, 1 to 1000: how they divide the memory that the others leave.
+    #[arg(long)]
+    weight: Option<u32>,
+}
+
+/// The default tenant has no name in the protocol.
+fn internal(name: &str) -> String {
+    if name == "default" { String::new() } else { name.to_owned() }
+}
+
+fn external(name: &str) -> &str {
+    if name.is_empty() { "default" } else { name }
+}
+
+pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
+    match action {
+        Action::List { json } => list(link, *json),
+        Action::Set(set) => {
+            let name = internal(&set.name);
+            let former = link.call(ListTenants)?.tenants.into_iter().find(|tenant| tenant.name == name);
+            let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
+            let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
+            link.call(SetTenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) })?;
+            println!("tenant {} is set; nodes know within a heartbeat", external(&set.name));
+            Ok(())
+        }
+        Action::Remove { name, force } => {
+            link.call(RemoveTenant { name: internal(name), only_empty: !force })?;
+            println!("tenant {} is taken away", external(name));
+            Ok(())
+        }
+    }
+}
+
+fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
+    let list = link.call(ListTenants)?;
+    if as_json {
+        let tenants: Vec<Value> = list.tenants.iter().map(tenant_json).collect();
+        println!("{:#}", json!({ "strict": list.strict, "pool_bytes": list.pool_bytes, "tenants": tenants }));
+        return Ok(());
+    }
+    println!("{:24}  {:>12}  {:>12}  {:>6}  {:>12}  {:>8}", "tenant", "used", "quota", "weight", "evicted", "refused");
+    for tenant in &list.tenants {
+        let name = external(&tenant.name);
+        let quota = tenant.dram_bytes.map_or_else(|| "none".to_owned(), size::show);
+        let (used, evicted) = (size::show(tenant.used_bytes), size::show(tenant.evicted_bytes));
+        println!("{name:24}  {used:>12}  {quota:>12}  {:>6}  {evicted:>12}  {:>8}", tenant.weight, tenant.refused);
+    }
+    if list.strict {
+        println!("others may not put");
+    }
+    Ok(())
+}
+
+fn tenant_json(tenant: &TenantStatus) -> Value {
+    json!({
+        "name": external(&tenant.name),
+        "is_set": tenant.is_set,
+        "quota_bytes": tenant.dram_bytes,
+        "leased_bytes": tenant.leased_bytes,
+        "used_bytes": tenant.used_bytes,
+        "evicted_bytes": tenant.evicted_bytes,
+        "refused": tenant.refused,
+        "weight": tenant.weight,
+    })
+}

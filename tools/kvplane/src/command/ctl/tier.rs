@@ -1,0 +1,279 @@
+//! `kvplane ctl tier`: how the SSDs under nodes are, and what may be asked of them: check every record, make room.
+//!
+//! Nodes report to the control plane with their heartbeats and take orders with the answer, so what is shown is at most
+//! a heartbeat old, and an order begins within one.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use kvplane::ControlLink;
+use kvplane::rpc::message::{ListTiers, OrderTiers, TierAction, TierNode, TierShard};
+use serde_json::{Value, json};
+
+use crate::command::Failure;
+use crate::command::ctl::tier_wait::{Patience, is_done};
+use crate::command::size;
+
+/// How often a command that waits looks.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// What to look at or to do.
+#[derive(Subcommand)]
+pub(crate) enum Action {
+    /// Each shard's device: segments, bytes, hits, errors, what is written, what the scrubber does.
+    Status(Common),
+    /// Read and check every record, while calls are served. What is damaged is taken out and is a miss from then
+    /// on, unless memory has it: then it is written again. Fails when anything was.
+    Verify(Verify),
+    /// Make room: reclaim the oldest segments until so much of each device is free.
+    Reclaim(Reclaim),
+}
+
+/// Whom, and how to show it.
+#[derive(Args)]
+pub(crate) struct Common {
+    /// Only this node.
+    #[arg(long)]
+    node: Option<u64>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Check every record.
+#[derive(Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    common: Common,
+    /// Bytes a second that each node reads for it.
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = size::parse_some)]
+    rate: u64,
+    /// Pause a check that is under way; the next one goes on where it was.
+    #[arg(long, conflicts_with = "rate")]
+    pause: bool,
+    /// Do not wait for the end.
+    #[arg(long)]
+    detach: bool,
+}
+
+/// Make room.
+#[derive(Args)]
+pub(crate) struct Reclaim {
+    #[command(flatten)]
+    common: Common,
+    /// How much of each device is to be free, in percent; 0 ends an earlier order.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=50))]
+    free: u8,
+    /// Do not wait for the end.
+    #[arg(long)]
+    detach: bool,
+}
+
+pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
+    match action {
+        Action::Status(common) => {
+            let nodes = link.call(ListTiers { node: common.node })?.nodes;
+            if let Some(node) = common.node.filter(|_| nodes.is_empty()) {
+                return Err(format!("node {node} is not known, or has no SSD: start it with --ssd").into());
+            }
+            if nodes.is_empty() && !common.json {
+                println!("no node has an SSD");
+            }
+            show(&nodes, common.json);
+            Ok(())
+        }
+        Action::Verify(verify) => {
+            let bytes_per_s = if verify.pause { 0 } else { verify.rate };
+            let wait = !verify.detach && !verify.pause;
+            let nodes = order(link, &verify.common, TierAction::Verify { bytes_per_s }, wait)?;
+            let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub_bad).sum();
+            match bad {
+                1.. if wait => {
+                    let text = "what memory had of them was written again, the others are misses from now on";
+                    Err(format!("{bad} records were not whole: {text}").into())
+                }
+                _ => Ok(()),
+            }
+        }
+        Action::Reclaim(reclaim) => {
+            let action = TierAction::Reclaim { free_percent: reclaim.free };
+            order(link, &reclaim.common, action, !reclaim.detach).map(|_| ())
+        }
+    }
+}
+
+/// Gives an order, waits for its end if that is wanted, and shows how things are then.
+fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) -> Result<Vec<TierNode>, Failure> {
+    let before = link.call(ListTiers { node: common.node })?.nodes;
+    let ordered = link.call(OrderTiers { node: common.node, action })?.orders;
+    let narrate = !common.json && std::io::stderr().is_terminal();
+    let mut patience = Patience::new(action);
+    loop {
+        let nodes = link.call(ListTiers { node: common.node })?.nodes;
+        let mut open = 0;
+        for (number, order) in &ordered {
+            let then = before.iter().find(|node| node.node == *number);
+            let now = nodes.iter().find(|node| node.node == *number);
+            let now = now.ok_or_else(|| format!("node {number} left before it was done"))?;
+            open += usize::from(!is_done(then, now, *order, action, wait)?);
+        }
+        if open == 0 {
+            let nodes: Vec<TierNode> =
+                nodes.into_iter().filter(|node| ordered.iter().any(|(number, _)| *number == node.node)).collect();
+            show(&nodes, common.json);
+            return Ok(nodes);
+        }
+        if narrate {
+            nodes.iter().flat_map(|node| &node.shards).for_each(|shard| eprintln!("{}", progress(shard, action)));
+        }
+        patience.look(&nodes)?;
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn progress(shard: &TierShard, action: TierAction) -> String {
+    match action {
+        TierAction::Verify { .. } => format!(
+            "shard {}: {} of about {} records, {} bytes, {} not whole",
+            shard.shard, shard.scrub_records, shard.scrub_objects, shard.scrub_bytes, shard.scrub_bad
+        ),
+        TierAction::Reclaim { .. } => format!(
+            "shard {}: {} of {} segments free, {} wanted",
+            shard.shard, shard.free_segments, shard.segments, shard.wanted_free_segments
+        ),
+    }
+}
+
+/// Bytes written for each byte of an object.
+fn amplification(shard: &TierShard) -> f64 {
+    if shard.put_bytes == 0 { 0.0 } else { shard.written_bytes as f64 / shard.put_bytes as f64 }
+}
+
+/// Segments that are being made ready, sealed or reclaimed, or that recovery has not come to.
+const fn others(shard: &TierShard) -> u32 {
+    let told = shard.free_segments + shard.sealed_segments + shard.open_segments + shard.bad_segments;
+    shard.segments.saturating_sub(told)
+}
+
+fn show(nodes: &[TierNode], as_json: bool) {
+    if as_json {
+        println!("{:#}", json!({ "nodes": nodes.iter().map(node_json).collect::<Vec<_>>() }));
+        return;
+    }
+    for node in nodes {
+        println!("node {}, as of {} ms ago", node.node, node.age_ns / 1_000_000);
+        node.shards.iter().for_each(show_shard);
+    }
+}
+
+fn show_shard(shard: &TierShard) {
+    let gibibytes = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    println!("  shard {}: {}, format {}, {}", shard.shard, shard.device, shard.format, shard.state);
+    println!(
+        "    segments {}: {} free, {} sealed, {} open, {} bad, {} others; {:.3} GiB live, {:.3} GiB dead, {} objects",
+        shard.segments,
+        shard.free_segments,
+        shard.sealed_segments,
+        shard.open_segments,
+        shard.bad_segments,
+        others(shard),
+        gibibytes(shard.live_bytes),
+        gibibytes(shard.dead_bytes),
+        shard.objects
+    );
+    println!(
+        "    hits: {} memory, {} SSD; {} misses; {} read ahead, {} of them used",
+        shard.memory_hits, shard.ssd_hits, shard.misses, shard.read_ahead, shard.read_ahead_used
+    );
+    let budget = match shard.bytes_per_day {
+        0 => "no limit".to_owned(),
+        bytes => format!("of {:.3} GiB a day", gibibytes(bytes)),
+    };
+    println!(
+        "    written: {:.3} GiB, amplification {:.2}; last day {:.3} GiB, {budget}; now {}; {} not written for that",
+        gibibytes(shard.written_bytes),
+        amplification(shard),
+        gibibytes(shard.day_bytes),
+        shard.admission,
+        shard.over_budget
+    );
+    println!(
+        "    errors: {} reads, {} writes; records: {} damaged, {} stale, {} misdirected, {} quarantined, {} rewritten",
+        shard.read_faults,
+        shard.write_faults,
+        shard.damaged,
+        shard.stale,
+        shard.misdirected,
+        shard.quarantined,
+        shard.rewritten
+    );
+    println!(
+        "    scrub: {} at {} bytes/s; {} of about {} records, {} not whole; {} passes done",
+        shard.scrub,
+        shard.scrub_bytes_per_s,
+        shard.scrub_records,
+        shard.scrub_objects,
+        shard.scrub_bad,
+        shard.scrub_passes
+    );
+}
+
+fn node_json(node: &TierNode) -> Value {
+    json!({
+        "node": node.node,
+        "age_ns": node.age_ns,
+        "shards": node.shards.iter().map(shard_json).collect::<Vec<_>>(),
+    })
+}
+
+fn shard_json(shard: &TierShard) -> Value {
+    json!({
+        "shard": shard.shard,
+        "device": shard.device,
+        "format": shard.format,
+        "state": shard.state,
+        "objects": shard.objects,
+        "segments": {
+            "all": shard.segments,
+            "free": shard.free_segments,
+            "sealed": shard.sealed_segments,
+            "open": shard.open_segments,
+            "bad": shard.bad_segments,
+            "others": others(shard),
+            "bytes_each": shard.segment_bytes,
+            "wanted_free": shard.wanted_free_segments,
+        },
+        "live_bytes": shard.live_bytes,
+        "dead_bytes": shard.dead_bytes,
+        "put_bytes": shard.put_bytes,
+        "written_bytes": shard.written_bytes,
+        "write_amplification": amplification(shard),
+        "hits": { "memory": shard.memory_hits, "ssd": shard.ssd_hits, "misses": shard.misses },
+        "read_ahead": { "objects": shard.read_ahead, "used": shard.read_ahead_used },
+        "errors": {
+            "reads": shard.read_faults,
+            "writes": shard.write_faults,
+            "damaged": shard.damaged,
+            "stale": shard.stale,
+            "misdirected": shard.misdirected,
+            "quarantined": shard.quarantined,
+            "rewritten": shard.rewritten,
+        },
+        "budget": {
+            "admission": shard.admission,
+            "last_day_bytes": shard.day_bytes,
+            "bytes_per_day": shard.bytes_per_day,
+            "not_written": shard.over_budget,
+        },
+        "scrub": {
+            "state": shard.scrub,
+            "bytes_per_s": shard.scrub_bytes_per_s,
+            "objects": shard.scrub_objects,
+            "records": shard.scrub_records,
+            "bytes": shard.scrub_bytes,
+            "bad_records": shard.scrub_bad,
+            "passes": shard.scrub_passes,
+        },
+    })
+}

@@ -1,0 +1,220 @@
+//! Many values of Python's in one batch: stored from where Python has them, or received in memory that it will have.
+//!
+//! Short values lie together in one piece of memory for the transfer, as naming memory to a client costs more than to
+//! copy them; long ones are sent and received in place.
+
+use std::sync::Arc;
+
+use kvplane::{Client, Error, Got, Region, Slice};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::cpython::Keys;
+use crate::memory::adopt;
+use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, failed, store_code};
+use crate::store::arguments::KeepOptions;
+use crate::store::batches::check_key;
+use crate::store::clients::Member;
+use crate::store::{DIRECT_BYTES, Store};
+use crate::waiting::waiting;
+
+/// Memory of Python's: where, and how long. Whoever made it keeps it there until the call has ended.
+pub(crate) type Place = (u64, u64);
+
+/// Places in memory that a client knows, for the time of a call.
+struct LentPlaces {
+    buffers: Vec<kvplane::Buffer>,
+    /// Short values, one behind the other, and where that is in the memory of each.
+    together: Vec<u8>,
+    slices: Vec<Slice>,
+}
+
+impl LentPlaces {
+    /// Makes places known to a client; with `send`, what is there goes along.
+    ///
+    /// # Safety
+    /// The places stay mapped until this is given back, and nobody else writes those of them that are received into.
+    unsafe fn new(client: &mut Client, places: &[Place], send: bool) -> Option<Self> {
+        let short = |place: &&Place| place.1 < DIRECT_BYTES;
+        let bytes: u64 = places.iter().filter(short).map(|place| place.1).sum();
+        let mut together = vec![0; usize::try_from(bytes).ok()?];
+        let (mut buffers, mut slices, mut at) = (Vec::new(), Vec::with_capacity(places.len()), 0);
+        for &(address, length) in places.iter().filter(short).filter(|_| send) {
+            let room = &mut together[at..at + length as usize];
+            // SAFETY: by the caller's promise; to memory of ours. Who writes there meanwhile gets a mix stored.
+            unsafe { std::ptr::copy_nonoverlapping(address as *const u8, room.as_mut_ptr(), room.len()) };
+            at += room.len();
+        }
+        at = 0;
+        // SAFETY: it is ours, and goes when this does.
+        let common = unsafe { adopt(together.as_mut_ptr() as u64, bytes) }.map(|region| client.register(region));
+        for place in places {
+            let &(address, bytes) = place;
+            if let (true, Some(common)) = (short(&place), &common) {
+                let length = bytes as usize;
+                slices.push(common.slice(at, length));
+                at += length;
+                continue;
+            }
+            // SAFETY: by the caller's promise.
+            let region: Option<Arc<Region>> = unsafe { adopt(address, bytes) };
+            let Some(buffer) = region.map(|region| client.register(region)) else {
+                buffers.extend(common);
+                buffers.drain(..).for_each(|buffer| client.unregister(buffer));
+                return None;
+            };
+            slices.push(buffer.slice(0, bytes as usize));
+            buffers.push(buffer);
+        }
+        buffers.extend(common);
+        Some(Self { buffers, together, slices })
+    }
+
+    /// Ends it; with `received`, short values go to their places, as much of each as there is.
+    ///
+    /// # Safety
+    /// As for [`Self::new`], with the same places.
+    unsafe fn give_back(self, client: &mut Client, places: &[Place], received: Option<&[i64]>) {
+        self.buffers.into_iter().for_each(|buffer| client.unregister(buffer));
+        let mut at = 0;
+        let short = places.iter().enumerate().filter(|(_, place)| place.1 < DIRECT_BYTES);
+        for (index, &(address, bytes)) in short {
+            let length = bytes as usize;
+            if let Some(got) = received.map(|codes| codes[index]).filter(|code| *code > 0) {
+                let value = &self.together[at..at + length.min(got as usize)];
+                // SAFETY: by the caller's promise, and no longer than the place.
+                unsafe { std::ptr::copy(value.as_ptr(), address as *mut u8, value.len()) };
+            }
+            at += length;
+        }
+    }
+}
+
+/// The number of an outcome of a get.
+fn got_code(got: Result<Option<Got>, Error>) -> i64 {
+    match got {
+        Ok(Some(got)) => got.bytes as i64,
+        Ok(None) => failed(NOT_FOUND, "no such object"),
+        Err(error) => store_code(&error),
+    }
+}
+
+/// Puts or gets as one batch; where that is refused as a whole, one by one.
+fn each_or_all<T: Copy>(items: &[T], mut run: impl FnMut(&[T]) -> Result<Vec<i64>, Error>) -> Vec<i64> {
+    match run(items) {
+        Ok(codes) => codes,
+        Err(error) if items.len() == 1 => vec![store_code(&error)],
+        Err(_) => {
+            let one =
+                |item: &T| run(std::slice::from_ref(item)).map_or_else(|error| store_code(&error), |codes| codes[0]);
+            items.iter().map(one).collect()
+        }
+    }
+}
+
+impl Store {
+    /// Stores what is at these places; 0 for each that is there afterwards, else the number of an error.
+    ///
+    /// # Safety
+    /// The places stay mapped until this returns.
+    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], keeping: &KeepOptions) -> Vec<i64> {
+        let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
+            let options = keeping.with(&mut member.client);
+            each_or_all(items, |some| {
+                let puts = member.client.batch_put_from_with(some, options)?;
+                Ok(puts.into_iter().map(|put| put.map_or_else(|error| store_code(&error), |_| 0)).collect())
+            })
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { self.at_places(keys, places, true, run) }
+    }
+
+    /// Receives objects at these places; the length of each, else the number of an error.
+    ///
+    /// # Safety
+    /// The places stay mapped until this returns, and nobody else uses them until then.
+    pub(crate) unsafe fn get_places(&self, keys: &Keys, places: &[Place]) -> Vec<i64> {
+        let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
+            each_or_all(items, |some| Ok(member.client.batch_get_into(some)?.into_iter().map(got_code).collect()))
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { self.at_places(keys, places, false, run) }
+    }
+
+    /// Runs a batch of those keys that can be some and of places that are not empty.
+    ///
+    /// # Safety
+    /// As for its callers.
+    unsafe fn at_places(
+        &self,
+        keys: &Keys,
+        places: &[Place],
+        send: bool,
+        run: impl FnOnce(&mut Member, &[(&[u8], Slice)]) -> Vec<i64>,
+    ) -> Vec<i64> {
+        let empty =
+            |bytes: u64| if bytes == 0 { Err(failed(INVALID, "an object of 0 bytes cannot be")) } else { Ok(()) };
+        let checked = |(key, place): (&[u8], &Place)| check_key(key).and_then(|()| empty(place.1)).err().unwrap_or(0);
+        let mut codes: Vec<i64> = keys.iter().zip(places).map(checked).collect();
+        let good: Vec<usize> = (0..codes.len()).filter(|index| codes[*index] == 0).collect();
+        if good.is_empty() {
+            return codes;
+        }
+        let places: Vec<Place> = good.iter().map(|index| places[*index]).collect();
+        let done = self.clients.with(|member| {
+            // SAFETY: by the caller's promise.
+            let lent = unsafe { LentPlaces::new(&mut member.client, &places, send) };
+            let Some(lent) = lent else { return vec![failed(INVALID, "a place is no memory"); places.len()] };
+            let items: Vec<(&[u8], Slice)> =
+                good.iter().zip(&lent.slices).map(|(index, slice)| (keys.get(*index), *slice)).collect();
+            let codes = run(member, &items);
+            // SAFETY: by the caller's promise.
+            unsafe { lent.give_back(&mut member.client, &places, (!send).then_some(&codes)) };
+            codes
+        });
+        let mut done = done.unwrap_or_else(|code| vec![code; places.len()]).into_iter();
+        for index in good {
+            codes[index] = done.next().unwrap_or(INTERNAL);
+        }
+        codes
+    }
+
+    /// The bytes of many objects, or the number of an error for each: one question for lengths, one batch of gets.
+    pub(crate) fn get_values<'py>(&self, py: Python<'py>, keys: &Keys) -> PyResult<Bound<'py, PyList>> {
+        let sizes = self.ask(py, keys, |client, keys| {
+            let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
+            Ok(client.batch_size(keys)?.into_iter().map(size).collect())
+        })?;
+        let mut some = Keys::default();
+        let (mut values, mut places) = (Vec::with_capacity(sizes.len()), Vec::new());
+        for (key, &size) in keys.iter().zip(&sizes) {
+            if size <= 0 {
+                values.push(size.into_pyobject(py)?.into_any());
+                continue;
+            }
+            // SAFETY: a new object of so many bytes that nobody else knows yet; an error is the null pointer.
+            let value = unsafe {
+                Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), size as isize))?
+            };
+            // SAFETY: it is such an object.
+            places.push((unsafe { ffi::PyBytes_AsString(value.as_ptr()) } as u64, size as u64));
+            some.add(key);
+            values.push(value);
+        }
+        // SAFETY: `values` keeps the bytes until after the call, and nobody reads them before it has ended.
+        let codes = waiting(py, || unsafe { self.get_places(&some, &places) })?;
+        let mut codes = codes.into_iter().zip(&places);
+        for (index, _) in sizes.iter().enumerate().filter(|(_, size)| **size > 0) {
+            let Some((code, place)) = codes.next() else { break };
+            if code as u64 == place.1 {
+                continue;
+            }
+            // Another object took its place between the two questions: it is got by itself.
+            let replaced = code == INVALID || code > 0;
+            values[index] =
+                if replaced { self.get_value(py, keys.get(index))? } else { code.into_pyobject(py)?.into_any() };
+        }
+        PyList::new(py, values)
+    }
+}
