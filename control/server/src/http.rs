@@ -11,8 +11,8 @@
 //! | others | see [`crate::http::admin`] |
 //!
 //! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which paths that are
-//! only read refuse unread. How many connections there are, and who gives way: [`crate::http::connections`]. `/health` and
-//! `/metrics` are answered beside all other requests.
+//! only read refuse unread. How many connections there are, and who gives way: [`crate::http::connections`]. `/health`
+//! and `/metrics` are answered beside all other requests.
 
 pub(crate) mod access;
 pub(crate) mod admin;

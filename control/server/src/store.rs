@@ -1,4 +1,5 @@
-//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::store::etcd`]), or nothing.
+//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::store::etcd`]), or
+//! nothing.
 //!
 //! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it
 //! ever published. The file is locked while open: a second control plane on the same state is refused. Besides the

@@ -99,7 +99,7 @@ pub const RULES: [Rule; 18] = [
     Rule::new("methods", Level::Advice, types::check_methods),
     Rule::new("impl-files", Level::Advice, types::check_impl_files),
     Rule::new("parameters", Level::Advice, parameters::check),
-    Rule::new("folders", Level::Advice, folders::check),
+    Rule::new("folders", Level::Failure, folders::check),
     Rule::new("circles", Level::Advice, circles::check),
     // Lengths stay advice: see there.
     Rule::new("length", Level::Advice, length::check),
