@@ -9,9 +9,16 @@
 //!   an object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has said
 //!   that it is gone, no removal and no put of that object is answered as done.
 //! * A client that was given an object learns whether there is a replica, and may read that for a while (a lease).
+//!   Where another node becomes the replica owner by a new map, the former one is not asked for removals any more: then
+//!   what it had replicas of is acknowledged as gone only when all such leases are over. A client with an older map
+//!   gets no lease.
 //! * Nothing is sent of an object while a removal of its replica is owed, and no removal while something is being sent.
+//!   What was given up on a lost connection is never carried out later: the client fences it.
 //! * The replica owner takes and drops replicas only as long as the map that it has heard of makes it the replica owner
+//!   of that very incarnation of the owner ([`Relation`]), and only from a peer with a map of that time.
 //! * When owners change, replicas go, but for those whose owner has left: the replica owner then owns them, or keeps
+//!   them for the new owner to fetch, as in a migration. Both only if the map tells that nothing else happened in
+//!   between.
 //! * An owner that begins another incarnation has no notes, and by another incarnation its replicas are void.
 //!
 //! Replicas are kept in memory only, and may be evicted like anything else: then there is one less than was thought. An
