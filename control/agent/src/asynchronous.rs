@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kvplane_client::{Local, PutBook, Request, TaskResult};
 use kvplane_engine::{Buffer, Doorbell, Region, Slice};
-use kvplane_proto::message::PutOptions;
+use kvplane_proto::message::{ObjectName, PutOptions};
 use kvplane_proto::{BatchId, Limits, Status, Version};
 use tokio::sync::oneshot;
 
@@ -151,8 +151,8 @@ impl AsyncClient {
         slice: Slice,
         options: &PutOptions,
     ) -> Result<Request, Error> {
-        let name = (&self.keys.tenant[..], key);
-        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local(), options)
+        let name = ObjectName { tenant: &self.keys.tenant, key };
+        crate::client::put_request(puts, &name, self.keys.keep_keys, slice.local(), options)
     }
 
     fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {

@@ -190,10 +190,10 @@ impl Node {
         let born_ns = incarnation::begin(&link, node)?;
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
         check_listen(config.listen, &tickets)?;
-        let (incarnation, tls) = ((node, Incarnation(born_ns)), link.keychain(config.data_tls)?);
-        let (shards, notes, devices) = start_shards(config, &cluster, incarnation, &tickets, tls.as_ref())?;
+        let (incarnation, tls) = (Incarnation(born_ns), link.keychain(config.data_tls)?);
+        let (shards, notes, devices) = start_shards(config, &cluster, node, incarnation, &tickets, tls.as_ref())?;
         let shards = Arc::new(shards);
-        let member = member_of(config, node, Incarnation(born_ns), &shards)?;
+        let member = member_of(config, node, incarnation, &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
         let mut membership = Membership {
             link,
@@ -319,7 +319,8 @@ fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
 fn start_shards(
     config: &NodeConfig,
     cluster: &str,
-    (node, incarnation): (NodeId, Incarnation),
+    node: NodeId,
+    incarnation: Incarnation,
     tickets: &NodeTickets,
     tls: Option<&Arc<Keychain>>,
 ) -> Result<NodeShards, Error> {

@@ -136,8 +136,8 @@ impl Tickets {
             Keep::Directory(_) | Keep::Etcd { .. } => TicketTime::begin(keep.time_s()?, host_s, config.lifetime_s, 0),
         };
         let now = time.now(0);
-        let times = (config.lifetime_s, config.key_term_s);
-        let mut mint = Mint::new(cluster, times, now, random_bytes).map_err(StartError::Identity)?;
+        let (lifetime_s, term_s) = (config.lifetime_s, config.key_term_s);
+        let mut mint = Mint::new(cluster, lifetime_s, term_s, now, random_bytes).map_err(StartError::Identity)?;
         if let Some(text) = keep.keys()? {
             mint.resume(parse(&text).ok_or_else(|| StartError::TicketKeys(keep.place_of_keys()))?, now);
         }
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn keys_are_read_back_from_their_file() {
-        let mut mint = Mint::new("a", (600, 3_600), 5, random_bytes).expect("random bytes");
+        let mut mint = Mint::new("a", 600, 3_600, 5, random_bytes).expect("random bytes");
         assert_eq!(mint.rotate(9, true, random_bytes).ok(), Some(true));
         let text = shown(&mint);
         let keys: Vec<TicketKey> = mint.keys().cloned().collect();

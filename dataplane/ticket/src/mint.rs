@@ -47,7 +47,8 @@ impl Mint {
     /// Whatever `draw` fails with.
     pub fn new<E>(
         cluster: &str,
-        (lifetime, term): (u64, u64),
+        lifetime: u64,
+        term: u64,
         now: u64,
         mut draw: impl FnMut(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {

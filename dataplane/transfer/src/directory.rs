@@ -103,7 +103,8 @@ impl Directory {
         listening: Option<Listening>,
         native: Native,
         stock: Option<SocketAddr>,
-        (near, rdma): (Arc<NearDevices>, bool),
+        near: Arc<NearDevices>,
+        rdma: bool,
     ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
         // Who takes no handshakes is found by a name that says what they would have told.

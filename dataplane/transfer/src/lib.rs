@@ -193,7 +193,7 @@ impl TransferEngine {
         let near = host.rdma.as_ref().map(|devices| Arc::clone(&devices.near)).unwrap_or_default();
         let shard = Arc::new(shard);
         let rdma = host.rdma.is_some();
-        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), (near, rdma))?);
+        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), near, rdma)?);
         let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,

@@ -142,7 +142,8 @@ impl Remote {
         name: &str,
         peer: Arc<Peer>,
         buffers: &[Buffer],
-        (known, generation): (Arc<ForeignPeer>, u32),
+        known: Arc<ForeignPeer>,
+        generation: u32,
     ) -> Self {
         let region = |(index, buffer): (usize, &Buffer)| RegionDescriptor {
             segment: SegmentId { index: index as u32, generation },

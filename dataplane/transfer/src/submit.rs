@@ -185,7 +185,7 @@ impl TransferEngine {
             }
             plan.use_buffer(buffer);
             if request.target == SegmentHandle::LOCAL {
-                plan.copy(map, index, request, (buffer, offset))?;
+                plan.copy(map, index, request, buffer, offset)?;
                 plan.copy_owners.push(task);
                 continue;
             }
@@ -272,7 +272,8 @@ impl Plan {
         map: &Map,
         index: usize,
         request: &TransferRequest,
-        (buffer, offset): (&Arc<Buffer>, u64),
+        buffer: &Arc<Buffer>,
+        offset: u64,
     ) -> Result<(), Error> {
         let found = map.find(request.target_offset, request.length);
         let (other, at) = found.ok_or_else(|| outside(index, request.target_offset, request.length, "ours"))?;

@@ -64,7 +64,7 @@ impl World {
             out.iter_mut().for_each(|byte| *byte = faults.below(256) as u8);
             Ok(())
         };
-        let Ok(mut mint) = Mint::new("world", TIMES_S, now_s, draw);
+        let Ok(mut mint) = Mint::new("world", TIMES_S.0, TIMES_S.1, now_s, draw);
         if let Some(keys) = tickets.keys.clone() {
             mint.resume(keys, now_s);
         }

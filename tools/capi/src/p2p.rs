@@ -329,7 +329,8 @@ pub(crate) unsafe extern "C" fn p2pStoreList(
 }
 
 /// An object for C; none whose name C cannot say.
-fn told((name, object, sizes): (String, ObjectSummary, Vec<u64>)) -> Option<PayloadInfo> {
+fn told(listed: (String, ObjectSummary, Vec<u64>)) -> Option<PayloadInfo> {
+    let (name, object, sizes) = listed;
     let name = CString::new(name).ok()?.into_raw();
     let (size_list_len, size_list) = (sizes.len(), Box::into_raw(sizes.into_boxed_slice()).cast());
     let (version, max_shard_size, total_size) = (object.version, object.shard_bytes, object.total_bytes);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvplane_client::{PutBook, Request, TaskResult};
-use kvplane_proto::message::PutOptions;
+use kvplane_proto::message::{ObjectName, PutOptions};
 use kvplane_proto::{BatchId, Digest, Status};
 
 use super::puts::{check_options, put_request};
@@ -70,8 +70,8 @@ impl Client {
         check_options(options)?;
         let (mut puts, mut requests) = (PutBook::new(), Vec::with_capacity(items.len()));
         for (key, slice) in items {
-            let name = (&self.tenant[..], key.as_ref());
-            requests.push(put_request(&mut puts, name, self.keep_keys, slice.local(), options)?);
+            let name = ObjectName { tenant: &self.tenant, key: key.as_ref() };
+            requests.push(put_request(&mut puts, &name, self.keep_keys, slice.local(), options)?);
         }
         let batch = self.start(&requests, &puts)?;
         let slices = items.iter().map(|(_, slice)| *slice).collect();

@@ -87,8 +87,8 @@ impl Client {
         self.puts.clear();
         let mut requests = Vec::with_capacity(items.len());
         for (key, slice) in items {
-            let name = (&self.tenant[..], key.as_ref());
-            requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local(), options)?);
+            let name = ObjectName { tenant: &self.tenant, key: key.as_ref() };
+            requests.push(put_request(&mut self.puts, &name, self.keep_keys, slice.local(), options)?);
         }
         let results = self.run_new_puts(&requests)?;
         Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
@@ -132,28 +132,29 @@ impl Client {
     pub(super) fn enter_put(&mut self, key: &[u8], bytes: u64, options: &PutOptions) -> Result<(Digest, u32), Error> {
         check_options(options)?;
         let local = Local { buffer: 0, offset: 0, bytes };
-        let name = (&self.tenant[..], key);
-        match put_request(&mut self.puts, name, self.keep_keys, local, options)? {
+        let name = ObjectName { tenant: &self.tenant, key };
+        match put_request(&mut self.puts, &name, self.keep_keys, local, options)? {
             Request::PutAs(digest, _, number) => Ok((digest, number)),
             _ => unreachable!("a put with an entry is one"),
         }
     }
 }
 
-/// A put and its entry in a book. The name is the tenant's and the key.
+/// A put of the object of this name, and its entry in a book; the key is sent along where it is to be kept.
 pub(crate) fn put_request(
     puts: &mut PutBook,
-    (tenant, key): (&[u8], &[u8]),
+    name: &ObjectName<'_>,
     keep_key: bool,
     local: Local,
     options: &PutOptions,
 ) -> Result<Request, Error> {
+    let ObjectName { tenant, key } = *name;
     let digest = digest_of(tenant, key)?;
     let options = PutOptions { tenant: tenant_number(tenant), ..*options };
     let item = PutItem::plain(digest, local.bytes).with_options(&options);
     let number = if keep_key {
         let lengths = (key.len() as u16, tenant.len() as u8);
-        puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, &ObjectName { tenant, key })
+        puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, name)
     } else {
         puts.push(item, &ObjectName::NONE)
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_client::{Request, TaskResult};
 use kvplane_proto::map::OwnerTable;
-use kvplane_proto::message::PutOptions;
+use kvplane_proto::message::{ObjectName, PutOptions};
 use kvplane_proto::{Digest, Status};
 
 use super::puts::put_request;
@@ -33,8 +33,8 @@ impl Client {
         let options = PutOptions { wait_replicas: options.replicas > 1, ..*options };
         super::puts::check_options(&options)?;
         self.puts.clear();
-        let name = (&self.tenant[..], key);
-        let request = put_request(&mut self.puts, name, self.keep_keys, slice.local(), &options)?;
+        let name = ObjectName { tenant: &self.tenant, key };
+        let request = put_request(&mut self.puts, &name, self.keep_keys, slice.local(), &options)?;
         let results = self.run_new_puts(&[request])?;
         let replicas = results[0].replicas;
         Ok((self.stored(results[0], slice)?, replicas))

@@ -112,7 +112,8 @@ impl Follower {
         Some(receiver)
     }
 
-    fn carry_out(&self, incarnation: u64, NodeOrder { number, order }: NodeOrder, following: &mut EventSubscription) {
+    fn carry_out(&self, incarnation: u64, order: NodeOrder, following: &mut EventSubscription) {
+        let NodeOrder { number, order } = order;
         match order {
             Order::Find { digests } => {
                 let found = self.find(digests);
@@ -205,7 +206,8 @@ impl Follower {
                     bytes: event.bytes,
                 })
                 .collect();
-            self.tell((incarnation, number as u16), shard, EventReport::Live, (page.first, page.lost), events)?;
+            let (part, first, lost) = (EventReport::Live, page.first, page.lost);
+            self.tell(incarnation, shard, EventBatch { shard: number as u16, part, first, lost, events })?;
         }
         Ok(any)
     }
@@ -231,21 +233,15 @@ impl Follower {
                 })
                 .collect();
             if part == EventReport::SnapshotBegins || !events.is_empty() {
-                self.tell((incarnation, number), shard, part, (from, 0), events)?;
+                self.tell(incarnation, shard, EventBatch { shard: number, part, first: from, lost: 0, events })?;
                 part = EventReport::SnapshotGoesOn;
             }
         }
         Ok(from)
     }
 
-    fn tell(
-        &self,
-        (incarnation, shard): (u64, u16),
-        handle: &ShardHandle,
-        part: EventReport,
-        (first, lost): (u64, u64),
-        events: Vec<ObjectEvent>,
-    ) -> Result<(), Error> {
+    fn tell(&self, incarnation: u64, handle: &ShardHandle, report: EventBatch) -> Result<(), Error> {
+        let EventBatch { shard, part, first, lost, events } = report;
         // Names are looked up now: nothing is kept for them while nobody follows.
         let stored = events.iter().map(|event| match event.change {
             ObjectChange::Stored => Digest(event.digest),
@@ -256,6 +252,17 @@ impl Follower {
         let events = NodeEvents { node: self.node, incarnation, shard, part, first, lost, events, names };
         self.link.call_unless(&self.stop, ReportEvents { events }).map(|_| ())
     }
+}
+
+/// Events of one shard, on their way to the control plane.
+struct EventBatch {
+    shard: u16,
+    part: EventReport,
+    /// The number of the first, or of the first that follows a snapshot.
+    first: u64,
+    /// Events before them that were dropped.
+    lost: u64,
+    events: Vec<ObjectEvent>,
 }
 
 const fn medium(medium: Medium) -> ObjectMedium {

@@ -132,7 +132,7 @@ impl Membership {
         // Again and again: a control plane that was started anew does not know it.
         self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
-        self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
+        self.figures.report(&self.link, node, incarnation, &self.shards, &snapshots);
         super::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())

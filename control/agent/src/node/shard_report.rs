@@ -25,7 +25,8 @@ impl ShardReports {
     pub(crate) fn report(
         &mut self,
         link: &ControlLink,
-        (node, incarnation): (u64, u64),
+        node: u64,
+        incarnation: u64,
         shards: &[ShardHandle],
         snapshots: &[ShardSnapshot],
     ) {

@@ -123,7 +123,7 @@ impl Publisher {
         for event in batch {
             self.event_id += 1;
             let name = self.names.names.get(&event.digest);
-            write_event(&mut out, backend, event, name, (self.event_id, now_ms));
+            write_event(&mut out, backend, event, name, self.event_id, now_ms);
         }
         out.uint(0);
         self.sequence += 1;
@@ -131,13 +131,7 @@ impl Publisher {
     }
 }
 
-fn write_event(
-    out: &mut Writer,
-    backend: &str,
-    event: &ObjectEvent,
-    name: Option<&Name>,
-    (event_id, now_ms): (u64, u64),
-) {
+fn write_event(out: &mut Writer, backend: &str, event: &ObjectEvent, name: Option<&Name>, event_id: u64, now_ms: u64) {
     let (tenant, key) = name.map_or(("default", None), |(tenant, key)| (tenant.as_str(), Some(key)));
     let (kind, legacy) = match event.change {
         ObjectChange::Stored => ("stored", "BlockStored"),
@@ -397,7 +391,7 @@ mod tests {
         let event = report(EventReport::Live, 0, 1).events[0];
         for (change, fields) in [(ObjectChange::Stored, 21), (ObjectChange::Removed, 18), (ObjectChange::Cleared, 18)] {
             let mut out = Writer::default();
-            write_event(&mut out, "b", &ObjectEvent { change, ..event }, None, (3, 4));
+            write_event(&mut out, "b", &ObjectEvent { change, ..event }, None, 3, 4);
             assert_eq!(out.out[..3], [0xde, 0, fields]);
             assert_eq!(values(&out.out[3..]), 2 * usize::from(fields), "{change:?}");
         }

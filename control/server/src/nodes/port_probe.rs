@@ -142,7 +142,8 @@ async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[Socke
 }
 
 /// The first frame of a data connection to a shard.
-fn greeting(cluster: &str, (node, incarnation): NodeIncarnation, shard: ShardId) -> Vec<u8> {
+fn greeting(cluster: &str, whose: NodeIncarnation, shard: ShardId) -> Vec<u8> {
+    let (node, incarnation) = whose;
     // Numbers that no connection of a client has. Without any, those of nobody serve: no more than the greeting is
     // sent.
     let (client, connection) = (random_u64().unwrap_or(0), random_u64().unwrap_or(0));

@@ -35,7 +35,7 @@ fn drawer(mut state: u64) -> impl FnMut(&mut [u8]) -> Result<(), ()> {
 }
 
 fn mint(seed: u64) -> Mint {
-    Mint::new("test", (600, 3_600), NOW, drawer(seed)).expect("it draws")
+    Mint::new("test", 600, 3_600, NOW, drawer(seed)).expect("it draws")
 }
 
 fn terms() -> Terms {

@@ -21,7 +21,8 @@ pub struct Numbers([u64; ROUNDS]);
 impl Numbers {
     /// The order of this incarnation of this shard.
     #[must_use]
-    pub fn of(ShardKey { node, incarnation, shard }: ShardKey) -> Self {
+    pub fn of(shard: ShardKey) -> Self {
+        let ShardKey { node, incarnation, shard } = shard;
         let mut word = mix64(0x6b76_6472_6166_7473);
         for part in [node.0, incarnation.0, u64::from(shard.0)] {
             word = mix64(word ^ part);
@@ -31,7 +32,8 @@ impl Numbers {
 
     /// What clients are told of a put session.
     #[must_use]
-    pub fn number(&self, PutSessionId(id): PutSessionId) -> u64 {
+    pub fn number(&self, session: PutSessionId) -> u64 {
+        let PutSessionId(id) = session;
         let (mut left, mut right) = ((id >> 32) as u32, id as u32);
         for key in self.0 {
             (left, right) = (right, left ^ round(key, right));

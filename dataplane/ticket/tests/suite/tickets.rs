@@ -23,7 +23,7 @@ fn drawer(mut state: u64) -> impl FnMut(&mut [u8]) -> Result<(), ()> {
 }
 
 fn mint(cluster: &str, seed: u64) -> Mint {
-    Mint::new(cluster, (LIFETIME, TERM), NOW, drawer(seed)).expect("it draws")
+    Mint::new(cluster, LIFETIME, TERM, NOW, drawer(seed)).expect("it draws")
 }
 
 fn terms() -> Terms {

@@ -227,7 +227,7 @@ impl TransferEngine {
         let peer = self.segments.write().peers.at(&address, name);
         if let PeerKind::MooncakeRdma { .. } = address.kind {
             let (_, known, generation) = self.directory.stock().learn(&descriptor)?;
-            return Ok(Remote::stock_rdma(name, peer, &descriptor.buffers, (known, generation)));
+            return Ok(Remote::stock_rdma(name, peer, &descriptor.buffers, known, generation));
         }
         if address.kind != PeerKind::Native {
             return Ok(Remote::foreign(name, peer, &descriptor.buffers));

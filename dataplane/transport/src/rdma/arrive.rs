@@ -76,7 +76,8 @@ impl Links {
     }
 
     /// A request is over: whatever waited for it goes on.
-    fn work_over(&mut self, index: u32, RetiredRequest { token, status, .. }: RetiredRequest) {
+    fn work_over(&mut self, index: u32, retired: RetiredRequest) {
+        let RetiredRequest { token, status, .. } = retired;
         let id = self.table.id_at(index);
         let Some((link, nic, books)) = self.parts(id) else { return };
         link.work_over(id, Work::from_bits(token), status, nic, books);

@@ -244,7 +244,7 @@ impl TransferEngineBench {
             let worker = |thread: u64| {
                 let base = buffers[thread as usize % buffers.len()];
                 let (engine, region, running) = (&engine, &region, &running);
-                let body = move || self.worker(engine, region, (target, base), running, thread);
+                let body = move || self.worker(engine, region, target, base, running, thread);
                 let spawned = std::thread::Builder::new().name(format!("worker-{thread}")).spawn_scoped(scope, body);
                 spawned.map_err(|error| format!("thread {} of {} cannot be started: {error}", thread + 1, self.threads))
             };
@@ -279,7 +279,8 @@ impl TransferEngineBench {
         &self,
         engine: &TransferEngine,
         region: &Region,
-        (target, base): (SegmentHandle, u64),
+        target: SegmentHandle,
+        base: u64,
         running: &AtomicBool,
         thread: u64,
     ) -> Result<u64, String> {

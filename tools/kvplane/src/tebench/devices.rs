@@ -53,7 +53,8 @@ struct Nodes {
 }
 
 impl From<NodeCounts> for Nodes {
-    fn from(NodeCounts { same, other, unknown }: NodeCounts) -> Self {
+    fn from(counts: NodeCounts) -> Self {
+        let NodeCounts { same, other, unknown } = counts;
         Self { same, other, unknown }
     }
 }

@@ -94,7 +94,7 @@ impl Report {
     /// Sums up a case: each class with its sample. `block_size` and `batch_size` are 0 where classes differ in them;
     /// `link_gb_s` is the capacity to relate to, 0 when it is not known.
     #[must_use]
-    pub fn new((block_size, batch_size): (u64, u64), classes: &[(Class, Sample)], link_gb_s: f64) -> Self {
+    pub fn new(block_size: u64, batch_size: u64, classes: &[(Class, Sample)], link_gb_s: f64) -> Self {
         let reports: Vec<_> = classes.iter().map(|(class, sample)| ClassReport::new(class, sample)).collect();
         let shares: Vec<f64> = reports.iter().map(|report| report.throughput_gbps / report.weight).collect();
         let aggregate = reports.iter().map(|report| report.throughput_gbps).sum();
@@ -190,7 +190,7 @@ mod tests {
     fn report() -> Report {
         let classes =
             [(class("gold", 50, 3.0, Some(4.0)), sample(6, 80)), (class("bulk", 0, 1.0, Some(0.5)), sample(2, 0))];
-        Report::new((4096, 8), &classes, 16.0)
+        Report::new(4096, 8, &classes, 16.0)
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!((&record["num_threads"], &record["batch_size"]), (&2.into(), &8.into()));
         assert_eq!(record["classes"][0]["goodput_gbps"].as_f64().map(|value| (value * 10.0).round()), Some(24.0));
         assert_eq!(record["classes"][1]["slo_attainment"], Value::Null);
-        let unknown = Report::new((0, 0), &[(class("a", 0, 1.0, None), Sample::default())], 0.0);
+        let unknown = Report::new(0, 0, &[(class("a", 0, 1.0, None), Sample::default())], 0.0);
         let unknown: Value = serde_json::to_value(unknown).unwrap();
         for field in ["max_isolation_leakage", "link_capacity_gbps", "total_utilization"] {
             assert_eq!(unknown[field], Value::Null, "{field}");

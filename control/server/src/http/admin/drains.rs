@@ -155,7 +155,8 @@ fn drain_all(control: &Control, incarnations: &[NodeIncarnation]) -> Result<(), 
     Ok(())
 }
 
-fn undrain(control: &Control, (node, incarnation): NodeIncarnation) -> Result<EmptyReply, Refusal> {
+fn undrain(control: &Control, of: NodeIncarnation) -> Result<EmptyReply, Refusal> {
+    let (node, incarnation) = of;
     control.undrain_now(NodeId(node), Some(Incarnation(incarnation)))
 }
 
@@ -238,15 +239,14 @@ fn units(control: &Control, incarnations: &[NodeIncarnation]) -> Result<Vec<Unit
     Ok(incarnations.iter().map(|incarnation| unit(control, holdings.get(&incarnation.0), *incarnation)).collect())
 }
 
-fn unit(control: &Control, holding: Option<&NodeHoldings>, (node, incarnation): NodeIncarnation) -> Unit {
+fn unit(control: &Control, holding: Option<&NodeHoldings>, whose: NodeIncarnation) -> Unit {
+    let (_, incarnation) = whose;
     let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
     let state = match of.state {
         _ if of.incarnation != incarnation => UnitState::Failed,
         MemberState::Draining if of.shared => UnitState::Blocked,
         // What it said before it was asked to drain says nothing about what it has left.
-        MemberState::Draining
-            if of.objects == Some(0) && !of.moving && control.drained.heard_since((node, incarnation), of) =>
-        {
+        MemberState::Draining if of.objects == Some(0) && !of.moving && control.drained.heard_since(whose, of) => {
             UnitState::Succeeded
         }
         MemberState::Draining => UnitState::Active,

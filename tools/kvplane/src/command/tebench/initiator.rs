@@ -252,7 +252,7 @@ impl BenchRun<'_> {
             (class.clone(), sample)
         });
         let samples: Vec<_> = samples.collect();
-        Report::new((case.block_bytes, case.batch), &samples, self.options.load.qos_link_capacity_gbps)
+        Report::new(case.block_bytes, case.batch, &samples, self.options.load.qos_link_capacity_gbps)
     }
 
     /// Adds what an engine or a session counted to what the transports did, and its slow transfers to the others.

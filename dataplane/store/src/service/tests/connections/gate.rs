@@ -26,7 +26,7 @@ fn drawer(mut state: u64) -> impl FnMut(&mut [u8]) -> Result<(), ()> {
 }
 
 fn mint(seed: u64) -> Mint {
-    Mint::new("test", (LIFETIME, 3_600), NOW, drawer(seed)).expect("it draws")
+    Mint::new("test", LIFETIME, 3_600, NOW, drawer(seed)).expect("it draws")
 }
 
 fn terms() -> Terms {

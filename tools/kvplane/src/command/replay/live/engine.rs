@@ -199,7 +199,7 @@ impl ServingThread {
             address: String::new(),
             events: None,
         })?;
-        self.tell(CacheReport::Snapshot, (None, Vec::new()), Vec::new())
+        self.tell(CacheReport::Snapshot, None, Vec::new(), Vec::new())
     }
 
     fn serve(
@@ -234,7 +234,7 @@ impl ServingThread {
         say(&EngineReport::Done { id, reused_tokens, took_ns, local: own, fetched: brought, wrong })?;
         self.store(&new[fetched..], &places[fetched..])?;
         let parent = local.checked_sub(1).map(|at| hashes[at]);
-        self.tell(CacheReport::Goes, (parent, new.to_vec()), gone)
+        self.tell(CacheReport::Goes, parent, new.to_vec(), gone)
     }
 
     fn slice(&self, place: usize) -> Slice {
@@ -291,7 +291,8 @@ impl ServingThread {
     fn tell(
         &mut self,
         kind: CacheReport,
-        (parent, stored): (Option<u64>, Vec<u64>),
+        parent: Option<u64>,
+        stored: Vec<u64>,
         gone: Vec<u64>,
     ) -> Result<(), Failure> {
         let (lora, salt) = (String::new(), String::new());
