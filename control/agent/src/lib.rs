@@ -54,7 +54,7 @@ pub use node::SsdConfig;
 pub use node::{Node, NodeConfig};
 pub use p2p::{
     GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, Ranks, ReadBytes,
-    ReadOptions, Resharding, packed_bytes, placement_from_json,
+    ReadOptions, ReshardNames, Resharding, packed_bytes, placement_from_json,
 };
 pub use scheduler::{Decision, Scheduler};
 pub use which::{Control, Remote};

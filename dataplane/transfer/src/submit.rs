@@ -45,6 +45,16 @@ struct Plan {
     gone: bool,
 }
 
+/// One attempt to submit a batch; another follows where what is known of its segments is old.
+struct Attempt<'a> {
+    options: &'a SubmitOptions,
+    /// When the caller submitted it.
+    start_ns: u64,
+    deadline_ns: u64,
+    /// Segments of which it was asked again meanwhile.
+    refreshed: &'a [SegmentHandle],
+}
+
 impl TransferEngine {
     /// Starts transfers as one batch; checked as a whole before any has an effect. Requests may name different
     /// segments. No requests are a batch that is done.
@@ -92,7 +102,12 @@ impl TransferEngine {
         let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         let mut refreshed = Vec::new();
         loop {
-            match self.try_submit(requests, owners, tasks, (options, start_ns, deadline_ns), &refreshed) {
+            match self.try_submit(
+                requests,
+                owners,
+                tasks,
+                &Attempt { options, start_ns, deadline_ns, refreshed: &refreshed },
+            ) {
                 Ok(batch) => return Ok(batch),
                 Err(Obstacle::Error(error)) => return Err(error),
                 Err(Obstacle::Refresh(handles)) => {
@@ -112,9 +127,9 @@ impl TransferEngine {
         requests: &[TransferRequest],
         owners: Option<&[u32]>,
         tasks: usize,
-        (options, start_ns, deadline_ns): (&SubmitOptions, u64, u64),
-        refreshed: &[SegmentHandle],
+        attempt: &Attempt<'_>,
     ) -> Result<Batch, Obstacle> {
+        let Attempt { options, start_ns, deadline_ns, refreshed } = *attempt;
         let (driver, state, work, copies) = {
             // Held until the batch is a user of its buffers.
             let map = self.memory.read();

@@ -390,7 +390,9 @@ unsafe fn ranks_of(rank: &RankOf) -> Result<Ranks, c_int> {
 unsafe fn get_replica(
     store: *mut c_void,
     name: *const c_char,
-    (addr_list, size_list, count): (*const *mut c_void, *const u64, usize),
+    addr_list: *const *mut c_void,
+    size_list: *const u64,
+    count: usize,
     deadline_seconds: f64,
     rank: Option<&RankOf>,
 ) -> c_int {
@@ -420,7 +422,7 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
     deadline_seconds: f64,
 ) -> c_int {
     // SAFETY: by the caller's promise.
-    unsafe { get_replica(store, name, (addr_list, size_list, count), deadline_seconds, None) }
+    unsafe { get_replica(store, name, addr_list, size_list, count, deadline_seconds, None) }
 }
 
 /// See the header.
@@ -442,7 +444,7 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplicaAsRank(
         return failed(INVALID_ARGUMENT, "the rank is null: p2pStoreGetReplica fetches without one");
     };
     // SAFETY: as above.
-    unsafe { get_replica(store, name, (addr_list, size_list, count), deadline_seconds, Some(rank)) }
+    unsafe { get_replica(store, name, addr_list, size_list, count, deadline_seconds, Some(rank)) }
 }
 
 /// See the header.

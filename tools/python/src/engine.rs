@@ -84,7 +84,8 @@ struct TransferArguments {
 
 impl TransferArguments {
     fn of(
-        (target, write): (&str, bool),
+        target: &str,
+        write: bool,
         ours: &Bound<'_, PyAny>,
         theirs: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
@@ -200,7 +201,7 @@ impl Engine {
         lengths: &Bound<'_, PyAny>,
         notice: Option<(String, String)>,
     ) -> PyResult<i64> {
-        let asked = TransferArguments::of((target, write), ours, theirs, lengths, notice)?;
+        let asked = TransferArguments::of(target, write, ours, theirs, lengths, notice)?;
         waiting(py, || {
             let done = self.call(|engine| {
                 let batch = self.start(engine, &asked, false)?;
@@ -221,7 +222,7 @@ impl Engine {
         theirs: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
     ) -> PyResult<i64> {
-        let asked = TransferArguments::of((target, write), ours, theirs, lengths, None)?;
+        let asked = TransferArguments::of(target, write, ours, theirs, lengths, None)?;
         waiting(py, || {
             let started = self.call(|engine| {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{
-    Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, Ranks, ReadOptions, Region, interrupt,
+    Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, Ranks, ReadOptions, Region,
+    ReshardNames, interrupt,
 };
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
@@ -323,9 +324,12 @@ impl Objects {
         let parts: Vec<NamedPart> = parts.into_iter().map(named).collect();
         let read = waiting(py, move || {
             let memory = regions(&[place.0], &[place.1], true)?;
-            let (names, to) = ((&*manifests.0, &*manifests.1, participant), (&memory[0], offsets.as_deref()));
+            let names = ReshardNames { source: &manifests.0, target: &manifests.1, participant };
             let options = ReadOptions { deadline, each: None };
-            self.call(|store| store.reshard_named(names, &parts, to, &options).map_err(|error| code_of(&error)))
+            self.call(|store| {
+                let read = store.reshard_named(names, &parts, &memory[0], offsets.as_deref(), &options);
+                read.map_err(|error| code_of(&error))
+            })
         })?;
         Ok(read.map(|read| (read.bytes, read.checked)).into())
     }

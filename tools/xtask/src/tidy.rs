@@ -98,7 +98,7 @@ pub const RULES: [Rule; 18] = [
     Rule::new("fields", Level::Advice, types::check_fields),
     Rule::new("methods", Level::Advice, types::check_methods),
     Rule::new("impl-files", Level::Advice, types::check_impl_files),
-    Rule::new("parameters", Level::Advice, parameters::check),
+    Rule::new("parameters", Level::Failure, parameters::check),
     Rule::new("folders", Level::Failure, folders::check),
     Rule::new("circles", Level::Advice, circles::check),
     // Lengths stay advice: see there.

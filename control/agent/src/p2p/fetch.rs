@@ -191,7 +191,7 @@ impl ShardRead<'_> {
             if let Some(first) = pieces.pop_front() {
                 self.take(&first)?;
                 let bytes = PIECE_BYTES.min(self.place.bytes - hashed);
-                hash_range(&self.replica.regions, (self.place.buffer, self.place.offset + hashed), bytes, &mut hash);
+                hash_range(&self.replica.regions, self.place.buffer, self.place.offset + hashed, bytes, &mut hash);
                 hashed += bytes;
             }
         }

@@ -142,11 +142,11 @@ fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
 fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -> Result<Replica, Error> {
     let (layout, shards) = (&object.spec.layout, object.spec.layout.shards());
     let want = wanted(shards, options)?;
-    let object = (object.name.as_str(), object.version, Arc::clone(&object.spec));
+    let spec = &object.spec;
     let (mut have, mut missing) = (ShardSet::empty(shards), want.clone());
     if options.resume {
         let found = super::replica::hashes(layout, regions);
-        for shard in want.iter().filter(|&shard| found[shard as usize] == object.2.hashes[shard as usize]) {
+        for shard in want.iter().filter(|&shard| found[shard as usize] == spec.hashes[shard as usize]) {
             have.insert(shard);
             missing.remove(shard);
         }
@@ -158,7 +158,7 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
         Some(ranks) => Some((ranks.follow(&missing, options.deadline.unwrap_or(USUAL))?, Seat::new(ranks, &have)?)),
         None => None,
     };
-    let mut replica = Replica::partial(object, regions, (have, missing));
+    let mut replica = Replica::partial(&object.name, object.version, Arc::clone(spec), regions, have, missing);
     if let Some((follow, seat)) = seat {
         replica.fetch().follow = Some(follow);
         replica.seat = Some(seat);

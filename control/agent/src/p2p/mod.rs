@@ -58,7 +58,7 @@ use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
 pub use manifest::placement_from_json;
-pub use named::{NamedPart, packed_bytes};
+pub use named::{NamedPart, ReshardNames, packed_bytes};
 pub use ranges::{ReadBytes, ReadOptions};
 pub use ranks::Ranks;
 pub use reshard::{PartSource, Resharding};

@@ -27,6 +27,17 @@ pub struct NamedPart {
     pub offsets: Option<Vec<u64>>,
 }
 
+/// What [`P2pStore::reshard_named`] reads from where: manifests in JSON, and a rank of the target by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct ReshardNames<'a> {
+    /// The manifest of the placement that there is.
+    pub source: &'a str,
+    /// The manifest of the placement that is to be.
+    pub target: &'a str,
+    /// The rank of the target that reads.
+    pub participant: &'a str,
+}
+
 /// How many bytes a rank of a placement has, one fragment directly after the other.
 ///
 /// # Errors
@@ -50,11 +61,13 @@ impl P2pStore {
     /// As there, when a manifest makes no sense, or an object is not there or has not the size of its rank.
     pub fn reshard_named(
         &self,
-        (source, target, participant): (&str, &str, &str),
+        names: ReshardNames<'_>,
         parts: &[NamedPart],
-        (memory, to): (&Arc<Region>, Option<&[u64]>),
+        memory: &Arc<Region>,
+        to: Option<&[u64]>,
         options: &ReadOptions<'_>,
     ) -> Result<ReadBytes, Error> {
+        let ReshardNames { source, target, participant } = names;
         let named = |what: &str, error: Error| Error::Argument(format!("of the {what}: {error}"));
         let source = placement_from_json(source).map_err(|error| named("source", error))?;
         let target = placement_from_json(target).map_err(|error| named("target", error))?;
@@ -78,7 +91,7 @@ impl P2pStore {
                 return Err(Error::Argument(what));
             }
         };
-        self.reshard(&resharding, &from, (memory, to), options)
+        self.reshard(&resharding, &from, memory, to, options)
     }
 
     fn part_source(&self, source: &Placement, part: usize, named: &NamedPart) -> Result<PartSource, Error> {

@@ -76,23 +76,28 @@ impl Replica {
     /// An object that was brought here.
     pub(super) fn whole(name: &str, version: u64, spec: Arc<ObjectSpec>, regions: &[Arc<Region>]) -> Self {
         let shards = spec.layout.shards();
-        let sets = (ShardSet::full(shards), ShardSet::empty(shards));
-        Self::new((name, version, spec), regions, sets, true)
+        Self::new(name, version, spec, regions, ShardSet::full(shards), ShardSet::empty(shards), true)
     }
 
     /// One that is to be fetched.
     pub(super) fn partial(
-        object: (&str, u64, Arc<ObjectSpec>),
+        name: &str,
+        version: u64,
+        spec: Arc<ObjectSpec>,
         regions: &[Arc<Region>],
-        (have, want): (ShardSet, ShardSet),
+        have: ShardSet,
+        want: ShardSet,
     ) -> Self {
-        Self::new(object, regions, (have, want), false)
+        Self::new(name, version, spec, regions, have, want, false)
     }
 
     fn new(
-        (name, version, spec): (&str, u64, Arc<ObjectSpec>),
+        name: &str,
+        version: u64,
+        spec: Arc<ObjectSpec>,
         regions: &[Arc<Region>],
-        (have, want): (ShardSet, ShardSet),
+        have: ShardSet,
+        want: ShardSet,
         origin: bool,
     ) -> Self {
         let fetch = Fetch {
@@ -179,14 +184,14 @@ impl Replica {
 }
 
 /// Adds bytes of a buffer to a hash.
-pub(super) fn hash_range(regions: &[Arc<Region>], (buffer, first): (usize, u64), bytes: u64, hash: &mut ContentHash) {
+pub(super) fn hash_range(regions: &[Arc<Region>], buffer: usize, first: u64, bytes: u64, hash: &mut ContentHash) {
     // Within a region, whose size is a usize.
     regions[buffer].read_with(first as usize, bytes as usize, &mut |_, part| hash.update(part));
 }
 
 fn hash(regions: &[Arc<Region>], place: ShardPlace) -> u128 {
     let mut hash = ContentHash::default();
-    hash_range(regions, (place.buffer, place.offset), place.bytes, &mut hash);
+    hash_range(regions, place.buffer, place.offset, place.bytes, &mut hash);
     hash.finish()
 }
 

@@ -117,7 +117,8 @@ impl P2pStore {
         &self,
         resharding: &Resharding<'_>,
         from: &BTreeMap<usize, PartSource>,
-        (memory, to): (&Arc<Region>, &[u64]),
+        memory: &Arc<Region>,
+        to: &[u64],
         options: &ReadOptions<'_>,
     ) -> Result<ReadBytes, Error> {
         resharding.check(from, to, memory.bytes() as u64)?;

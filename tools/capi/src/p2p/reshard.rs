@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::slice;
 
-use kvplane::{NamedPart, ReadOptions, packed_bytes};
+use kvplane::{NamedPart, ReadOptions, ReshardNames, packed_bytes};
 
 use super::{INVALID_ARGUMENT, TRANSFER_ENGINE, code_of, deadline_of, failed, name_of, regions, with_store};
 use crate::rim::{array, guarded};
@@ -93,14 +93,15 @@ pub(crate) unsafe extern "C" fn p2pStoreReshard(
     // SAFETY: by the caller's promise.
     unsafe {
         with_store(store, |store| {
-            let names = (name_of(source)?, name_of(target)?, name_of(participant)?);
+            let (source, target, participant) = (name_of(source)?, name_of(target)?, name_of(participant)?);
+            let names = ReshardNames { source, target, participant };
             let parts = array(parts, part_count);
             let parts = parts.ok_or_else(|| failed(INVALID_ARGUMENT, "the list of parts is null"))?;
             let parts = parts.iter().map(|part| named(part)).collect::<Result<Vec<NamedPart>, c_int>>()?;
             let memory = regions(&raw const addr, &raw const size, 1)?;
             let to = offsets(to, to_len);
             let options = ReadOptions { deadline: deadline_of(deadline_seconds)?, each: None };
-            let read = store.reshard_named(names, &parts, (&memory[0], to.as_deref()), &options);
+            let read = store.reshard_named(names, &parts, &memory[0], to.as_deref(), &options);
             let read = read.map_err(|error| code_of(&error))?;
             if !checked.is_null() {
                 checked.write(read.checked);

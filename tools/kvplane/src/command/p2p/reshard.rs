@@ -107,7 +107,7 @@ impl Reshard {
             let bar = Bar::new(bytes)?;
             let each = |bytes| bar.inc(bytes);
             let options = ReadOptions { deadline: self.deadline.map(Duration::from_secs), each: Some(&each) };
-            read = store.reshard(resharding, from, (memory, &to), &options)?;
+            read = store.reshard(resharding, from, memory, &to, &options)?;
             bar.clear();
         }
         write(out, &head, memory.as_deref())?;
