@@ -14,6 +14,8 @@ use crate::outcome::{INTERNAL, NO_ROOM, failed};
 const JOIN: Duration = Duration::from_secs(20);
 /// The longest that its objects may take to go to others when it leaves in order.
 const DRAIN: Duration = Duration::from_secs(60);
+/// How long slots that move already are waited for while none of their objects does.
+const MOVES_PATIENCE: Duration = Duration::from_secs(2);
 /// The longest that this takes when a store closes, or the interpreter ends, which is not for long waits.
 const CLOSE: Duration = Duration::from_secs(4);
 /// The least that a node has.
@@ -60,6 +62,10 @@ impl Segment {
     /// Leaves the cluster; with `grace`, its objects go to others before, as far as that time and their room allow.
     pub(crate) fn leave(self, grace: Duration) -> i64 {
         let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace.min(DRAIN)) };
+        if !grace.is_zero() && !matches!(drained, Ok(0)) {
+            // What moves already is waited for, as long as that makes progress.
+            let _ = self.node.finish_moves(MOVES_PATIENCE);
+        }
         match drained {
             Ok(_) => 0,
             Err(error) => failed(INTERNAL, error.to_string()),

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use kvplane_engine::ShardSnapshot;
+use kvplane_engine::{ShardSnapshot, TierSnapshot};
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{Drain, GetMoves, Moves};
@@ -14,8 +14,8 @@ use crate::error::Error;
 
 /// How often it is looked what is left.
 const LOOK: Duration = Duration::from_millis(20);
-/// Time that a map takes at most to reach this node's shards once its control plane has published it.
-const NEWS: Duration = Duration::from_millis(100);
+/// How long a node that ends waits for a first answer of the control plane, which may tell of slots that move.
+const NEWS: Duration = Duration::from_secs(1);
 /// How often the control plane is told, and how long it may take to answer once it has: by that it is known whether it
 /// is there.
 const ASK: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const ALONE: Duration = Duration::from_secs(5);
 /// of its answer.
 const ASK_MOVES: Duration = Duration::from_millis(200);
 /// Longest time that a node that ends waits for slots that move.
-const MOVES_MOST: Duration = Duration::from_secs(60);
+const MOVES_MOST: Duration = Duration::from_secs(20);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
@@ -68,33 +68,50 @@ impl Wait {
     }
 }
 
+/// What is left to move, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct MovesLeft {
+    /// Slots that others may not have yet.
+    leaving: u64,
+    /// Slots that are not here yet.
+    coming: u64,
+    /// Objects here, of which others take those of slots that leave.
+    objects: u64,
+    /// Objects that were taken over so far.
+    imported: u64,
+}
+
 /// Deadlines of a node that ends while slots move.
 #[derive(Debug)]
 struct MovesWait {
     begun: Instant,
     patience: Duration,
-    /// When fewer slots were left than ever before.
+    /// When something moved last, or was seen to be left first.
     progress: Instant,
-    least: u64,
+    /// What was left then.
+    last: MovesLeft,
 }
 
 impl MovesWait {
-    const fn new(now: Instant, patience: Duration) -> Self {
-        Self { begun: now, patience, progress: now, least: u64::MAX }
+    fn new(now: Instant, patience: Duration) -> Self {
+        Self { begun: now, patience, progress: now, last: MovesLeft::default() }
     }
 
-    /// How many slots are not done with, where the node need not wait for them, or not any longer: of those that leave
-    /// and those that come, by what the control plane answered last.
-    fn is_over(&mut self, leaving: u64, coming: u64, answer: Option<Moves>, now: Instant) -> Option<u64> {
-        let leaving = if answer.is_some_and(|moves| moves.unsettled == 0) { 0 } else { leaving };
-        let left = leaving + coming;
-        if left < self.least {
-            (self.least, self.progress) = (left, now);
+    /// How many slots are not done with, where the node need not wait for them, or not any longer; by what the control
+    /// plane answered last.
+    fn is_over(&mut self, left: MovesLeft, answer: Option<Moves>, now: Instant) -> Option<u64> {
+        let leaving = if answer.is_some_and(|moves| moves.unsettled == 0) { 0 } else { left.leaving };
+        let left = MovesLeft { leaving, ..left };
+        let (last, slots) = (self.last, left.leaving + left.coming);
+        let begins = last.leaving + last.coming == 0 && slots > 0;
+        let fewer = left.leaving < last.leaving || left.coming < last.coming || left.objects < last.objects;
+        if begins || fewer || left.imported > last.imported {
+            (self.last, self.progress) = (left, now);
         }
-        // A map that moves slots may not have come here yet.
+        // A map that moves slots may not have come here yet. A control plane that does not answer at once may do so.
         let news = answer.map_or_else(|| now - self.begun < NEWS, |moves| moves.behind);
         let is_late = now - self.progress >= self.patience || now - self.begun >= MOVES_MOST;
-        (left == 0 && !news || is_late).then_some(left)
+        (slots == 0 && !news || is_late).then_some(slots)
     }
 }
 
@@ -111,7 +128,11 @@ impl Node {
         loop {
             let mut silence = None;
             if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
-                silence = self.tell_drain(if wait.told { ASK } else { wait.alone })?;
+                silence = match self.tell_drain(if wait.told { ASK } else { wait.alone }) {
+                    // It has given its slots away, and the node that fetches them ends: that one waits for them.
+                    Err(_) if wait.told && self.is_exporting()? => None,
+                    said => said?,
+                };
                 asked = Some(Instant::now());
                 if silence.is_none() {
                     wait.answered(Instant::now());
@@ -149,19 +170,29 @@ impl Node {
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
                 let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
-                answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES).ok();
+                // What is known stays known while it does not answer.
+                answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES).ok().or(answer);
                 asked = Some(Instant::now());
             }
             let snapshots = self.snapshots()?;
-            let slots = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
-            let (leaving, coming) = (slots(|of| of.moves.exporting_slots), slots(|of| of.moves.importing_slots));
-            if let Some(left) = wait.is_over(leaving, coming, answer, Instant::now()) {
+            let sum = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
+            let left = MovesLeft {
+                leaving: sum(|of| of.moves.exporting_slots),
+                coming: sum(|of| of.moves.importing_slots),
+                objects: sum(objects_of),
+                imported: sum(|of| of.moves.imported),
+            };
+            if let Some(left) = wait.is_over(left, answer, Instant::now()) {
                 return Ok(left);
             }
             if !interrupt::sleep(LOOK) {
                 return Err(Error::interrupted());
             }
         }
+    }
+
+    fn is_exporting(&self) -> Result<bool, Error> {
+        Ok(self.snapshots()?.iter().any(|shard| shard.moves.exporting_slots > 0))
     }
 
     /// Tells the control plane; why it did not answer, if it did not.
@@ -189,7 +220,8 @@ fn objects_of(shard: &ShardSnapshot) -> u64 {
 
 /// Whether a shard has looked at all of its SSD, and has all that moved to it.
 fn knows_all(shard: &ShardSnapshot) -> bool {
-    shard.moves.importing_slots == 0 && shard.tier.as_ref().is_none_or(|tier| tier.is_recovered)
+    let is_known = |tier: &TierSnapshot| tier.is_recovered || tier.degraded.is_some();
+    shard.moves.importing_slots == 0 && shard.tier.as_ref().is_none_or(is_known)
 }
 
 #[cfg(test)]
@@ -229,29 +261,37 @@ mod tests {
         let begin = Instant::now();
         let at = |ms: u64| begin + Duration::from_millis(ms);
         let answer = |unsettled, behind| Some(Moves { unsettled, behind });
+        let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
+        let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let patience = Duration::from_secs(5);
         // Nobody moves anything.
-        assert_eq!(MovesWait::new(begin, patience).is_over(0, 0, answer(0, false), at(1)), Some(0));
-        // A map gave it slots that it has not heard of.
+        assert_eq!(MovesWait::new(begin, patience).is_over(leaving(0, 9), answer(0, false), at(1)), Some(0));
+        // A map gave it slots that it has not heard of. They come, object by object, longer than the patience.
         let mut wait = MovesWait::new(begin, patience);
-        assert_eq!(wait.is_over(0, 0, answer(0, true), at(900)), None);
-        assert_eq!(wait.is_over(0, 70, answer(0, true), at(1000)), None);
-        assert_eq!(wait.is_over(0, 0, answer(0, false), at(1100)), Some(0));
-        // Others have what left, whatever is counted here; where they have not, it is waited for.
-        assert_eq!(MovesWait::new(begin, patience).is_over(9, 0, answer(0, false), at(1)), Some(0));
+        assert_eq!(wait.is_over(coming(0, 0), answer(0, true), at(900)), None);
+        for second in 1..15 {
+            assert_eq!(wait.is_over(coming(70, second), answer(0, true), at(1000 * second)), None, "{second}");
+        }
+        assert_eq!(wait.is_over(coming(0, 20), answer(0, true), at(15_000)), None, "the control plane does not know");
+        assert_eq!(wait.is_over(coming(0, 20), answer(0, false), at(15_200)), Some(0));
+        // Others have what left, whatever is counted here; where they have not, it is waited for, object by object.
+        assert_eq!(MovesWait::new(begin, patience).is_over(leaving(9, 9), answer(0, false), at(1)), Some(0));
         let mut wait = MovesWait::new(begin, patience);
         for second in 0..9 {
-            assert_eq!(wait.is_over(100 - second, 0, answer(1, false), at(1000 * second)), None);
+            assert_eq!(wait.is_over(leaving(100, 900 - second), answer(1, false), at(1000 * second)), None);
         }
-        assert_eq!(wait.is_over(92, 0, answer(1, false), at(12_999)), None);
-        assert_eq!(wait.is_over(92, 0, answer(1, false), at(13_000)), Some(92), "five seconds without progress");
+        assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(12_999)), None);
+        assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(13_000)), Some(100), "no progress");
         let mut wait = MovesWait::new(begin, patience);
-        for second in 0..60 {
-            assert_eq!(wait.is_over(1000 - second, 0, answer(1, false), at(1000 * second)), None);
+        for second in 0..20 {
+            assert_eq!(wait.is_over(coming(8, second), answer(1, false), at(1000 * second)), None);
         }
-        assert_eq!(wait.is_over(1, 0, answer(1, false), at(60_000)), Some(1), "the longest wait");
+        assert_eq!(wait.is_over(coming(8, 20), answer(1, false), at(20_000)), Some(8), "the longest wait");
         // Without an answer a map may still be on its way, for a moment.
         let mut wait = MovesWait::new(begin, patience);
-        assert_eq!((wait.is_over(0, 0, None, at(99)), wait.is_over(0, 0, None, at(100))), (None, Some(0)));
+        assert_eq!(
+            (wait.is_over(coming(0, 0), None, at(999)), wait.is_over(coming(0, 0), None, at(1000))),
+            (None, Some(0))
+        );
     }
 }

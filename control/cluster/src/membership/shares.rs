@@ -177,7 +177,9 @@ impl Shares {
         let ShareFacts { config, maps, now_ns, .. } = facts;
         let next = Epoch(maps.map().epoch.0 + 1);
         let takers = || members.iter().filter(|row| row.wants_share());
-        if let Some(until_ns) = takers().filter_map(|row| row.ends_until_ns(config, now_ns)).max() {
+        if let Some(until_ns) = ends_until_ns(members, facts) {
+            // Its answers are of before the end.
+            self.probe = None;
             change.look_at(Some(until_ns));
             return false;
         }
@@ -230,7 +232,7 @@ impl Shares {
         let is_later = |at_ns: &u64| *at_ns > facts.now_ns;
         let settles = Some(self.settle_until_ns).filter(is_later);
         let probe = self.probe.map(|probe| probe.until_ns).filter(is_later);
-        [settles, absent_until_ns(members, facts), probe].into_iter().flatten().min()
+        [settles, absent_until_ns(members, facts), ends_until_ns(members, facts), probe].into_iter().flatten().min()
     }
 
     /// Owners that may not have all yet that moved to them.
@@ -258,6 +260,12 @@ impl Shares {
             self.want();
         }
     }
+}
+
+/// Until when nobody gets or loses slots, as a node that has some, or is to get some, is about to end.
+fn ends_until_ns(members: &Members, facts: ShareFacts<'_>) -> Option<u64> {
+    let owners = members.iter().filter(|row| row.shared || row.wants_share());
+    owners.filter_map(|row| row.ends_until_ns(facts.config, facts.now_ns)).max()
 }
 
 /// Until when newcomers get no share, as nodes with devices are dead that may come back, or are back and have no

@@ -486,3 +486,18 @@ fn a_node_that_is_about_to_end_learns_that_slots_have_moved_to_it() {
     assert_eq!(ends(&mut driver, 2), (0, false));
     assert_eq!(ends(&mut driver, 1), (0, false));
 }
+
+#[test]
+fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    assert_eq!(ends(&mut driver, 1), (0, false));
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2], "what it gave away now would be lost with it");
+    // Where it goes on after all, a new probe decides.
+    driver.sleep(ENDS_INTERVALS * config().heartbeat_interval_ns);
+    (1..=2).for_each(|node| drop(driver.beat(node, 1)));
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [2]);
+}

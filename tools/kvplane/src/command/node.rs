@@ -308,7 +308,7 @@ impl Shape {
         if self.drain > 0 {
             match node.drain(Duration::from_secs(self.drain)) {
                 Ok(0) => return announce!("drained: all objects are with other nodes"),
-                Ok(left) => return announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
+                Ok(left) => announce!("{left} objects were not fetched by other nodes within {} s", self.drain),
                 Err(error) => eprintln!("kvplane: not drained: {error}"),
             }
         }
