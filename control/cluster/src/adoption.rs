@@ -61,7 +61,7 @@ impl Adoption {
         self.adopt_at_ns.or_else(|| self.awaited.then_some(self.wait_until_ns))
     }
 
-    /// Whether clients wait for the map.
+    /// True while clients wait for the map.
     pub(crate) const fn is_awaited(&self) -> bool {
         self.awaited
     }
@@ -71,12 +71,12 @@ impl Adoption {
         self.awaited = false;
     }
 
-    /// Whether there is an offer, and it is decided when what was offered is adopted.
+    /// True once a member has offered a map, so that the time of the adoption is set.
     pub(crate) const fn has_offers(&self) -> bool {
         self.adopt_at_ns.is_some()
     }
 
-    /// Whether the wait has ended with its time and without an offer: then this is a new cluster.
+    /// True once the wait has timed out without an offer: then this is a new cluster.
     pub(crate) const fn is_over(&self, now_ns: u64) -> bool {
         self.adopt_at_ns.is_none() && now_ns >= self.wait_until_ns
     }
@@ -112,7 +112,7 @@ impl Adoption {
         Ok(*self.adopt_at_ns.get_or_insert(latest_ns))
     }
 
-    /// What a member offered of this state, in the incarnation that the map has.
+    /// The offer of a member of this state, in the incarnation that the map has.
     pub(crate) fn offer_of(&self, state: u64, member: &Member) -> Option<&Offer> {
         let same = |offer: &&Offer| offer.state == state && offer.member.incarnation == member.incarnation;
         self.offers.get(&member.node).filter(same)

@@ -36,7 +36,7 @@ pub struct Cluster {
     tenants: Tenants,
     /// There is no map yet, and members may know one of a state that was lost.
     adoption: Option<Adoption>,
-    /// What is counted here; the rest is the membership's.
+    /// Counters of the shell; the membership has its own.
     counters: Counters,
     now_ns: u64,
 }
@@ -171,7 +171,7 @@ impl Cluster {
         self.membership.detector(now_ns).unheard()
     }
 
-    /// Whether an owner may not have all yet that moved to it.
+    /// True while an owner may not have fetched everything that migrated to it.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.unsettled().next().is_some()
@@ -182,8 +182,8 @@ impl Cluster {
         self.membership.unsettled()
     }
 
-    /// Whether a member has not said yet that it follows the last map by which slots moved, and has all that moved to
-    /// it; false for one that never says so.
+    /// True until a member has reported that it follows the last map that moved slots and has fetched everything that
+    /// migrated to it; false for a member that never reports.
     #[must_use]
     pub fn is_behind(&self, node: NodeId) -> bool {
         self.membership.members().is_behind(node, self.membership.maps().moved_at())
@@ -245,7 +245,7 @@ impl Cluster {
         self.membership.arm(self.adoption.as_ref().and_then(Adoption::due_ns));
     }
 
-    /// What incarnations served that are over is gone with them.
+    /// Removes the segments of incarnations that have ended.
     fn drop_segments_of_ended(&mut self) {
         for (node, incarnation) in self.membership.effects().take_ended() {
             for name in self.catalog.remove_owner(SegmentOwner::Node { node, incarnation }) {

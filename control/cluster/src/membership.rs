@@ -44,7 +44,7 @@ use members::Members;
 pub(crate) use members::Row;
 use shares::{ShareFacts, Shares};
 
-/// What others than a member itself say of its ports.
+/// Evidence about a member's ports, from port probes and from reports of its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PortEvidence {
     /// All of them refuse connections.
@@ -113,7 +113,7 @@ impl Membership {
         &self.maps
     }
 
-    /// What follows from the call in progress.
+    /// Effects of the call in progress.
     pub(crate) const fn effects(&mut self) -> &mut Effects {
         &mut self.effects
     }

@@ -68,7 +68,7 @@ impl Wait {
     }
 }
 
-/// What is left to move, at one moment.
+/// Slots and objects that are left to move, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MovesLeft {
     /// Slots that others may not have yet.
@@ -88,7 +88,7 @@ struct MovesWait {
     patience: Duration,
     /// When something moved last, or was seen to be left first.
     progress: Instant,
-    /// What was left then.
+    /// The slots and objects that were left then.
     last: MovesLeft,
 }
 
@@ -218,7 +218,7 @@ fn objects_of(shard: &ShardSnapshot) -> u64 {
     memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
-/// Whether a shard has looked at all of its SSD, and has all that moved to it.
+/// True for a shard that has recovered its SSD and imported everything that moved to it.
 fn knows_all(shard: &ShardSnapshot) -> bool {
     let is_known = |tier: &TierSnapshot| tier.is_recovered || tier.degraded.is_some();
     shard.moves.importing_slots == 0 && shard.tier.as_ref().is_none_or(is_known)

@@ -27,7 +27,7 @@ pub struct NamedPart {
     pub offsets: Option<Vec<u64>>,
 }
 
-/// What [`P2pStore::reshard_named`] reads from where: manifests in JSON, and a rank of the target by its name.
+/// Source and target of [`P2pStore::reshard_named`]: two manifests in JSON, and a rank of the target by its name.
 #[derive(Clone, Copy, Debug)]
 pub struct ReshardNames<'a> {
     /// The manifest of the placement that there is.

@@ -13,7 +13,7 @@ use super::effects::Effects;
 use crate::record::{Devices, Record, RecordKey};
 use crate::rejection::Rejection;
 
-/// What nodes said of their devices.
+/// Devices of nodes, as each node reported them last.
 #[derive(Default)]
 pub(crate) struct DeviceTable {
     by_node: BTreeMap<NodeId, Devices>,
@@ -24,7 +24,7 @@ impl DeviceTable {
         self.by_node.get(&node)
     }
 
-    /// Whether the last incarnation of a node has devices.
+    /// True when the last incarnation of a node has devices.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.by_node.contains_key(&node)
     }
@@ -34,7 +34,7 @@ impl DeviceTable {
         self.by_node.values()
     }
 
-    /// What was remembered, or was offered.
+    /// Enters devices from a stored record or from an offer.
     pub(crate) fn insert(&mut self, said: Devices) {
         self.by_node.insert(said.node, said);
     }

@@ -1,4 +1,4 @@
-//! What follows from the call in progress: durable changes, members that are lost, whether the map is another.
+//! Effects of the call in progress: durable changes, members that are lost, and whether a new map is published.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ impl Effects {
         self.changes.push(Change::Put(record));
     }
 
-    /// What is stored under a key is to go.
+    /// Notes that the record under a key is to be removed.
     pub(crate) fn remove(&mut self, key: RecordKey) {
         self.changes.push(Change::Remove(key));
     }
@@ -54,7 +54,7 @@ impl Effects {
         self.map_changed |= changes;
     }
 
-    /// Whether the map may be another.
+    /// True when the map may differ from the newest one.
     pub(crate) const fn map_changed(&self) -> bool {
         self.map_changed
     }
