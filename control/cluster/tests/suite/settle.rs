@@ -501,3 +501,50 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [2]);
 }
+
+#[test]
+fn a_wait_for_an_end_is_over_without_any_input() {
+    let interval_ns = config().heartbeat_interval_ns;
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    ends(&mut driver, 2);
+    all_settled(&mut driver);
+    driver.sleep(interval_ns);
+    (1..=2).for_each(|node| drop(driver.beat(node, 1)));
+    ends(&mut driver, 2);
+    let held = driver.published.epoch;
+    driver.sleep(ENDS_INTERVALS * interval_ns);
+    assert!(driver.published.epoch > held, "another probe has begun");
+}
+
+#[test]
+fn an_answer_after_a_wait_for_an_end_is_measured_from_a_new_probe() {
+    let interval_ns = config().heartbeat_interval_ns;
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 1);
+    let beats = |driver: &mut Driver, node_ends: bool| {
+        driver.sleep(interval_ns);
+        (1..=2).for_each(|node| drop(driver.beat(node, 1)));
+        if node_ends {
+            ends(driver, 2);
+        }
+    };
+    for _ in 0..10 {
+        beats(&mut driver, true);
+        all_settled(&mut driver);
+    }
+    for _ in 0..ENDS_INTERVALS {
+        beats(&mut driver, false);
+    }
+    let probe = driver.published.epoch;
+    for _ in 0..5 {
+        beats(&mut driver, false);
+    }
+    assert_eq!(driver.published.epoch, probe, "nobody has answered");
+    settled(&mut driver, 2, probe.0).unwrap();
+    assert_eq!(owners(&driver), [1, 2], "too late for the probe, however long the one before had waited");
+    follow(&mut driver, &[2]);
+    assert_eq!(owners(&driver), [2]);
+}
