@@ -79,7 +79,7 @@ pub(crate) struct World {
     streams: Streams,
     trace: Trace,
     nodes: Vec<Node>,
-    /// Every life of every shard, ended ones included.
+    /// Every incarnation of every shard, ended ones included.
     incarnations: Vec<ShardIncarnation>,
     /// Disks by what they keep: they outlive their shards.
     disks: BTreeMap<usize, disk::Disk>,

@@ -127,11 +127,11 @@ impl<'a> FailureDetector<'a> {
             || dead.iter().filter(|node| self.has_slots_on_devices(**node)).map(|node| self.members.row(*node));
         let is_over = waiting().any(|row| row.waits_until_ns(self.config) <= self.now_ns);
         let last_ns = waiting().map(|row| row.heard_ns).max().unwrap_or(0);
-        let incarnations_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
+        let lives_from_ns = last_ns.saturating_add(self.config.heartbeat_interval_ns);
         let may_be_dead = |row: &Row| {
             let owns = row.shared && row.state.in_map();
             let is_late = self.now_ns.saturating_sub(row.heard_ns) > self.late_ns();
-            let was_heard_before = !is_over && (is_late || row.heard_ns <= incarnations_from_ns);
+            let was_heard_before = !is_over && (is_late || row.heard_ns <= lives_from_ns);
             owns && (!row.heard || was_heard_before) && !row.is_dead(self.config, self.now_ns)
         };
         self.members.iter().any(may_be_dead)

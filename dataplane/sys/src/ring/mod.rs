@@ -227,7 +227,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         submitter.register_sync_cancel(Some(step), CancelBuilder::any()).ok();
         let arguments = SubmitArgs::new().timespec(&step);
         let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        // SAFETY: submits nothing and waits for one completion; the argument is what EXT_ARG asks for, and incarnations
+        // SAFETY: submits nothing and waits for one completion; the argument is what EXT_ARG asks for, and lives
         // through the call.
         tolerate(unsafe { submitter.enter(0, 1, flags.bits(), Some(&arguments)) })
     }

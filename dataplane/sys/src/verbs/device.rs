@@ -156,7 +156,7 @@ pub struct Device {
     _list: Option<Arc<DeviceList>>,
 }
 
-// SAFETY: the device behind it is only read, and incarnations as long as its list or its fabric, which we hold.
+// SAFETY: the device behind it is only read, and lives as long as its list or its fabric, which we hold.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}

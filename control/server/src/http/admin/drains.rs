@@ -8,7 +8,7 @@
 //! | `GET /api/v1/drain_jobs/query?job_id=` | how far a job is |
 //! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays |
 //!
-//! A job is remembered by nobody: its id says which lives of which nodes it is about, and the cluster's state, which
+//! A job is remembered by nobody: its id says which incarnations of which nodes it is about, and the cluster's state, which
 //! outlives the control plane, how they are. A unit of work is a node.
 
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ enum UnitState {
     Succeeded,
     /// It has its share again.
     Canceled,
-    /// It died, or incarnations another incarnation.
+    /// The node died, or another incarnation of it runs.
     Failed,
     /// Nobody knows such a node.
     Unknown,
