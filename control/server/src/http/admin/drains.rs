@@ -8,8 +8,8 @@
 //! | `GET /api/v1/drain_jobs/query?job_id=` | how far a job is |
 //! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays |
 //!
-//! A job is remembered by nobody: its id says which incarnations of which nodes it is about, and the cluster's state, which
-//! outlives the control plane, how they are. A unit of work is a node.
+//! A job is remembered by nobody: its id says which incarnations of which nodes it is about, and the cluster's state,
+//! which outlives the control plane, how they are. A unit of work is a node.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
