@@ -134,10 +134,10 @@ impl Placement {
 
     /// The epoch by which a slice's request is routed, and what its frame says of replicas. A shard replicates and
     /// migrates by the map of its batch: another shard may own the slot by the newest one.
-    pub(crate) fn routing_of(&self, slice: &Slice, of_batch: Epoch) -> (Epoch, FrameFlags) {
+    pub(crate) fn routing_of(&self, slice: &Slice, of_batch: impl FnOnce() -> Epoch) -> (Epoch, FrameFlags) {
         match slice.request {
-            Request::PutCopy(..) | Request::DropCopy(_) => (of_batch, FrameFlags::REPLICATE),
-            Request::Remove(_) if self.is_of_sources() => (of_batch, FrameFlags::NONE),
+            Request::PutCopy(..) | Request::DropCopy(_) => (of_batch(), FrameFlags::REPLICATE),
+            Request::Remove(_) if self.is_of_sources() => (of_batch(), FrameFlags::NONE),
             _ if slice.is_of_replica() => (self.epoch(), FrameFlags::READ_REPLICA),
             _ => (self.epoch(), FrameFlags::NONE),
         }

@@ -181,11 +181,12 @@ impl Network {
 
     /// The proof that a lane that is in use sends once more, with a newer credential, if it was challenged.
     pub(crate) fn prove_again(&mut self, lane: u32) -> Option<(LaneId, Header, Vec<u8>)> {
-        let hello = self.hello_of(lane);
-        let entry = &mut self.lanes[lane];
-        let (id, ready) = (entry.id(lane), entry.state == Endpoint::Ready);
-        let (header, body) =
-            if ready { self.handshakes.prove_again(&self.host.config, entry, &hello)? } else { return None };
+        let entry = &self.lanes[lane];
+        if entry.state != Endpoint::Ready || entry.connection.challenged.is_none() {
+            return None;
+        }
+        let (id, hello) = (entry.id(lane), self.hello_of(lane));
+        let (header, body) = self.handshakes.prove_again(&self.host.config, &mut self.lanes[lane], &hello)?;
         Some((id, header, body))
     }
 

@@ -260,7 +260,7 @@ impl Sender<'_> {
     /// The epoch by which a slice's request is routed, and what its frame says of replicas.
     fn routing_of(&self, slice: u32) -> (Epoch, FrameFlags) {
         let slice = self.traffic.slices.peek(slice);
-        self.placement.routing_of(slice, self.traffic.batches.peek(slice.batch.index).epoch)
+        self.placement.routing_of(slice, || self.traffic.batches.peek(slice.batch.index).epoch)
     }
 
     /// Whether payloads of segments carry a checksum on this lane.

@@ -182,9 +182,10 @@ impl Migration {
     /// it moved here, its source drops its own, or is asked for it once more.
     pub(in crate::service) fn written(&mut self, digest: Digest, is_on_ssd: bool, now_ns: u64) {
         let source = self.imports.source_of(digest);
-        let entry = self.imports.sources.get_mut(&source).filter(|_| source != 0);
-        let Some(entry) = entry.filter(|entry| entry.unwritten.contains(&digest)) else { return };
-        entry.unwritten.remove(&digest);
+        let Some(entry) = self.imports.sources.get_mut(&source) else { return };
+        if !entry.unwritten.remove(&digest) {
+            return;
+        }
         if is_on_ssd {
             entry.drop_object(digest);
         } else {
