@@ -282,12 +282,6 @@ impl PrefixIndex {
         self.contexts.get_or_add(key)
     }
 
-    /// The context named `key`, if there is one.
-    #[must_use]
-    pub fn find_context(&self, key: &ContextKey) -> Option<ContextId> {
-        self.contexts.find(key)
-    }
-
     /// A new holder, who holds nothing.
     ///
     /// # Errors

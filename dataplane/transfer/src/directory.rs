@@ -12,7 +12,7 @@ pub(crate) mod stock;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_client::PeerAddress;
@@ -27,6 +27,7 @@ use kvplane_proto::{NodeId, SegmentId, Status};
 use crate::config::TransferEngineConfig;
 use crate::directory::stock::Stock;
 use crate::error::Error;
+use crate::lock;
 
 /// How long an engine has to say that it lives whose name another wants.
 const LIVING: Duration = Duration::from_secs(1);
@@ -351,10 +352,6 @@ pub(crate) fn daemon_of(store: Option<&dyn MetadataStore>, prefix: &str, name: &
     let text = store.get(&keys::rpc_meta(prefix, name))?.ok_or_else(|| nobody(name))?;
     let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
     Ok(daemon_at(&meta))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn daemon_at(meta: &keys::RpcMeta) -> String {

@@ -20,7 +20,7 @@ pub(crate) use self::core::Core;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use kvplane_ticket::Credential;
 use crate::batch::State;
 use crate::config::TransferEngineConfig;
 use crate::error::Error;
+use crate::lock;
 use crate::memory::copies::Copies;
 use crate::segment::peers::Departures;
 
@@ -460,8 +461,4 @@ impl Drop for Alarm<'_> {
             self.0.kick();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -49,7 +49,7 @@ mod submit;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use kvplane_engine::{HostConfig, Initiator, Listen, Shard, ShardConfig, ShardHandle};
@@ -310,4 +310,9 @@ impl Drop for TransferEngine {
         // Not by the last handle's going: a handshake may have one for a moment.
         self.shard.stop();
     }
+}
+
+/// Locks; what the locks of this crate guard is whole at every point, so a panic under one does not spoil it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

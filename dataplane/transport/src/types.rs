@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::{FrameError, Header};
 use kvplane_sys::{CorruptRing, IoBuf};
 
@@ -105,6 +106,15 @@ impl Target {
             Self::Scatter { buffers, .. } => buffers.first(),
         }
     }
+}
+
+/// The checksum of all pieces, as one payload.
+pub(crate) fn checksum_of_pieces(pieces: &[IoBuf]) -> u64 {
+    let mut checksum = PayloadChecksum::new();
+    for buffer in pieces {
+        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
+    }
+    checksum.finish()
 }
 
 /// The memory of a payload, in order. One piece is the common case and costs no allocation.

@@ -55,11 +55,6 @@ impl Contexts {
         id
     }
 
-    /// The context named `key`, if there is one.
-    pub(super) fn find(&self, key: &ContextKey) -> Option<ContextId> {
-        self.ids.get(key).copied()
-    }
-
     pub(super) fn salt(&self, context: ContextId) -> Result<Salt, IndexError> {
         self.salts.get(usize::from(context.0)).copied().ok_or(IndexError::UnknownContext)
     }

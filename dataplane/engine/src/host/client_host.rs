@@ -8,7 +8,6 @@ use std::time::Duration;
 use kvplane_client::{Client, Local};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_sys::{DirectFile, Doorbell, FileOptions, IoBuf, Region, cpu};
-use kvplane_transport::mooncake::LaneCounters;
 use kvplane_transport::{CloseCause, ConnectionId, Event, FaultCounters, Input, RdmaCounters, Target};
 
 use super::client_side::ClientSide;
@@ -268,12 +267,6 @@ impl ClientHost {
     #[must_use]
     pub fn faults(&self) -> FaultCounters {
         self.reactor.connections.tcp.counters()
-    }
-
-    /// Requests to stock engines.
-    #[must_use]
-    pub const fn stock_asked(&self) -> &LaneCounters {
-        self.reactor.connections.stock_lanes.counters()
     }
 
     /// Connections open, by any driver.

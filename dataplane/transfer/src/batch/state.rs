@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
 
 use kvplane_proto::{BatchId, Status};
@@ -17,6 +17,7 @@ use kvplane_sys::doorbell::event_fd;
 use super::{BatchStatus, TaskState, TaskStatus};
 use crate::directory::courier::{Courier, Letter};
 use crate::error::Error;
+use crate::lock;
 use crate::memory::Buffer;
 use crate::segment::Remote;
 
@@ -384,10 +385,6 @@ const fn of_severity(severity: u8) -> TaskState {
 fn signal(mut event: &File) {
     // Its counter is 0 or the owner has written to it himself; either way it is readable afterwards.
     let _ = event.write(&1u64.to_ne_bytes());
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use kvplane_client::LaneId;
@@ -15,6 +15,7 @@ use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHands
 
 use crate::directory::daemon_of;
 use crate::error::Error;
+use crate::lock;
 
 /// Threads that make handshakes.
 const THREADS: usize = 4;
@@ -214,9 +215,4 @@ impl Drop for Stock {
             let _ = thread.join();
         }
     }
-}
-
-// What the locks guard is whole at every point, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

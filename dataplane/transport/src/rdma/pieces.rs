@@ -1,16 +1,6 @@
 //! Arithmetic on payloads that lie in several pieces of memory.
 
-use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_sys::{IoBuf, Region};
-
-/// The checksum of all pieces, as one payload.
-pub(super) fn sum(pieces: &[IoBuf]) -> u64 {
-    let mut checksum = PayloadChecksum::new();
-    for buffer in pieces {
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
-    }
-    checksum.finish()
-}
 
 /// Copies as much of `from`, beginning `skip` bytes in, as `to` takes. Returns how much that was.
 pub(super) fn copy(from: &[IoBuf], mut skip: usize, to: &[IoBuf]) -> usize {
@@ -102,6 +92,7 @@ impl<'a> Cutter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::checksum_of_pieces;
     use kvplane_sys::{HugePages, RegionOptions};
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -146,7 +137,8 @@ mod tests {
                 cut += bytes;
             }
             prop_assert_eq!(cut, have);
-            prop_assert_eq!(front(&sources, have as u64).map(|front| sum(&front)), Some(sum(&sources)));
+            let whole = front(&sources, have as u64);
+            prop_assert_eq!(whole.map(|whole| checksum_of_pieces(&whole)), Some(checksum_of_pieces(&sources)));
             prop_assert!(front(&sources, have as u64 + 1).is_none());
         }
     }

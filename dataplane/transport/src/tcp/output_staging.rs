@@ -1,10 +1,10 @@
 //! Where what leaves is put side by side: headers, bodies and small payloads, for all connections of a driver.
 
-use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
+use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::{FrameFlags, Limits};
 
-use crate::types::{OutgoingPayload, Pieces};
+use crate::types::{OutgoingPayload, Pieces, checksum_of_pieces};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
 /// headers, half of a usual batch of gets, or each half would need two calls.
@@ -108,7 +108,7 @@ impl OutputStaging {
                 sum = sums.then(|| payload_checksum(&self.bytes[payload_at..self.used]));
             } else {
                 // Done as late as this, so that the kernel finds the bytes in the cache.
-                sum = sums.then(|| summed(&payload.buffers));
+                sum = sums.then(|| checksum_of_pieces(payload.buffers.as_slice()));
             }
         }
         if let Some(sum) = sum {
@@ -116,14 +116,6 @@ impl OutputStaging {
         }
         self.bytes[at..body_at].copy_from_slice(&frame.header.encode());
     }
-}
-
-fn summed(pieces: &Pieces) -> u64 {
-    let mut checksum = PayloadChecksum::new();
-    for buffer in pieces.as_slice() {
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
-    }
-    checksum.finish()
 }
 
 /// How much of a payload is copied to where its header is: all or nothing.

@@ -17,6 +17,7 @@ use crate::rdma::pieces;
 use crate::rdma::wire::{
     EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PLACE_BYTES, PayloadKind, Place, RECORD_BYTES,
 };
+use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Pieces, Target};
 
 /// The payload of a frame that the host has seen.
@@ -291,7 +292,7 @@ impl Intake {
 }
 
 fn summed(checksum: bool, places: Option<&[IoBuf]>) -> Option<u64> {
-    places.filter(|_| checksum).map(pieces::sum)
+    places.filter(|_| checksum).map(checksum_of_pieces)
 }
 
 fn broken(why: &str) -> CloseCause {

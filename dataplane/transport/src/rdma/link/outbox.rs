@@ -17,6 +17,7 @@ use crate::rdma::nic::{BOUNCE_BYTES, Nic, PIECES};
 use crate::rdma::pieces::{self, Cutter};
 use crate::rdma::wire::{EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PayloadKind, Place, SOURCES, SegmentKey};
 use crate::rdma::work::Work;
+use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Event, OutgoingPayload, Pieces};
 
 /// Writes of one pushed payload, at most; what is in more pieces is fetched.
@@ -412,7 +413,7 @@ fn send_control(control: Control, sends: &mut SendQueue, nic: &mut Nic, books: &
 /// Fills in the checksum where it is announced and not there.
 fn state_checksum(frame: &mut Frame, pieces: &[IoBuf]) {
     if frame.header.flags.has(FrameFlags::CHECKSUM) && frame.header.payload_checksum == 0 {
-        frame.header.payload_checksum = pieces::sum(pieces);
+        frame.header.payload_checksum = checksum_of_pieces(pieces);
     }
 }
 

@@ -11,10 +11,11 @@ use kvplane_sys::{IoBuf, Region};
 use super::outbox::{Control, Outbox};
 use super::send_queue::{REQUEST_BYTES, SendQueue};
 use crate::rdma::nic::{BOUNCE_BYTES, Nic, PIECES};
-use crate::rdma::pieces::{self, Cutter};
+use crate::rdma::pieces::Cutter;
 use crate::rdma::wire::Place;
 use crate::rdma::work::Work;
 use crate::types::CloseCause;
+use crate::types::checksum_of_pieces;
 
 /// Where a payload waits to be fetched.
 pub(super) struct PullSource {
@@ -94,7 +95,7 @@ impl Pull {
 
     /// What it sums to, where that is wanted.
     pub(super) fn checksum(&self) -> Option<u64> {
-        (self.wanted && self.checksum).then(|| pieces::sum(&self.pieces))
+        (self.wanted && self.checksum).then(|| checksum_of_pieces(&self.pieces))
     }
 
     /// Goes on. Whether it waits for a bounce buffer.
