@@ -61,10 +61,12 @@ impl Segment {
 
     /// Leaves the cluster; with `grace`, its objects go to others before, as far as that time and their room allow.
     pub(crate) fn leave(self, grace: Duration) -> i64 {
-        let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace.min(DRAIN)) };
-        if !grace.is_zero() && !matches!(drained, Ok(0)) {
+        let (begun, grace) = (Instant::now(), grace.min(DRAIN));
+        let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace) };
+        let left = grace.saturating_sub(begun.elapsed());
+        if !left.is_zero() && !matches!(drained, Ok(0)) {
             // What moves already is waited for, as long as that makes progress.
-            let _ = self.node.finish_moves(MOVES_PATIENCE);
+            let _ = self.node.finish_moves(MOVES_PATIENCE, left);
         }
         match drained {
             Ok(_) => 0,

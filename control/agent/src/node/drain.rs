@@ -26,8 +26,6 @@ const ALONE: Duration = Duration::from_secs(5);
 /// Interval at which the control plane is told that the node ends and asked whether others are done, and the deadline
 /// of its answer.
 const ASK_MOVES: Duration = Duration::from_millis(200);
-/// Longest time that a node that ends waits for slots that move.
-const MOVES_MOST: Duration = Duration::from_secs(20);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
@@ -86,6 +84,8 @@ struct MovesLeft {
 struct MovesWait {
     begun: Instant,
     patience: Duration,
+    /// The longest wait in all.
+    most: Duration,
     /// When something moved last, or was seen to be left first.
     progress: Instant,
     /// The slots and objects that were left then.
@@ -93,8 +93,8 @@ struct MovesWait {
 }
 
 impl MovesWait {
-    fn new(now: Instant, patience: Duration) -> Self {
-        Self { begun: now, patience, progress: now, last: MovesLeft::default() }
+    fn new(now: Instant, patience: Duration, most: Duration) -> Self {
+        Self { begun: now, patience, most, progress: now, last: MovesLeft::default() }
     }
 
     /// How many slots are not done with, where the node need not wait for them, or not any longer; by what the control
@@ -110,7 +110,7 @@ impl MovesWait {
         }
         // A map that moves slots may not have come here yet. A control plane that does not answer at once may do so.
         let news = answer.map_or_else(|| now - self.begun < NEWS, |moves| moves.behind);
-        let is_late = now - self.progress >= self.patience || now - self.begun >= MOVES_MOST;
+        let is_late = now - self.progress >= self.patience || now - self.begun >= self.most;
         (slots == 0 && !news || is_late).then_some(slots)
     }
 }
@@ -130,7 +130,7 @@ impl Node {
             if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
                 silence = match self.tell_drain(if wait.told { ASK } else { wait.alone }) {
                     // It has given its slots away, and the node that fetches them ends: that one waits for them.
-                    Err(_) if wait.told && self.is_exporting()? => None,
+                    Err(error) if wait.told && is_last_owner(&error) && self.is_exporting()? => None,
                     said => said?,
                 };
                 asked = Some(Instant::now());
@@ -156,7 +156,7 @@ impl Node {
     /// Tells the control plane that this node is about to end, so that no slots move to it or from it any more, and
     /// waits for those that do: until others have fetched what moved from here to them, and have compared with this
     /// node what they have on their SSDs, and until this node has what moved here. Returns how many slots are not done
-    /// with when nothing has come of that for as long as `patience`, or for [`MOVES_MOST`] in all; without an answer of
+    /// with when nothing has come of that for as long as `patience`, or after `most` in all; without an answer of
     /// the control plane, all that left count.
     ///
     /// A node that ends before takes along what they have not fetched, and what they have is void where nobody else
@@ -164,8 +164,8 @@ impl Node {
     ///
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
-    pub fn finish_moves(&self, patience: Duration) -> Result<u64, Error> {
-        let mut wait = MovesWait::new(Instant::now(), patience);
+    pub fn finish_moves(&self, patience: Duration, most: Duration) -> Result<u64, Error> {
+        let mut wait = MovesWait::new(Instant::now(), patience, most);
         let (mut asked, mut answer): (Option<Instant>, Option<Moves>) = (None, None);
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
@@ -210,6 +210,11 @@ impl Node {
         };
         if refused { Err(error) } else { Ok(Some(error)) }
     }
+}
+
+/// The refusal of a drain while no other node takes slots.
+fn is_last_owner(error: &Error) -> bool {
+    matches!(error, Error::Call(call) if call.refusal() == Some(RefusalCode::NotPermitted))
 }
 
 /// Objects of a shard, in memory and on its SSD.
@@ -263,11 +268,11 @@ mod tests {
         let answer = |unsettled, behind| Some(Moves { unsettled, behind });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
-        let patience = Duration::from_secs(5);
+        let (patience, most) = (Duration::from_secs(5), Duration::from_secs(20));
         // Nobody moves anything.
-        assert_eq!(MovesWait::new(begin, patience).is_over(leaving(0, 9), answer(0, false), at(1)), Some(0));
+        assert_eq!(MovesWait::new(begin, patience, most).is_over(leaving(0, 9), answer(0, false), at(1)), Some(0));
         // A map gave it slots that it has not heard of. They come, object by object, longer than the patience.
-        let mut wait = MovesWait::new(begin, patience);
+        let mut wait = MovesWait::new(begin, patience, most);
         assert_eq!(wait.is_over(coming(0, 0), answer(0, true), at(900)), None);
         for second in 1..15 {
             assert_eq!(wait.is_over(coming(70, second), answer(0, true), at(1000 * second)), None, "{second}");
@@ -275,20 +280,20 @@ mod tests {
         assert_eq!(wait.is_over(coming(0, 20), answer(0, true), at(15_000)), None, "the control plane does not know");
         assert_eq!(wait.is_over(coming(0, 20), answer(0, false), at(15_200)), Some(0));
         // Others have what left, whatever is counted here; where they have not, it is waited for, object by object.
-        assert_eq!(MovesWait::new(begin, patience).is_over(leaving(9, 9), answer(0, false), at(1)), Some(0));
-        let mut wait = MovesWait::new(begin, patience);
+        assert_eq!(MovesWait::new(begin, patience, most).is_over(leaving(9, 9), answer(0, false), at(1)), Some(0));
+        let mut wait = MovesWait::new(begin, patience, most);
         for second in 0..9 {
             assert_eq!(wait.is_over(leaving(100, 900 - second), answer(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(12_999)), None);
         assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(13_000)), Some(100), "no progress");
-        let mut wait = MovesWait::new(begin, patience);
+        let mut wait = MovesWait::new(begin, patience, most);
         for second in 0..20 {
             assert_eq!(wait.is_over(coming(8, second), answer(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(coming(8, 20), answer(1, false), at(20_000)), Some(8), "the longest wait");
         // Without an answer a map may still be on its way, for a moment.
-        let mut wait = MovesWait::new(begin, patience);
+        let mut wait = MovesWait::new(begin, patience, most);
         assert_eq!(
             (wait.is_over(coming(0, 0), None, at(999)), wait.is_over(coming(0, 0), None, at(1000))),
             (None, Some(0))

@@ -287,6 +287,8 @@ fn watermarks(text: &str) -> Result<(u8, u8), String> {
 
 /// How long a node that stops waits for slots that move from it and to it while none of them is done with.
 const MOVES_PATIENCE: Duration = Duration::from_secs(5);
+/// The longest that it waits for them in all.
+const MOVES_MOST: Duration = Duration::from_secs(20);
 
 impl Shape {
     /// Gives the node a number where none was given.
@@ -312,7 +314,7 @@ impl Shape {
                 Err(error) => eprintln!("kvplane: not drained: {error}"),
             }
         }
-        if let Ok(left @ 1..) = node.finish_moves(MOVES_PATIENCE) {
+        if let Ok(left @ 1..) = node.finish_moves(MOVES_PATIENCE, MOVES_MOST) {
             eprintln!("kvplane: stopped while {left} slots were still migrating from or to this node");
         }
     }
