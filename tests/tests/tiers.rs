@@ -57,6 +57,14 @@ fn joins() {
     caught_among(Scenario::of_joins_with, Mischief::SettleEarly, &[Rule::Durable], &[]);
 }
 
+/// All nodes leave within moments, drained or not, and come back: nothing is lost by that.
+#[test]
+fn departures() {
+    let (count, total) = run_all(Scenario::of_departures);
+    assert!(count < 10 || total.audited > 0, "nothing was put to the test: {total}");
+    caught_among(Scenario::of_departures_with, Mischief::LeaveAtOnce, &[Rule::Durable], &[]);
+}
+
 /// The control plane loses its state while nodes are away with their disks.
 #[test]
 fn a_control_plane_that_loses_its_state_while_nodes_restart_loses_no_object() {

@@ -14,6 +14,7 @@ use kvplane_store::service::Tiering;
 use super::World;
 use super::check::epochs::Epochs;
 use super::check::{Rule, broken};
+use super::departures::Departure;
 use super::faults::Party;
 use super::queue::{Event, Message};
 use super::scenario::{MS, Mischief};
@@ -26,7 +27,7 @@ const STATE: u64 = 1;
 impl World {
     /// The agent's turn: join, or say that the node is alive.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
-        if !self.is_node(index, incarnation) || self.nodes[index].leaving && !self.nodes[index].drains {
+        if !self.is_node(index, incarnation) || self.is_silent(index) {
             return;
         }
         // As a real node: first its disks, then the cluster.
@@ -38,6 +39,15 @@ impl World {
         self.speak(index);
         let jitter_ns = self.streams.schedule.below(10 * MS);
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
+    }
+
+    /// True for a node that leaves and sends no heartbeats any more.
+    fn is_silent(&self, index: usize) -> bool {
+        match self.nodes[index].departure {
+            None | Some(Departure::Drains) => false,
+            Some(Departure::Waits { .. }) => !self.scenario.announces,
+            Some(Departure::Ended) => true,
+        }
     }
 
     fn note_moves(&mut self, index: usize) {
@@ -81,7 +91,13 @@ impl World {
 
     /// The control plane's answer reaches the agent.
     pub(crate) fn agent_hears(&mut self, index: usize, incarnation: u64, answer: &Result<Reply, Rejection>) {
-        if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+        if !self.is_node(index, incarnation) {
+            return;
+        }
+        if self.nodes[index].departure.is_some() {
+            if self.scenario.announces {
+                self.departing_hears(index, answer);
+            }
             return;
         }
         match answer {

@@ -152,7 +152,8 @@ impl World {
             map.members.iter().map(|member| (member.node.0, member.incarnation.0, member.weight)).collect()
         };
         self.detail(map.epoch.0, || {
-            format!("MAP {} of nodes, incarnations and shares {:?}", map.epoch.0, shares(&map))
+            let former = map.former.as_ref().map(|former| (former.since.0, former.from.0, former.began.clone()));
+            format!("MAP {} of nodes, incarnations and shares {:?}, former {former:?}", map.epoch.0, shares(&map))
         });
         self.forget_moved_on(&map);
         let map = Rc::new(map);

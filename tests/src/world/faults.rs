@@ -4,11 +4,9 @@ use super::World;
 use super::fetch::Fetcher;
 use super::network::{End, Way};
 use super::node::{Node, ShardIncarnation};
-use super::queue::{Event, Message};
+use super::queue::Event;
 use super::scenario::{Chances, MS};
 use kvplane_client::Path;
-use kvplane_cluster::Input;
-use kvplane_proto::ids::{Incarnation, NodeId};
 
 /// Somebody on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,10 +50,12 @@ pub(crate) enum Fault {
     /// The control plane is told of a node: that its ports refuse while it is dead, that they do not answer while it is
     /// halted or cut off, and, rightly or wrongly, that it is silent.
     Evidence,
+    /// All nodes leave in order within moments, drained or not, and come back.
+    LeaveAll,
 }
 
 /// How many kinds there are.
-pub(crate) const FAULTS: usize = 14;
+pub(crate) const FAULTS: usize = 15;
 /// So many of them are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -74,6 +74,7 @@ const ALL: [Fault; FAULTS] = [
     Fault::SilenceNode,
     Fault::CrashAll,
     Fault::Evidence,
+    Fault::LeaveAll,
 ];
 
 /// How long a fault waits that comes when slots are at rest, before it is looked at that again.
@@ -184,7 +185,12 @@ impl World {
     /// Whether a member other than this node is there that follows a map, and so can offer it.
     fn has_witness(&self, but: usize) -> bool {
         let tells = |(at, node): (usize, &Node)| {
-            at != but && node.up && node.joined && !node.leaving && node.ops_left.is_none() && node.is_member(at)
+            at != but
+                && node.up
+                && node.joined
+                && node.departure.is_none()
+                && node.ops_left.is_none()
+                && node.is_member(at)
         };
         self.nodes.iter().enumerate().any(tells)
     }
@@ -218,19 +224,11 @@ impl World {
                 self.crash_node(node);
                 self.after(down_ns, Event::StartNode(node));
             }
-            Fault::LeaveNode if self.nodes[node].up && !self.nodes[node].leaving => {
-                self.nodes[node].leaving = true;
-                let incarnation = self.nodes[node].incarnation;
+            Fault::LeaveNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
                 // Some give their slots away before they go, and some do not wait until all is fetched.
-                let drain_ns = if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) };
-                self.nodes[node].drains = drain_ns > 0;
-                if drain_ns > 0 {
-                    let (node_id, incarnation) = (NodeId(node as u64 + 1), Some(Incarnation(incarnation)));
-                    let input = Input::Drain { node: node_id, incarnation };
-                    self.tell_control(Party::Node(node), Message::Node(node, self.nodes[node].incarnation, input));
-                }
-                self.after(drain_ns, Event::Leave(node, incarnation));
+                self.begin_departure(node, if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) });
             }
+            Fault::LeaveAll => self.leave_all(),
             Fault::CrashClient if self.clients[client].alive => {
                 if self.scenario.shared_memory && self.streams.faults.chance(0.7) {
                     self.clients[client].doomed = true;
@@ -301,39 +299,6 @@ impl World {
         let index = streams[self.streams.faults.below(streams.len() as u64) as usize];
         for way in [Way::ToServer, Way::ToClient] {
             self.cut_flight(index, way);
-        }
-    }
-
-    /// A node says farewell.
-    pub(crate) fn leave(&mut self, node: usize, incarnation: u64) {
-        if self.is_node(node, incarnation) {
-            let late = self.now_ns >= self.scenario.faults_until_ns;
-            if self.scenario.keeps && !late && self.nodes[node].drains && self.has_objects(node) {
-                // What a drain that is cut short leaves behind is lost.
-                self.after(20 * MS, Event::Leave(node, incarnation));
-                return;
-            }
-            // As hosts say it: an incarnation with disks keeps its slots for the next one.
-            let input = Input::Restart { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
-            self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
-            self.after(50 * MS, Event::Depart(node, incarnation));
-        }
-    }
-
-    fn has_objects(&self, node: usize) -> bool {
-        let objects = |incarnation: &usize| {
-            self.incarnations[*incarnation].service.store().map_or(0, |store| store.stats().objects)
-        };
-        self.nodes[node].shards.iter().any(|incarnation| objects(incarnation) > 0)
-    }
-
-    /// A node that has left goes, and comes back later.
-    pub(crate) fn depart(&mut self, index: usize, incarnation: u64) {
-        if self.is_node(index, incarnation) {
-            self.crash_node(index);
-            let longest_ns = if self.streams.faults.chance(0.5) { 50 * MS } else { 1000 * MS };
-            let down_ns = self.streams.faults.below(longest_ns);
-            self.after(down_ns, Event::StartNode(index));
         }
     }
 

@@ -16,6 +16,7 @@ mod client;
 mod control;
 mod copies;
 mod copy;
+mod departures;
 mod disk;
 mod disturbances;
 mod faults;
@@ -105,7 +106,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(scenario: Scenario, kept_lines: usize) -> Self {
-        let scenario = scenario.disturbed();
+        let scenario = scenario.disturbed().announced();
         let seed = scenario.seed;
         let streams = Streams {
             schedule: Rng::new(seed, "schedule"),
@@ -218,6 +219,7 @@ impl World {
             Event::StartClient(client) => self.start_client(client),
             Event::StartControl => self.start_control(),
             Event::Recover(node) => self.nodes[node].slowness = 1,
+            Event::BeginLeave(node, incarnation, drains) => self.begin_leave(node, incarnation, drains),
             Event::Leave(node, incarnation) => self.leave(node, incarnation),
             Event::Depart(node, incarnation) => self.depart(node, incarnation),
         }
@@ -248,7 +250,9 @@ impl World {
             Event::ServiceTimer(incarnation) | Event::Disk(incarnation, _) | Event::TierRefused(incarnation) => {
                 return Some(self.incarnations[*incarnation].node);
             }
-            Event::Agent(node, _) | Event::Leave(node, _) | Event::Depart(node, _) => return Some(*node),
+            Event::Agent(node, _) | Event::BeginLeave(node, ..) | Event::Leave(node, _) | Event::Depart(node, _) => {
+                return Some(*node);
+            }
             Event::FromControl(party, _) => *party,
             Event::ClientTimer(client, _) | Event::Refused(client, ..) | Event::CopyChunk(client, _) => {
                 self.party_of(*client)

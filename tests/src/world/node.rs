@@ -15,6 +15,7 @@ use super::World;
 use super::check::handles::Handles;
 use super::check::ledger::Ledger;
 use super::check::{CheckResult, Rule, broken};
+use super::departures::Departure;
 use super::network::{End, Way};
 use super::queue::Event;
 use super::scenario::{MS, Scenario};
@@ -30,9 +31,8 @@ pub(crate) struct Node {
     pub(crate) slowness: u64,
     /// Until then it does nothing.
     pub(crate) halted_ns: u64,
-    pub(crate) leaving: bool,
-    /// It gives its slots away before it goes.
-    pub(crate) drains: bool,
+    /// How far it has come, if it leaves.
+    pub(crate) departure: Option<Departure>,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
     /// The map of that epoch.
@@ -139,8 +139,7 @@ impl Node {
             shards: Vec::new(),
             slowness: 1,
             halted_ns: 0,
-            leaving: false,
-            drains: false,
+            departure: None,
             joined: false,
             epoch: Epoch(0),
             map: None,
@@ -195,7 +194,7 @@ impl World {
         node.up = true;
         node.incarnation += 1;
         node.joined = false;
-        (node.leaving, node.drains) = (false, false);
+        node.departure = None;
         (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));
         node.slowness = 1;
         node.ports += u16::from(moved);

@@ -67,7 +67,9 @@ pub(crate) enum Event {
     StartControl,
     /// A node is as fast as before.
     Recover(usize),
-    /// A node says farewell: node, incarnation.
+    /// A node begins to leave: node, incarnation, and whether it drains.
+    BeginLeave(usize, u64, bool),
+    /// A node that leaves looks whether it may end: node, incarnation.
     Leave(usize, u64),
     /// A node that has left goes: node, incarnation.
     Depart(usize, u64),
@@ -189,6 +191,7 @@ impl Event {
             Self::Disk(incarnation, op) => (24, *incarnation as u64, *op),
             Self::TierRefused(incarnation) => (25, *incarnation as u64, 0),
             Self::Leave(node, incarnation) => (26, *node as u64, *incarnation),
+            Self::BeginLeave(node, incarnation, drains) => (28, *node as u64, *incarnation << 1 | u64::from(*drains)),
             Self::LateTail(incarnation, offset, _) => (27, *incarnation as u64, *offset),
         }
     }

@@ -71,6 +71,8 @@ pub enum Mischief {
     ReplaceAlways,
     /// The shard's host notes a map by which slots leave, and does not hand it to the shard.
     KeepSlots,
+    /// Nodes end without a word, and without waiting for what moves.
+    LeaveAtOnce,
 }
 
 /// Everything that a run follows from.
@@ -122,6 +124,8 @@ pub struct Scenario {
     pub(crate) joins_from_ns: u64,
     /// How long a change of owners waits for the one before, at most.
     pub(crate) settle_most_ns: u64,
+    /// Nodes that leave announce it, and wait for what moves.
+    pub(crate) announces: bool,
     /// No node is ever halted or silent, and never do all start again: as when its seed failed once.
     pub(crate) undisturbed: bool,
 }
@@ -195,6 +199,7 @@ impl Scenario {
             tenant: b"",
             joins_from_ns: 0,
             settle_most_ns: 1000 * MS,
+            announces: false,
             undisturbed: false,
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use kvplane_cluster::{MovesLeft, MovesNews, MovesWait};
 use kvplane_engine::{ShardSnapshot, TierSnapshot};
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
@@ -14,8 +15,6 @@ use crate::error::Error;
 
 /// How often it is looked what is left.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a node that ends waits for a first answer of the control plane, which may tell of slots that move.
-const NEWS: Duration = Duration::from_secs(1);
 /// How often the control plane is told, and how long it may take to answer once it has: by that it is known whether it
 /// is there.
 const ASK: Duration = Duration::from_secs(1);
@@ -29,7 +28,7 @@ const ASK_MOVES: Duration = Duration::from_millis(200);
 
 /// Deadlines of a drain, from the times of the control plane's answers and of progress.
 #[derive(Debug)]
-struct Wait {
+struct DrainWait {
     until: Instant,
     alone: Duration,
     /// When the control plane answered last, or objects were fetched.
@@ -39,7 +38,7 @@ struct Wait {
     least: u64,
 }
 
-impl Wait {
+impl DrainWait {
     fn new(now: Instant, within: Duration) -> Self {
         Self { until: now + within, alone: within.min(ALONE), sign: now, told: false, least: u64::MAX }
     }
@@ -66,55 +65,6 @@ impl Wait {
     }
 }
 
-/// Slots and objects that are left to move, at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct MovesLeft {
-    /// Slots that others may not have yet.
-    leaving: u64,
-    /// Slots that are not here yet.
-    coming: u64,
-    /// Objects here, of which others take those of slots that leave.
-    objects: u64,
-    /// Objects that were taken over so far.
-    imported: u64,
-}
-
-/// Deadlines of a node that ends while slots move.
-#[derive(Debug)]
-struct MovesWait {
-    begun: Instant,
-    patience: Duration,
-    /// The longest wait in all.
-    most: Duration,
-    /// When something moved last, or was seen to be left first.
-    progress: Instant,
-    /// The slots and objects that were left then.
-    last: MovesLeft,
-}
-
-impl MovesWait {
-    fn new(now: Instant, patience: Duration, most: Duration) -> Self {
-        Self { begun: now, patience, most, progress: now, last: MovesLeft::default() }
-    }
-
-    /// How many slots are not done with, where the node need not wait for them, or not any longer; by what the control
-    /// plane answered last.
-    fn is_over(&mut self, left: MovesLeft, answer: Option<Moves>, now: Instant) -> Option<u64> {
-        let leaving = if answer.is_some_and(|moves| moves.unsettled == 0) { 0 } else { left.leaving };
-        let left = MovesLeft { leaving, ..left };
-        let (last, slots) = (self.last, left.leaving + left.coming);
-        let begins = last.leaving + last.coming == 0 && slots > 0;
-        let fewer = left.leaving < last.leaving || left.coming < last.coming || left.objects < last.objects;
-        if begins || fewer || left.imported > last.imported {
-            (self.last, self.progress) = (left, now);
-        }
-        // A map that moves slots may not have come here yet. A control plane that does not answer at once may do so.
-        let news = answer.map_or_else(|| now - self.begun < NEWS, |moves| moves.behind);
-        let is_late = now - self.progress >= self.patience || now - self.begun >= self.most;
-        (slots == 0 && !news || is_late).then_some(slots)
-    }
-}
-
 impl Node {
     /// Gives its slots away and waits until their new owners have fetched what was in them, or this time is over; while
     /// the control plane does not answer and nothing is fetched, 5 s at most. The node stays a member without slots
@@ -123,7 +73,7 @@ impl Node {
     /// # Errors
     /// When the control plane does not answer, or refuses: nobody else owns slots. When a shard does not answer.
     pub fn drain(&self, within: Duration) -> Result<u64, Error> {
-        let mut wait = Wait::new(Instant::now(), within);
+        let mut wait = DrainWait::new(Instant::now(), within);
         let mut asked: Option<Instant> = None;
         loop {
             let mut silence = None;
@@ -165,13 +115,16 @@ impl Node {
     /// # Errors
     /// When a shard does not answer, or a signal interrupts the wait.
     pub fn finish_moves(&self, patience: Duration, most: Duration) -> Result<u64, Error> {
-        let mut wait = MovesWait::new(Instant::now(), patience, most);
-        let (mut asked, mut answer): (Option<Instant>, Option<Moves>) = (None, None);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let begun = Instant::now();
+        let mut wait = MovesWait::new(0, nanos(patience), nanos(most));
+        let (mut asked, mut news): (Option<Instant>, Option<MovesNews>) = (None, None);
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_MOVES) {
                 let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
                 // What is known stays known while it does not answer.
-                answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES).ok().or(answer);
+                let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, ASK_MOVES);
+                news = answer.ok().map(news_of).or(news);
                 asked = Some(Instant::now());
             }
             let snapshots = self.snapshots()?;
@@ -181,8 +134,9 @@ impl Node {
                 coming: sum(|of| of.moves.importing_slots),
                 objects: sum(objects_of),
                 imported: sum(|of| of.moves.imported),
+                recovering: !snapshots.iter().all(is_recovered),
             };
-            if let Some(left) = wait.is_over(left, answer, Instant::now()) {
+            if let Some(left) = wait.is_over(left, news, nanos(begun.elapsed())) {
                 return Ok(left);
             }
             if !interrupt::sleep(LOOK) {
@@ -212,6 +166,10 @@ impl Node {
     }
 }
 
+fn news_of(moves: Moves) -> MovesNews {
+    MovesNews { unsettled: u64::from(moves.unsettled), behind: moves.behind }
+}
+
 /// The refusal of a drain while no other node takes slots.
 fn is_last_owner(error: &Error) -> bool {
     matches!(error, Error::Call(call) if call.refusal() == Some(RefusalCode::NotPermitted))
@@ -225,8 +183,13 @@ fn objects_of(shard: &ShardSnapshot) -> u64 {
 
 /// True for a shard that has recovered its SSD and imported everything that moved to it.
 fn knows_all(shard: &ShardSnapshot) -> bool {
+    shard.moves.importing_slots == 0 && is_recovered(shard)
+}
+
+/// True for a shard that knows what its SSD has, or will never know.
+fn is_recovered(shard: &ShardSnapshot) -> bool {
     let is_known = |tier: &TierSnapshot| tier.is_recovered || tier.degraded.is_some();
-    shard.moves.importing_slots == 0 && shard.tier.as_ref().is_none_or(is_known)
+    shard.tier.as_ref().is_none_or(is_known)
 }
 
 #[cfg(test)]
@@ -237,66 +200,27 @@ mod tests {
     fn a_drain_ends_when_all_is_fetched_when_its_time_is_over_or_when_nobody_is_heard() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
-        let mut wait = Wait::new(begin, Duration::from_secs(30));
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(0, true, at(0)), "nobody knows yet that it goes");
         wait.answered(at(1));
         assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
         assert!(wait.is_over(0, true, at(1)));
         // As long as the control plane answers, the whole time counts.
-        let mut wait = Wait::new(begin, Duration::from_secs(30));
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
             wait.answered(at(second));
             assert!(!wait.is_over(7, true, at(second)));
         }
         assert!(wait.is_over(7, true, at(30)));
         // Without it, it goes on while others fetch, and ends soon after that.
-        let mut wait = Wait::new(begin, Duration::from_secs(30));
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.answered(at(0));
         for second in 0..8 {
             assert!(!wait.is_over(100 - second, true, at(second)));
         }
         assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
         // One that never answered is not waited for longer than that.
-        let mut wait = Wait::new(begin, Duration::from_secs(30));
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.told);
-    }
-
-    #[test]
-    fn an_end_waits_for_what_moves_for_maps_to_come_and_no_longer_than_for_progress() {
-        let begin = Instant::now();
-        let at = |ms: u64| begin + Duration::from_millis(ms);
-        let answer = |unsettled, behind| Some(Moves { unsettled, behind });
-        let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
-        let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
-        let (patience, most) = (Duration::from_secs(5), Duration::from_secs(20));
-        // Nobody moves anything.
-        assert_eq!(MovesWait::new(begin, patience, most).is_over(leaving(0, 9), answer(0, false), at(1)), Some(0));
-        // A map gave it slots that it has not heard of. They come, object by object, longer than the patience.
-        let mut wait = MovesWait::new(begin, patience, most);
-        assert_eq!(wait.is_over(coming(0, 0), answer(0, true), at(900)), None);
-        for second in 1..15 {
-            assert_eq!(wait.is_over(coming(70, second), answer(0, true), at(1000 * second)), None, "{second}");
-        }
-        assert_eq!(wait.is_over(coming(0, 20), answer(0, true), at(15_000)), None, "the control plane does not know");
-        assert_eq!(wait.is_over(coming(0, 20), answer(0, false), at(15_200)), Some(0));
-        // Others have what left, whatever is counted here; where they have not, it is waited for, object by object.
-        assert_eq!(MovesWait::new(begin, patience, most).is_over(leaving(9, 9), answer(0, false), at(1)), Some(0));
-        let mut wait = MovesWait::new(begin, patience, most);
-        for second in 0..9 {
-            assert_eq!(wait.is_over(leaving(100, 900 - second), answer(1, false), at(1000 * second)), None);
-        }
-        assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(12_999)), None);
-        assert_eq!(wait.is_over(leaving(100, 892), answer(1, false), at(13_000)), Some(100), "no progress");
-        let mut wait = MovesWait::new(begin, patience, most);
-        for second in 0..20 {
-            assert_eq!(wait.is_over(coming(8, second), answer(1, false), at(1000 * second)), None);
-        }
-        assert_eq!(wait.is_over(coming(8, 20), answer(1, false), at(20_000)), Some(8), "the longest wait");
-        // Without an answer a map may still be on its way, for a moment.
-        let mut wait = MovesWait::new(begin, patience, most);
-        assert_eq!(
-            (wait.is_over(coming(0, 0), None, at(999)), wait.is_over(coming(0, 0), None, at(1000))),
-            (None, Some(0))
-        );
     }
 }

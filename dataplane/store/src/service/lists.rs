@@ -327,12 +327,12 @@ impl Lists {
     }
 
     /// True where a list could miss objects that the SSD still finds, as after a start, or that are being compared. A
-    /// removal of all that is listed would leave them, and say that it is done. A new owner that fetches asks for each
-    /// object again when it is wanted.
+    /// removal of all that is listed would leave them, and say that it is done; a new owner that imports would take
+    /// what it has for everything. What is compared here does not keep a new owner waiting: it compares by itself.
     fn misses_some(objects: &Objects, context: &RequestContext, flags: u64) -> bool {
         let local = &objects.local;
-        let in_doubt = || local.is_comparing() || flags & REMOVES != 0 && objects.migration.awaits_changes();
-        flags & ONE == 0 && !context.fetches && (local.is_recovering() || in_doubt())
+        let is_comparing = || local.is_comparing() || flags & REMOVES != 0 && objects.migration.awaits_changes();
+        flags & ONE == 0 && (local.is_recovering() || !context.fetches && is_comparing())
     }
 
     /// Answers what changed in the slots that left, from a place on.

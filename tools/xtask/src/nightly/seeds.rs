@@ -38,14 +38,15 @@ impl Kind {
 }
 
 /// Every kind.
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 400),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
-    Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 210),
+    Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 190),
     Kind::new("tiers", "absences", "KVPLANE_ABSENCE_SEEDS", 40),
     Kind::new("tiers", "returns", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("tiers", "joins", "KVPLANE_TIER_SEEDS", 20),
+    Kind::new("tiers", "departures", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("tiers", "lost_writes", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("tiers", "power_failures", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS", 20),

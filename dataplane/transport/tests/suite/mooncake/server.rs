@@ -51,6 +51,8 @@ struct Bed {
     evict: Arc<AtomicBool>,
     /// What the server's clock is ahead of the real one.
     ahead_ns: Arc<AtomicU64>,
+    /// The server's clock stands still here; 0 while it runs.
+    halted_ns: Arc<AtomicU64>,
     counters: Arc<Mutex<(ServerCounters, usize)>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,11 +63,12 @@ impl Bed {
         let address = listener.local_addr().expect("bound");
         let region = memory(BYTES as usize);
         let (uses, stop, evict) = (Arc::default(), Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (ahead_ns, counters) = (Arc::new(AtomicU64::new(0)), Arc::default());
-        let mut bed = Self { address, region, uses, stop, evict, ahead_ns, counters, thread: None };
+        let (ahead_ns, halted_ns, counters) = (Arc::default(), Arc::default(), Arc::default());
+        let mut bed = Self { address, region, uses, stop, evict, ahead_ns, halted_ns, counters, thread: None };
         let mut served = ServedPeer { region: Arc::clone(&bed.region), uses: Arc::clone(&bed.uses) };
         let (stop, evict) = (Arc::clone(&bed.stop), Arc::clone(&bed.evict));
         let (ahead_ns, counters) = (Arc::clone(&bed.ahead_ns), Arc::clone(&bed.counters));
+        let halted_ns = Arc::clone(&bed.halted_ns);
         bed.thread = Some(std::thread::spawn(move || {
             let poller = Poller::new().expect("epoll");
             let mut server = Server::new(options);
@@ -77,7 +80,11 @@ impl Bed {
                 for readiness in ready.drain(..) {
                     server.ready(Token::from_bits(readiness.token).expect("a token of the server's"));
                 }
-                let now_ns = cpu::monotonic_ns() + ahead_ns.load(Ordering::SeqCst);
+                let clock_ns = match halted_ns.load(Ordering::SeqCst) {
+                    0 => cpu::monotonic_ns(),
+                    halted_ns => halted_ns,
+                };
+                let now_ns = clock_ns + ahead_ns.load(Ordering::SeqCst);
                 server.drive(&poller, &mut served, now_ns);
                 if evict.swap(false, Ordering::SeqCst) {
                     server.close_users(&poller, &mut served, HOLD);
@@ -196,11 +203,13 @@ fn a_rejected_write_fails_and_changes_nothing() {
 #[test]
 fn a_large_rejected_write_is_answered_while_it_is_sent() {
     let bed = bed();
-    let bytes = 48 << 20;
+    let payload = bytes_at(3, 0, 48 << 20);
     let mut peer = bed.peer();
-    peer.ask(true, Dialect::V2, BASE + BYTES - 1, bytes as u64);
+    // However slow this machine is, the server's patience does not end.
+    bed.halted_ns.store(cpu::monotonic_ns(), Ordering::SeqCst);
+    peer.ask(true, Dialect::V2, BASE + BYTES - 1, payload.len() as u64);
     let mut writer = Raw::of(peer.0.try_clone().expect("a duplicate"));
-    let sending = std::thread::spawn(move || writer.send(&bytes_at(3, 0, bytes)));
+    let sending = std::thread::spawn(move || writer.send(&payload));
     assert_eq!(peer.status(), REJECTED);
     sending.join().expect("all of it was taken");
     assert!(peer.ends());

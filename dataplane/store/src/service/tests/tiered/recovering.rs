@@ -2,10 +2,10 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::{GetItem, KeyPage, Kind, ListItem, Operation, PutAck, PutOptions};
+use kvplane_proto::message::{GetItem, Hello, KeyPage, Kind, ListItem, Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
 
-use super::super::rig::{body_of, digest};
+use super::super::rig::{body_of, digest, hello};
 use super::world::{KEYS, PEER, READS, ReceivedAnswer, World, bytes_of};
 use crate::service::{Path, PeerKey, TierPolicy, WritePolicy};
 
@@ -77,6 +77,16 @@ fn a_list_waits_until_recovery_has_found_everything() {
         KeyPage::decode(&answer.body).expect("a page").keys().count() as u64
     };
     assert_eq!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(0))), KEYS);
+    // A new owner that imports would take what it sees for everything.
+    world.restart_in_haste();
+    let importer = PeerKey { index: 1, generation: 1 };
+    world.join_with(importer, Path::Stream, &Hello { fetches: true, ..hello() });
+    assert_eq!(
+        world.answer((importer, Operation::List, FrameFlags::NONE), whole(ListItem::NAMES)).status,
+        Status::Busy
+    );
+    let left = listed(world.answer((importer, Operation::List, FrameFlags::NONE), whole(ListItem::NAMES)));
+    assert_eq!(left, 0, "no slot has left");
     // One object is there or not, as for a get.
     world.restart_in_haste();
     assert!(listed(world.answer((PEER, Operation::List, FrameFlags::NONE), whole(ListItem::ONE))) <= 1);

@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
-use kvplane_proto::message::{Bitmap, GetItem, Item, Kind, Operation, Part, PutAck, PutItem, PutOptions, decode_items};
+use kvplane_proto::message::{
+    Bitmap, GetItem, Hello, Item, Kind, Operation, Part, PutAck, PutItem, PutOptions, decode_items,
+};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{FrameFlags, RequestId, Status};
 use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConfig};
@@ -300,8 +302,12 @@ impl World {
 
     /// A welcomed peer.
     pub(super) fn join(&mut self, peer: PeerKey, path: Path) {
+        self.join_with(peer, path, &hello());
+    }
+
+    pub(super) fn join_with(&mut self, peer: PeerKey, path: Path, hello: &Hello) {
         self.service.peer_joined(peer, path, self.now_ns);
-        let hello = hello().encode();
+        let hello = hello.encode();
         let header = Header::request(Kind::Request(Operation::Hello), self.next_request()).with_body(&hello, 1);
         self.service.request(peer, &header, &hello, self.now_ns);
     }
