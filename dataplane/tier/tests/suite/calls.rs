@@ -120,7 +120,7 @@ fn what_cannot_be_is_refused_with_numbers() {
     assert_eq!(long, "an object of 102401 bytes is above the tier's limit of 102400");
     assert_eq!(refuse(&mut world, &|put| put.key = &[0; 41]), "a key of 41 bytes is above the tier's limit of 40");
     let odd = refuse(&mut world, &|put| put.payload.offset = 3);
-    assert_eq!(odd, "the payload is at 3: direct I/O wants a multiple of 64");
+    assert_eq!(odd, "the payload is at 3: direct I/O requires a multiple of 64");
     assert!(refuse(&mut world, &|put| put.checksum = Some(1)).contains("its writer stated 0x0000000000000001"));
     let good = put(&mut world, 1, Span::pool(0, 8000), Ack::Buffered);
     take(&mut world, &good).expect("room");
