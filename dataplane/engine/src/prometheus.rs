@@ -105,21 +105,21 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, f64>, String> {
     for line in text.lines().filter(|line| !line.starts_with("# HELP ")) {
         let wrong = |why: &str| format!("{line:?}: {why}");
         if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("a family without a type"))?;
+            let (name, kind) = rest.split_once(' ').ok_or_else(|| wrong("the family has no type"))?;
             if types.insert(name, kind).is_some() {
-                return Err(wrong("a family that is there twice"));
+                return Err(wrong("the family is declared twice"));
             }
             continue;
         }
-        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("a series without a value"))?;
+        let (series, value) = line.rsplit_once(' ').ok_or_else(|| wrong("the series has no value"))?;
         let name = series.split('{').next().unwrap_or_default();
         let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| types.get(name.strip_suffix(end)?));
         if !types.contains_key(name) && family != Some(&"histogram") {
-            return Err(wrong("a series of no family"));
+            return Err(wrong("the series has no family"));
         }
-        let value: f64 = value.parse().map_err(|_| wrong("its value is no number"))?;
+        let value: f64 = value.parse().map_err(|_| wrong("the value is not a number"))?;
         if samples.insert(series.to_owned(), value).is_some() {
-            return Err(wrong("a series that is there twice"));
+            return Err(wrong("the series is listed twice"));
         }
     }
     Ok(samples)

@@ -331,7 +331,7 @@ impl Reclaim {
         self.moves.drop_over();
     }
 
-    /// Appends the records that were read, in order, as far as there is room.
+    /// Appends the records that were read, in order, until there is no more room.
     fn append_copies(&mut self, now_ns: u64, log: &mut Log, memory: &mut dyn Memory) {
         for number in self.moves.numbers() {
             let Some(moved) = self.moves.get(number).copied() else { continue };

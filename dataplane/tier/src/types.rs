@@ -244,7 +244,7 @@ impl fmt::Display for RecoveryReport {
         write!(
             f,
             "{} objects from {} footers and {} scanned segments ({} unreadable); records: {} torn, {} stale, {} \
-             misdirected, {} superseded; {} damaged headers, {} unreadable parts, {} losses of removals, {} objects \
+             misdirected, {} superseded; {} damaged headers, {} unreadable parts, {} lost removals, {} objects \
              given up, {} segments in use are gone",
             self.objects,
             self.sealed_segments,

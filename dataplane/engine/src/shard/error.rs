@@ -30,7 +30,7 @@ impl core::fmt::Display for ShardError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Start(why) => write!(f, "a shard could not be started: {why}"),
-            Self::Busy => write!(f, "{MAILBOX_ENTRIES} commands wait for the shard already: try again"),
+            Self::Busy => write!(f, "the mailbox of the shard is full ({MAILBOX_ENTRIES} commands): retry"),
             Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
             Self::Ended(why) => write!(f, "the shard has ended: {why}"),
             Self::Refused(why) => f.write_str(why),
@@ -42,7 +42,7 @@ impl core::fmt::Display for ShardError {
 fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> core::fmt::Result {
     let waited = waited.as_secs_f32();
     if pids.is_empty() {
-        return write!(f, "peers still use the memory after {waited} s; it stays theirs until they let go: try again");
+        return write!(f, "peers still use the memory after {waited} s; keep it mapped until they release it: retry");
     }
     let seen: Vec<String> = pids.iter().filter(|&&pid| pid > 0).map(i32::to_string).collect();
     let unseen = if seen.len() < pids.len() { " and one that is not visible from here" } else { "" };
@@ -50,8 +50,8 @@ fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> cor
     write!(
         f,
         "process {seen}{unseen} of this host has been in the middle of a copy from or to the memory for {waited} s, so \
-         it was probably stopped: let it go on (kill -CONT {seen}) or end it, and unregister again; until then the \
-         memory must stay"
+         it was probably stopped: continue it (kill -CONT {seen}) or end it, then unregister again; until then the \
+         memory must stay mapped"
     )
 }
 

@@ -57,7 +57,7 @@ state_machine! {
         Reclaim,
         /// Records that stay are durable in other segments.
         Release,
-        /// As `Release`, but the segment must not be used again.
+        /// Like `Release`, but the segment must not be used again.
         Discard,
     }
     transitions {
@@ -139,7 +139,7 @@ impl Segments {
         match state.on(event) {
             Step::Moved(to) => *state = to,
             Step::Stale => {}
-            Step::Illegal => panic!("segment {segment} is {state:?} and met {event:?}"),
+            Step::Illegal => panic!("segment {segment} is {state:?}: illegal event {event:?}"),
         }
     }
 

@@ -101,7 +101,7 @@ impl Jobs {
     pub(crate) fn submit(&mut self, job: Job) {
         let (bytes, priority) = (job.pieces.bytes(), job.priority);
         let running = RunningJob { job, bytes, given: 0, in_flight: 0, all_given: false, fault: None };
-        let id = self.running.insert(running).expect("the table of jobs holds what every owner may have");
+        let id = self.running.insert(running).expect("the table has room for the jobs of every owner");
         self.queues[priority as usize].push_back(id);
     }
 
@@ -135,7 +135,7 @@ impl Jobs {
         }
         self.in_flight[priority as usize] += 1;
         let op = Op { job: id, bytes: bytes as u32, priority };
-        let slot = self.ops.insert(op).expect("as many places as operations may be in flight");
+        let slot = self.ops.insert(op).expect("the table has a slot for every operation that may be in flight");
         Some(BlockOp { id: OpId { slot }, action, offset, bytes: bytes as u32, pieces, priority })
     }
 

@@ -310,7 +310,7 @@ impl Groups {
         self.queue.iter().any(|group| group.is_unwritten(offset))
     }
 
-    /// As [`Self::is_unwritten`], and has the group of the offset written without waiting for more records.
+    /// Returns [`Self::is_unwritten`], and has the group of the offset written without waiting for more records.
     pub(crate) fn hasten(&mut self, offset: u64) -> bool {
         let group = self.queue.iter_mut().find(|group| group.is_unwritten(offset));
         group.map(|group| group.is_urgent = true).is_some()

@@ -159,7 +159,7 @@ impl Reads {
     pub(super) fn begin(&mut self, read: ReadJob, is_written: bool, device: &mut Device, segments: &mut Segments) {
         segments.begin_read(device.segment_of(read.offset()));
         self.gets += u32::from(matches!(read.purpose, Purpose::Get(_) | Purpose::Key(_)));
-        let slot = self.slots.insert(read).expect("as many places as gets and moves");
+        let slot = self.slots.insert(read).expect("the table has a slot for every get, move and scrub");
         if is_written {
             submit(slot, &read, device);
         } else {

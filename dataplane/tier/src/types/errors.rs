@@ -264,7 +264,7 @@ impl core::error::Error for GetError {}
 /// Reason why a tombstone was not written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoveError {
-    /// As [`PutError::Busy`]; nothing has changed. Transient: retry.
+    /// Backpressure, see [`PutError::Busy`]; nothing has changed. Transient: retry.
     Busy,
     /// The tier takes no writes. The object is hidden now, but a restart may bring it back.
     Unavailable(Reason),
