@@ -37,8 +37,8 @@ pub struct TierSetup {
 }
 
 /// Advice for a device that is shorter than it was.
-const SHORTER: &str = "restore its former size, and start with as many shards and SSDs as before; if it was truncated, its \
-                       objects are lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
+const SHORTER: &str = "restore its former size, and start with as many shards and SSDs as before; if it was truncated, \
+                       its objects are lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
 /// Advice for a device that was formatted for other shards or another size.
 const OTHERWISE: &str = "start with as many shards and SSDs as it was formatted for, and with the same size";
 
@@ -200,7 +200,7 @@ impl TierDevice {
                 "much of the daily write budget is used: only objects that were put or requested twice are written"
             }
             Admission::Promised => {
-                "the daily write budget is used up: only writes that were promised to callers are made (see --ssd-budget)"
+                "the daily write budget is used up: only writes promised to callers are made (see --ssd-budget)"
             }
         };
         let text = format!("{path}: {what}");

@@ -1,27 +1,27 @@
-//! Why a shard did not start, or did not carry out a command.
+//! Errors of starting a shard and of commands to it.
 
 use std::time::Duration;
 
 use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
 
-/// Why a shard did not start, or did not answer.
+/// Reason why a shard did not start, or did not execute a command.
 #[derive(Debug)]
 pub enum ShardError {
-    /// It could not be set up: says what and why.
+    /// The shard could not be set up; with the reason.
     Start(String),
-    /// Its mailbox is full.
+    /// Backpressure: its mailbox is full.
     Busy,
-    /// It did not answer in time.
+    /// The shard did not answer in time.
     Timeout,
-    /// Its thread has ended: says why.
+    /// Its thread has ended; with the reason.
     Ended(String),
-    /// It refused: says why.
+    /// The shard refused the command; with the reason.
     Refused(String),
-    /// Memory that was taken from peers is still used by some.
+    /// Peers still use memory that was unregistered.
     Held {
-        /// Processes of this host that copy by themselves; 0 for one that is not visible from here.
+        /// Processes on this host that are copying; 0 for one that is not visible from here.
         pids: Vec<i32>,
-        /// How long they were waited for.
+        /// Time that the caller waited for them.
         waited: Duration,
     },
 }

@@ -129,9 +129,7 @@ impl StockOffers {
         address: &PeerAddress,
     ) -> Result<ConnectionId, CloseCause> {
         let gone = |why: &str| CloseCause::Setup(why.to_owned());
-        let PeerKind::MooncakeRdma { object } = address.kind else {
-            return Err(gone("the peer is not a stock engine"));
-        };
+        let PeerKind::MooncakeRdma { object } = address.kind else { return Err(gone("not a stock engine")) };
         let devices = client.rail_of(lane).and_then(|rail| rail.rdma);
         let (own, other) = devices.map_or((0, 0), |devices| (usize::from(devices.own), usize::from(devices.peer)));
         let peer = self.engines.peer(object).ok_or_else(|| gone("the stock engine is no longer known"))?;

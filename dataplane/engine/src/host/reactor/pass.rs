@@ -155,7 +155,7 @@ impl Reactor {
     }
 
     /// Returns the next input of a lane to a stock engine; `None` at the end of the pass. [`Input::Wait`] is returned
-    /// too, as there may be events then: a request's memory is returned before its answer is handled.
+    /// too, because events may be queued then: a request's memory is returned before its answer is handled.
     pub(crate) fn next_stock(&mut self, pass: &mut Pass) -> Option<Arrival> {
         loop {
             let id = match pass.current {
