@@ -10,6 +10,7 @@ pub(crate) const TAKEN: &str = "success";
 pub(crate) const ALIVE: &str = r#"{"status":"success"}"#;
 
 /// Message to the user of an engine.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
     /// Sender or subject, as the users agree.

@@ -12,6 +12,7 @@ use crate::ops::{BlockOp, Fault, Priority};
 use crate::types::errors::{OpenError, Reason};
 
 /// Identity that a device is formatted with: the cluster, node and shard that it belongs to.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// Digest of the cluster's name.
