@@ -13,8 +13,8 @@
 //! * [`reports`]: counters, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
-//! event. A host that spins calls the poller only every few rounds while it has cheaper sources to poll: rings in shared
-//! memory, or the one or two connections that were active last.
+//! event. A host that spins calls the poller only every few rounds while it has cheaper sources to poll: rings in
+//! shared memory, or the one or two connections that were active last.
 //!
 //! Thread affinity: none. A host is driven by one thread at a time, which may change between calls.
 
