@@ -1,4 +1,4 @@
-//! The bytes on the device, held still: whoever changes one changes the format version with it.
+//! Golden bytes of the on-disk format: a change of them needs a new format version.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};

@@ -1,5 +1,5 @@
-//! Scrubbing and reclaim on request: every record is looked at whatever else goes on, what is damaged is found and is
-//! given to nobody, the rate is kept, and room is made as asked.
+//! Tests of scrubbing and of reclaim on request: every record is verified whatever else is done, damage is found and
+//! never served, the rate is kept, and the requested segments are freed.
 
 use crate::support;
 
@@ -35,7 +35,7 @@ fn put(world: &mut World, key: u64, bytes: u32) {
     panic!("no room for {bytes} bytes");
 }
 
-/// Where the device holds an object's payload: somewhere in its record.
+/// Damages an object's payload on the device.
 fn damage(world: &mut World, key: u64, bytes: u32) {
     let mut pattern = vec![0; bytes as usize];
     let version = world.tier.locate(digest(key)).expect("it is there").version.0;
