@@ -1,4 +1,4 @@
-//! Descriptors: a stock engine's bytes, our key, what is refused, and arbitrary bytes.
+//! Tests of descriptors: a stock engine's bytes, our key, refusals, and arbitrary bytes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 
 const LIMIT: usize = 1 << 20;
 
-/// What a stock engine, version 0.3.13, published over TCP.
+/// Descriptor that a stock engine, version 0.3.13, published over TCP.
 const STOCK: &str = include_str!("../../tests/stock_tcp.json");
 
 fn decode(text: &str) -> Result<Descriptor, DescriptorError> {
