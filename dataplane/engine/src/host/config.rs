@@ -39,7 +39,7 @@ pub struct HostConfig {
     pub tickets: Option<Challenges>,
     /// Certificates and policy of TLS on TCP connections; without them, connections are plain.
     pub tls: Option<Arc<Keychain>>,
-    /// Most connections of peers that have not authenticated yet.
+    /// Limits of connections whose peers have not authenticated yet.
     pub strangers: StrangerLimits,
     /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,

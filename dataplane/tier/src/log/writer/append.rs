@@ -57,7 +57,7 @@ impl Writer {
         self.write_payload(shape, record.payload, device, memory);
         let listed = self.enter(&header, Some(waiter), device);
         let placed = contents.place(Entry::listed(&listed, device.segment_at(device.segment_of(offset))), device);
-        assert!(placed, "the index has room: it was looked at before");
+        assert!(placed, "the index has room: it was checked before");
         sequence
     }
 
