@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn rare_events_are_hardly_waited_for() {
+    fn rare_events_get_short_waits() {
         let mut pacer = adaptive();
         let mut now = 1_000;
         for _ in 0..100 {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn spinning_that_is_always_in_vain_stops_and_is_tried_again_seldom() {
+    fn spinning_in_vain_stops_and_is_rarely_tried_again() {
         let mut pacer = adaptive();
         let (mut now, mut spun_ns) = (1_000, 0);
         for _ in 0..1_000 {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_the_core_while_it_spins_spins_less() {
+    fn preempted_spinning_becomes_shorter() {
         let mut pacer = adaptive();
         let (mut now, mut lost) = (1_000, 0);
         for _ in 0..1_000 {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_are_nobody_s_core_lost() {
+    fn interrupts_are_not_counted_as_preemptions() {
         let mut pacer = adaptive();
         let (mut now, mut parks) = (1_000, 0);
         for _ in 0..1_000 {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn spinning_goes_on_where_it_pays() {
+    fn spinning_continues_while_it_pays_off() {
         let mut pacer = adaptive();
         let mut now = 1_000;
         for wait in 0..1_000 {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_that_only_sleeping_makes_long_are_found_out() {
+    fn gaps_that_only_parking_makes_long_are_detected() {
         let mut pacer = adaptive();
         let (mut now, mut parked_late) = (1_000, 0);
         for wait in 0..2_000 {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_are_what_they_say() {
+    fn spin_never_parks_and_park_never_spins() {
         assert!(!Pacer::new(Pacing::Spin, || 0).idle(u64::MAX));
         assert!(Pacer::new(Pacing::Park, || 0).idle(1));
     }

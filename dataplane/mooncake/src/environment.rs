@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_heeded() {
+    fn variables_that_are_set_take_effect() {
         let settings = read(&[
             ("MC_MIN_PRC_PORT", "20000"),
             ("MC_MAX_RPC_PORT", "20001"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn invalid_variables_are_named() {
         for (name, value) in [
             ("MC_MIN_RPC_PORT", "0"),
             ("MC_MIN_RPC_PORT", "17001"),

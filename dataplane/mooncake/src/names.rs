@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_name_is_refused() {
+    fn invalid_names_are_refused() {
         for text in [
             "",
             ":1",

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_told_apart() {
+    fn errors_name_their_stage() {
         let closed = {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("bound").to_string()

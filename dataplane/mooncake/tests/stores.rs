@@ -184,7 +184,7 @@ fn redis_keeps_keys_for_those_it_knows() {
 }
 
 #[test]
-fn what_a_server_says_is_passed_on() {
+fn errors_carry_the_answer_of_the_server() {
     let address = server(|stream, _| {
         let Some((first, _)) = http_request(stream) else { return };
         match first.split(' ').next() {

@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn while_recovery_goes_on_a_lost_record_leaves_a_mark() {
+    fn a_record_lost_during_recovery_leaves_a_mark() {
         let device = device();
         let mut contents = open(Phase::Recovering, &device);
         let found = entry(1, 5, 0, &device);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_a_lost_removal_is_given_up() {
+    fn objects_older_than_a_lost_removal_are_given_up() {
         let device = device();
         let mut contents = open(Phase::Recovering, &device);
         let (older, newer) = (entry(1, 5, 0, &device), entry(2, 9, 0, &device));
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_struck_out_comes_back_where_its_segment_is_as_it_was() {
+    fn a_removed_record_is_restored_if_its_segment_is_unchanged() {
         for generation in [3, 4] {
             let device = device();
             let mut contents = open(Phase::Running, &device);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_worse_than_what_takes_no_writes_and_nothing_is_better_again() {
+    fn a_degraded_device_stays_degraded_and_a_gone_one_is_worse() {
         let mut device = device();
         assert!(device.is_writable() && device.is_readable());
         assert!(device.degrade(Reason::NoSpace));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_of_a_segment_is_in_it_and_its_footer_ends_it() {
+    fn offsets_map_to_their_segments_and_footers_end_them() {
         let device = device();
         let config = device.config();
         for segment in [0, 1, config.segments - 1] {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_connection_is_a_problem_unless_it_was_wanted() {
+    fn unexpected_ends_of_connections_are_problems() {
         let mut reports = Reports::default();
         reports.connection_ended(&CloseCause::Closed, 1);
         reports.connection_ended(&CloseCause::Peer, 1);

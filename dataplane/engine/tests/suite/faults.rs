@@ -314,7 +314,7 @@ fn with_both_sides_failing_often_every_batch_still_ends() {
 }
 
 #[test]
-fn deadlines_end_what_delays_hold_up() {
+fn deadlines_end_delayed_requests() {
     let slow = |seed| FaultPlan { seed, delay_per_frame: 0.1, delay_max_ns: 150_000_000, ..FaultPlan::default() };
     let deadline = Duration::from_millis(40);
     let tally = drill(300..305, |seed| Drill { shard: slow(seed), initiator: slow(seed + 50), deadline });

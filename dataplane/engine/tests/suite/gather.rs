@@ -259,7 +259,7 @@ fn memory_that_is_unregistered_meanwhile_is_not_touched_afterwards() {
 }
 
 #[test]
-fn over_failing_connections_what_is_reported_as_done_is_right() {
+fn transfers_completed_over_failing_connections_are_right() {
     let (mut done, mut failed, mut faults) = (0, 0, 0);
     for seed in 0..6 {
         let plan = FaultPlan {
@@ -315,7 +315,7 @@ fn hear(stream: &mut TcpStream) -> (Header, Vec<u8>) {
 }
 
 #[test]
-fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
+fn a_peer_that_requests_much_and_reads_nothing_gets_backpressure() {
     const REQUESTS: u32 = 2000;
     let bed = bed(Config::default(), None);
     let mut stream = TcpStream::connect(bed.shard.address()).expect("a listening shard");

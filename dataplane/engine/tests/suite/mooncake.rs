@@ -91,7 +91,7 @@ fn target(peer: PeerId, address: u64) -> SegmentTarget {
 }
 
 #[test]
-fn what_is_written_is_read_by_every_path() {
+fn writes_are_read_over_every_path() {
     let shard = shard(anywhere());
     let region = memory(BYTES as usize);
     let base = region.address();
@@ -142,7 +142,7 @@ fn what_is_written_is_read_by_every_path() {
 }
 
 #[test]
-fn addresses_are_checked_against_what_is_registered() {
+fn addresses_are_checked_against_registered_memory() {
     let shard = shard(anywhere());
     let region = memory(1 << 20);
     let base = region.address();
@@ -408,7 +408,7 @@ fn cancelling_ends_everything_once() {
 /// The descriptor is stale: the server was restarted with an older version. Like that version, it treats every request
 /// that is not a write of version 1 as a read.
 #[test]
-fn a_version_1_server_said_to_speak_version_2_is_served_as_what_it_is() {
+fn a_version_1_server_with_a_stale_descriptor_is_detected() {
     let listener = TcpListener::bind(anywhere()).expect("a port");
     let address = listener.local_addr().expect("bound");
     let store = Arc::new(Mutex::new(vec![0x55; 1 << 20]));

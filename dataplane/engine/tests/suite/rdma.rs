@@ -156,7 +156,7 @@ fn both_devices_carry_one_request() {
 }
 
 #[test]
-fn ports_that_go_down_are_replaced_and_come_back() {
+fn failed_ports_are_replaced_and_used_again() {
     let mut bed = bed(true);
     bed.round_trip(1);
     for (seed, port) in [(10, 0), (20, 3), (30, 1), (40, 2)] {
@@ -189,7 +189,7 @@ fn ports_that_go_down_are_replaced_and_come_back() {
 }
 
 #[test]
-fn without_any_device_left_it_goes_over_tcp_and_comes_back() {
+fn without_devices_transfers_use_tcp_until_one_is_back() {
     let mut bed = bed(true);
     bed.round_trip(1);
     bed.fabric.set_port(2, false);

@@ -354,7 +354,7 @@ fn this_process_is_a_peer_too() {
 /// Another thread writes a segment as fast as it can while it is unregistered. Memory that is ours again stays
 /// unchanged.
 #[test]
-fn nothing_is_written_after_unregister_returned() {
+fn no_byte_is_written_after_unregister_returned() {
     let owner = Owner::new("hammer");
     for (round, shared) in [true, false].into_iter().cycle().take(12).enumerate() {
         let theirs = memory(shared, BYTES);
@@ -429,7 +429,7 @@ fn start_writer(owner: &Owner, segment: SegmentId, shared: bool) -> (Child, Stri
 }
 
 #[test]
-fn another_process_writes_and_its_death_blocks_nobody() {
+fn another_process_writes_and_its_death_blocks_no_unregistering() {
     let owner = Owner::new("killed");
     for shared in [true, false] {
         for _ in 0..5 {

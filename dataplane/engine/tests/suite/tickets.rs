@@ -207,7 +207,7 @@ fn holders_get_in_over_every_path() {
 }
 
 #[test]
-fn who_has_no_ticket_or_a_wrong_one_is_told_so_over_every_path() {
+fn peers_without_a_valid_ticket_are_refused_over_every_path() {
     let bed = bed(StrangerLimits::default(), None);
     let foreign = mint(2).issue(&terms(), NOW);
     let seen = bed.mint.issue(&terms(), NOW);
@@ -243,7 +243,7 @@ fn an_rdma_connection_is_not_made_for_a_stranger() {
 }
 
 #[test]
-fn what_was_recorded_changed_or_made_up_is_refused() {
+fn replayed_changed_and_forged_proofs_are_refused() {
     let bed = bed(StrangerLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
     let at = bed.shard.address();
@@ -295,7 +295,7 @@ fn a_shard_that_knows_no_key_is_waited_for() {
 }
 
 #[test]
-fn a_shard_that_asks_for_no_ticket_is_not_believed() {
+fn a_shard_that_requires_no_ticket_is_not_trusted() {
     let shard = Shard::start(support::config()).expect("a shard on loopback");
     let bed = bed(StrangerLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
@@ -321,7 +321,7 @@ fn a_newer_ticket_is_shown_on_the_connection_that_there_is() {
 }
 
 #[test]
-fn a_flood_of_silent_connections_is_bounded_and_keeps_nobody_out() {
+fn a_flood_of_silent_connections_is_bounded_and_blocks_no_client() {
     let limits = StrangerLimits { of_address: 24, total: 32, ..StrangerLimits::default() };
     let bed = bed(limits, None);
     let credential = bed.mint.issue(&terms(), NOW);

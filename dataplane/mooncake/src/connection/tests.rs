@@ -166,7 +166,7 @@ fn other_protocols_get_nothing() {
 }
 
 #[test]
-fn what_follows_the_request_is_not_read_as_another() {
+fn bytes_after_the_request_are_not_another_request() {
     let local = published();
     let request = frame::typed(Kind::Probe, "{}").repeat(3);
     let (output, _, _) = talk(&local, Pieces::new(&request, 5, 50));

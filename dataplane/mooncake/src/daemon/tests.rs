@@ -107,7 +107,7 @@ fn bytes_on_the_wire_are_as_stock_engines_expect_them() {
 }
 
 #[test]
-fn other_protocols_are_turned_away() {
+fn other_protocols_are_rejected() {
     let (daemon, _, name) = start(any_port());
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03", &[0; 9]] {
         let mut stream = connect(&name);
@@ -190,7 +190,7 @@ fn silence_and_slowness_have_deadlines() {
 }
 
 #[test]
-fn the_most_silent_makes_room() {
+fn the_connection_idle_longest_is_evicted() {
     let (daemon, _, name) = start(DaemonConfig { max_connections: 3, ..any_port() });
     let mut silent: Vec<TcpStream> = Vec::new();
     for index in 0..3 {

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_rdma_is_read_as_it_was_written() {
+    fn the_rdma_part_survives_encoding() {
         let mut descriptor = descriptor();
         let names = ["m0".to_owned(), "m1".to_owned()];
         descriptor.set_rdma(&segment(), &Matrix::uniform(["cpu:0", "cpu:1"], &names));

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gave_way_is_given_up_with_a_durable_header() {
+    fn a_durable_header_gives_up_reclaimed_generations() {
         let mut generations = Generations::default();
         generations.raise(5);
         generations.headers_read();

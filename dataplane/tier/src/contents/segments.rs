@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_life_of_a_segment_is_as_declared() {
+    fn the_state_machine_of_segments_matches_its_table() {
         let table = kvplane_proto::states::render(SegmentState::ALL, SegmentEvent::ALL, |state, event| state.on(event));
         assert_eq!(table, include_str!("segments.table"));
     }

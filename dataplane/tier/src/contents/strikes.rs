@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_that_fails_gives_back_what_it_struck_out() {
+    fn a_failed_tombstone_restores_its_record() {
         let mut strikes = Strikes::default();
         strikes.begin(Token(1), DIGEST, struck(73));
         assert!(strikes.may_return(DIGEST));
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_given_back_after_a_removal() {
+    fn no_record_is_restored_after_a_removal() {
         let mut strikes = two(None);
         strikes.forget(DIGEST);
         assert_eq!((end(&mut strikes, 1, false), end(&mut strikes, 2, false)), (None, None));
     }
 
     #[test]
-    fn nothing_is_given_back_while_a_later_tombstone_may_be_written_or_is() {
+    fn no_record_is_restored_if_a_later_tombstone_is_in_flight_or_written() {
         for first_ends_first in [true, false] {
             let mut strikes = two(None);
             let (first, second) = if first_ends_first {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_fail_give_back_what_the_first_struck_out_or_what_came_between() {
+    fn two_failed_tombstones_restore_the_latest_record_removed() {
         for order in [[1, 2], [2, 1]] {
             for (second, expected) in [(None, 73), (struck(75), 75)] {
                 let mut strikes = two(second);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_tombstone_that_fails_gives_back_nothing_that_an_earlier_one_struck_out() {
+    fn a_failed_later_tombstone_restores_no_record_that_an_earlier_one_removed() {
         for order in [[1, 2], [2, 1]] {
             let mut strikes = two(None);
             let returned = order.map(|token| end(&mut strikes, token, token == 1));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_keeps_what_is_being_struck_out_for_it_until_it_is_put_over() {
+    fn a_put_keeps_the_record_that_its_tombstone_in_flight_removes() {
         let mut strikes = Strikes::default();
         strikes.begin(Token(1), DIGEST, struck(73));
         strikes.put(DIGEST, false);

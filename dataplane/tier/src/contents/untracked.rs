@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_counts_and_nothing_else() {
+    fn only_noted_digests_may_be_found() {
         let mut untracked = UntrackedObjects::default();
         assert!(!untracked.is_any());
         untracked.note(digest(1));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_durable_counts_until_it_is() {
+    fn undurable_removals_are_listed_until_durable() {
         let mut untracked = UntrackedObjects::default();
         (10..20).for_each(|number| untracked.removed(number, digest(number)));
         untracked.reclaimed(10, digest(20));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_that_is_not_durable_may_be_anything_until_it_is() {
+    fn an_overflowing_list_covers_any_digest_until_durable() {
         let (mut untracked, most) = (UntrackedObjects::default(), DIGESTS_MOST as u64);
         (1..=most + 2).for_each(|number| untracked.removed(number, digest(number)));
         assert!(untracked.may_have(digest(0)) && untracked.may_have(digest(most + 2)));

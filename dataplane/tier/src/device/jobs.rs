@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_not_gone_on_with_and_priorities_do_not_wait_for_each_other() {
+    fn failed_jobs_stop_and_priorities_do_not_block_each_other() {
         let mut jobs = Jobs::new(4, [1; PRIORITIES], 512);
         jobs.submit(job(Priority::Background, 1024));
         jobs.submit(job(Priority::Get, 1024));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_says_what_is_in_doubt() {
+    fn a_note_lists_the_slots_in_doubt() {
         let bytes = note().encode(4, 11);
         assert_eq!(Ownership::decode(&bytes, 11), Ok((4, note())));
         let slots: Vec<u16> = note().doubt.slots.iter().map(|slot| slot.0).collect();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_what_is_in_doubt_is_seen() {
+    fn damage_to_the_slots_in_doubt_is_detected() {
         let mut bytes = note().encode(4, 11);
         bytes[DOUBT_AT + 100] ^= 1;
         assert_eq!(Ownership::decode(&bytes, 11), Err(Flaw::Checksum));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_which_a_part_was_written_is_none() {
+    fn a_torn_note_is_invalid() {
         let (after, before) = (note().encode(4, 11), Ownership { doubt: Doubt::none(), epoch: Epoch(7), ..note() });
         let torn = |first: &[u8], then: &[u8], cut: usize| {
             let torn = [&first[..cut], &then[cut..]].concat();

@@ -72,7 +72,7 @@ mod tests {
     use crate::types::{Ack, Token};
 
     #[test]
-    fn calls_are_taken_as_far_as_the_host_takes_their_acknowledgements() {
+    fn calls_are_refused_until_the_host_takes_acknowledgements() {
         let config = TierConfig { max_waiters: 2, max_reads: 1, ..TierConfig::for_device(1 << 30, 4096) };
         let mut events = Events::new(&config);
         let stored = Event::Stored { token: Token(1), ack: Ack::Buffered };

@@ -129,7 +129,7 @@ mod tests {
     use crate::types::errors::Reason;
 
     #[test]
-    fn a_flush_covers_what_was_written_before_it_and_the_next_one_the_rest() {
+    fn a_flush_covers_only_the_writes_completed_before_it() {
         let config = TierConfig { sync_interval_ns: 100, ..TierConfig::for_device(1 << 30, 4096) };
         let (mut device, mut flushes) = (Device::new(config), Flushes::default());
         flushes.work(0, &mut device);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_is_paused_and_goes_on_and_the_background_follows_it() {
+    fn a_paused_pass_is_resumed_and_background_passes_follow() {
         let mut plan = ScrubPlan::default();
         assert_eq!((plan.due_ns(), plan.report().state), (None, ScrubState::Idle));
         plan.set_background(1000);

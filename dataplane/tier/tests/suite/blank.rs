@@ -24,7 +24,7 @@ fn refused(at: u64, bytes: &[u8]) -> OpenError {
 }
 
 #[test]
-fn what_others_keep_on_a_device_is_refused_and_not_touched() {
+fn devices_with_other_data_are_refused_and_not_touched() {
     let end = config().device_bytes();
     let marks: [(&str, u64, &[u8]); 12] = [
         ("a boot record", 510, &[0x55, 0xaa]),
@@ -50,7 +50,7 @@ fn what_others_keep_on_a_device_is_refused_and_not_touched() {
 }
 
 #[test]
-fn a_format_that_is_cut_short_is_taken_up_again() {
+fn an_interrupted_format_is_repeated() {
     let mut whole = World::new(config(), 1);
     whole.until_open();
     let all = whole.device.completions;
@@ -70,7 +70,7 @@ fn a_format_that_is_cut_short_is_taken_up_again() {
 }
 
 #[test]
-fn reads_that_fail_now_and_then_are_no_reason_to_refuse() {
+fn occasional_read_errors_do_not_refuse_a_device() {
     let mut opened = 0;
     for seed in 0..40 {
         let mut world = World::new(config(), seed);

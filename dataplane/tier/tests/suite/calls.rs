@@ -27,7 +27,7 @@ fn a_packed_object_is_copied_and_an_extent_is_lent() {
 }
 
 #[test]
-fn a_get_waits_for_what_is_not_written_yet_and_gives_all_of_it() {
+fn a_get_waits_for_an_unwritten_record_and_returns_all_of_it() {
     for bytes in [1, 511, 5999, 6000, 65_536, 65_537, 102_400] {
         let mut world = world(small(512));
         let source = put(&mut world, 1, Span::pool(0, bytes), Ack::Buffered);
@@ -80,7 +80,7 @@ fn short_extents_share_the_block_of_their_heads_and_are_read_alone() {
 }
 
 #[test]
-fn a_wrong_payload_is_told_apart_by_its_head() {
+fn the_head_shows_the_cause_of_a_wrong_payload() {
     let mut world = world(small(4096));
     for key in 0..3 {
         let one = put(&mut world, key, Span::pool(key * 4096, 4096), Ack::Durable);
@@ -108,7 +108,7 @@ fn a_wrong_payload_is_told_apart_by_its_head() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_numbers() {
+fn invalid_calls_are_refused_with_numbers() {
     let mut world = world(small(512));
     let refuse = |world: &mut World, change: &dyn Fn(&mut Put<'_>)| {
         let mut bad = put(world, 1, Span::pool(0, 8000), Ack::Buffered);
@@ -149,7 +149,7 @@ fn puts_that_wait_for_a_flush_share_it() {
 }
 
 #[test]
-fn with_durable_writes_nobody_waits_for_a_flush() {
+fn durable_writes_need_no_flush() {
     let mut world = world(TierConfig { durable_writes: true, ..small(512) });
     let first = put(&mut world, 99, Span::pool(0, 400), Ack::Durable);
     take(&mut world, &first).expect("room");
@@ -232,7 +232,7 @@ fn a_write_error_retires_a_segment_and_too_many_end_all_writing() {
 }
 
 #[test]
-fn a_full_disk_and_a_lost_device_are_said_and_nothing_hangs() {
+fn a_full_disk_and_a_lost_device_are_reported_and_calls_end() {
     for (fault, reason) in
         [(Fault::NoSpace, Reason::NoSpace), (Fault::Gone, Reason::Gone), (Fault::ReadOnly, Reason::DeviceReadOnly)]
     {
@@ -296,7 +296,7 @@ fn reclaim_keeps_what_is_pinned_or_hot_and_drops_the_rest() {
 }
 
 #[test]
-fn what_reclaim_loses_is_told() {
+fn objects_lost_by_reclaim_are_reported() {
     // Damaged footers, damaged records, and copies that cannot be written.
     let footers = |world: &mut World| {
         let blocks = world.device.bytes().chunks(512).enumerate();
@@ -382,7 +382,7 @@ fn without_format_a_blank_device_is_refused() {
 }
 
 #[test]
-fn a_device_that_takes_no_writes_serves_what_it_has_and_a_blank_one_says_why_it_has_nothing() {
+fn a_read_only_device_serves_its_objects_and_a_blank_one_is_refused() {
     let config = small(512);
     let mut world = World::new(config.clone(), 1);
     (world.device.faults.write_error, world.device_fails) = (1.0, true);

@@ -78,7 +78,7 @@ fn a_crash_after_any_operation_keeps_what_was_promised() {
 }
 
 #[test]
-fn a_crash_while_a_version_is_written_once_more_leaves_it_there() {
+fn a_crash_while_a_version_is_rewritten_keeps_it() {
     for (power, bytes) in [(true, 3_000), (true, 70_000), (false, 3_000), (false, 70_000)] {
         for crash_after in 0.. {
             let mut world = World::new(small(4096), 78);
@@ -129,7 +129,7 @@ fn recovering_twice_gives_the_same() {
 }
 
 #[test]
-fn a_restart_in_peace_scans_only_what_was_open() {
+fn a_clean_restart_scans_only_open_segments() {
     let mut world = World::new(TierConfig { segments: 24, ..small(4096) }, 4);
     // Not enough for reclaim to begin.
     history(&mut world, u64::MAX);
@@ -145,7 +145,7 @@ fn a_restart_in_peace_scans_only_what_was_open() {
 }
 
 #[test]
-fn starts_that_are_cut_short_cost_nothing() {
+fn interrupted_starts_cost_no_objects() {
     let mut world = World::new(small(4096), 5);
     world.until_recovered();
     for key in 0..3 {

@@ -51,7 +51,7 @@ fn config(rng: &mut Rng) -> TierConfig {
 }
 
 #[test]
-fn puts_of_short_objects_go_on_whatever_the_limits() {
+fn puts_of_short_objects_succeed_whatever_the_limits() {
     for seed in 1..=60 {
         let mut rng = Rng::new(seed, "crowded");
         let mut world = World::new(config(&mut rng), seed);
@@ -75,7 +75,7 @@ fn puts_of_short_objects_go_on_whatever_the_limits() {
 
 /// The index evicts the oldest few objects, not all, to make room for the next one.
 #[test]
-fn a_full_index_gives_up_a_small_part_at_a_time() {
+fn a_full_index_evicts_a_small_part_at_a_time() {
     let mut world = World::new(TierConfig { segments: 20, ..small(4096) }, 1);
     world.until_recovered();
     let mut least = u64::MAX;

@@ -53,7 +53,7 @@ fn restart_and_verify(world: &mut World, what: &str) {
 /// The records at the end of a segment that others follow are gone, its footer too: nothing in the segment shows it,
 /// but the headers of later segments do.
 #[test]
-fn removals_at_the_end_of_a_segment_that_are_missing_are_missed() {
+fn missing_removals_at_the_end_of_a_segment_are_detected() {
     let mut damaged = 0;
     for seed in 0..30 {
         let mut world = filled(seed);
@@ -84,7 +84,7 @@ fn removals_at_the_end_of_a_segment_that_are_missing_are_missed() {
 
 /// A segment in use is erased completely: the header of the segment prepared next shows that it existed.
 #[test]
-fn a_segment_in_use_that_is_gone_is_counted() {
+fn a_missing_segment_is_counted() {
     let mut gone = 0;
     for seed in 0..20 {
         let mut world = filled(seed);
@@ -171,7 +171,7 @@ fn one_flipped_bit_never_gives_a_wrong_byte_or_a_removed_key() {
 }
 
 #[test]
-fn every_bit_of_the_structures_matters_to_nobody_but_the_device() {
+fn a_flipped_bit_in_any_structure_gives_no_wrong_bytes() {
     // Headers of segments, records and tombstones of the open segment, pages of footers: each byte in turn.
     let world = filled(3);
     let mut structures = Vec::new();
@@ -214,7 +214,7 @@ fn a_log_cut_anywhere_is_a_shorter_log() {
 }
 
 #[test]
-fn a_segment_as_it_was_long_ago_is_recognised() {
+fn old_contents_of_a_segment_are_detected() {
     for seed in 0..20 {
         let mut world = filled(seed);
         let old = world.device.bytes().to_vec();

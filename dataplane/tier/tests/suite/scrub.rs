@@ -48,7 +48,7 @@ fn damage(world: &mut World, key: u64, bytes: u32) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn a_pass_finds_all_that_is_damaged_while_others_come_and_go(
+    fn a_pass_finds_all_damage_while_objects_are_put_and_removed(
         seed in any::<u64>(),
         sizes in prop::collection::vec(100..30_000u32, 1..24),
         damaged in prop::collection::btree_set(0..24u64, 0..6),

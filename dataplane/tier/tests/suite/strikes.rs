@@ -39,7 +39,7 @@ fn complete(world: &mut World, op: OpId, result: Result<u32, Fault>) {
 }
 
 #[test]
-fn what_was_removed_while_it_was_struck_out_is_not_given_back() {
+fn an_object_removed_during_its_replacement_is_not_restored() {
     let mut world = world(small(512));
     let strike = struck_out(&mut world);
     let removal = world.tier.remove(world.now_ns, digest(1), Ack::Buffered, Token(7), &mut world.memory);
@@ -56,7 +56,7 @@ fn what_was_removed_while_it_was_struck_out_is_not_given_back() {
 }
 
 #[test]
-fn what_a_later_replacement_struck_out_is_not_given_back_by_the_first() {
+fn a_failed_replacement_restores_no_object_that_a_later_one_removed() {
     for is_first_over_first in [true, false] {
         let mut world = world(small(512));
         let first = struck_out(&mut world);
@@ -77,7 +77,7 @@ fn what_a_later_replacement_struck_out_is_not_given_back_by_the_first() {
 }
 
 #[test]
-fn what_is_replaced_is_given_back_if_neither_tombstone_nor_replacement_is_written() {
+fn a_replaced_object_is_restored_if_tombstone_and_replacement_fail() {
     let mut world = world(small(512));
     let strike = struck_out(&mut world);
     let new = Put { version: Version(9), ..put(&mut world, 1, Span::pool(0, 400), Ack::Buffered) };

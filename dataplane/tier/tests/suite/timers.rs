@@ -22,7 +22,7 @@ fn next_op(world: &mut World, wanted: fn(Action) -> bool) -> Option<Action> {
 }
 
 #[test]
-fn while_a_flush_takes_long_the_timer_rests() {
+fn no_timer_is_due_while_a_flush_is_in_flight() {
     let mut world = World::new(TierConfig { ops_in_flight: [4, 3, 1, 1], ..small(512) }, 1);
     world.until_recovered();
     world.settle();

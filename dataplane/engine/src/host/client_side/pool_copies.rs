@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_went_and_a_wrong_checksum_is_told() {
+    fn bytes_survive_a_round_trip_and_a_wrong_checksum_is_detected() {
         let region = |name: &str| Region::allocate(&RegionOptions::new(name, 4096)).expect("memory");
         let (pool, ours) = (region("pool"), region("ours"));
         ours.copy_in(0, b"some bytes");

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_is_read_when_something_comes_and_now_and_then_else() {
+    fn the_clock_is_read_on_input_and_every_few_rounds() {
         let mut rounds = Rounds::new(5);
         assert!(rounds.begin(true));
         let empty = (0..100).filter(|_| rounds.begin(false)).count();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_first_in_a_round_and_after_many_bytes_reads_the_clock() {
+    fn the_first_input_of_a_round_and_many_bytes_read_the_clock() {
         let mut rounds = Rounds::new(0);
         rounds.begin(true);
         rounds.begin(false);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_in_a_row_share_a_look_at_the_clock() {
+    fn consecutive_copies_share_a_clock_read() {
         let mut rounds = Rounds::new(1);
         assert_eq!(rounds.copied_ns(100, true, || unreachable!("more copies follow")), 1);
         assert_eq!(rounds.copied_ns(BYTES_PER_CLOCK, true, || 2), 2);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_poller_is_asked_more_rarely_where_there_are_connections_to_try() {
+    fn the_poller_is_called_less_often_with_connections_to_try() {
         let looks = |progress: bool, tries: bool, moved_bytes: usize| {
             let mut rounds = Rounds::new(0);
             rounds.end(progress, moved_bytes);

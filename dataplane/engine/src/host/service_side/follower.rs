@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bell_rings_once_for_what_is_new() {
+    fn the_bell_rings_once_for_new_events() {
         let (bell, rings) = sync_channel(2);
         let mut follower = Follower::default();
         follower.ring(|| unreachable!("nobody listens"));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_is_waited_for_closely_at_first() {
+    fn unregistered_segments_are_checked_closely_at_first() {
         let mut leaving = LeavingSegments::default();
         assert_eq!(leaving.longest_park(0), Duration::MAX);
         leaving.add(SegmentId { index: 1, generation: 1 }, None, 5);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_nobody_uses_is_free_once() {
+    fn an_unused_segment_is_freed_once() {
         let (mut leaving, mut shm, mut free) = (LeavingSegments::default(), Shm::new(None), Vec::new());
         let segment = SegmentId { index: 1, generation: 1 };
         leaving.add(segment, None, 5);
