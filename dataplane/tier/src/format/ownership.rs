@@ -234,7 +234,7 @@ mod tests {
         let mut damaged = earlier(&note());
         damaged[DOUBT_AT + 100] ^= 1;
         assert_eq!(Ownership::decode(&damaged, 11), Err(Flaw::Checksum));
-        // One that knew no doubt.
+        // A note of a version without slots in doubt.
         let mut bytes = earlier(&Ownership { doubt: Doubt::none(), ..note() });
         bytes[DOUBT_CHECKSUM_AT..DOUBT_CHECKSUM_AT + 4].fill(0);
         let (_, found) = Ownership::decode(&bytes, 11).expect("a note");

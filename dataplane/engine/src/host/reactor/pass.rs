@@ -230,7 +230,7 @@ mod tests {
                 assert!(matches!(arrival.input, Input::Frame(_)) && pass.body() == b"body");
                 share += 1;
             }
-            // The end of a round: those that have used up their share come again.
+            // Ends the round: connections that have used up their share become ready again.
             reactor.connections.flush();
             shares.push(share);
             assert!(shares.len() < 1000, "the frames do not come: {shares:?}");
