@@ -249,7 +249,7 @@ impl Contents {
     }
 
     /// Handles a record that could not be written. The device may have it all the same; after a failed tombstone, the
-    /// device still has the object that it was to remove.
+    /// device may still have the object that it was to remove.
     pub(crate) fn lose(&mut self, kind: Kind, digest: Digest, sequence: u64, device: &Device) {
         self.untracked.note(digest);
         if kind == Kind::Object {

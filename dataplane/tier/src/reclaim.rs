@@ -231,7 +231,7 @@ impl Reclaim {
         }
     }
 
-    /// Evicts all records of a victim without a readable footer: the index forgets them without their keys.
+    /// Evicts all records of a victim without a readable footer: the index drops them, and an event reports their number.
     fn drop_victim(&mut self, log: &mut Log) {
         let Some(victim) = &self.victim else { return };
         let dropped = log.contents.forget_segment(victim.segment, &log.device);
