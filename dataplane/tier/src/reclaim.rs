@@ -231,7 +231,8 @@ impl Reclaim {
         }
     }
 
-    /// Evicts all records of a victim without a readable footer: the index drops them, and an event reports their number.
+    /// Evicts all records of a victim without a readable footer: the index drops them, and an event reports how many
+    /// they were.
     fn drop_victim(&mut self, log: &mut Log) {
         let Some(victim) = &self.victim else { return };
         let dropped = log.contents.forget_segment(victim.segment, &log.device);
