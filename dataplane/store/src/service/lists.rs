@@ -274,7 +274,7 @@ impl Lists {
     ) -> Result<(), CloseReason> {
         let mut items = items_of::<ListItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a list of not one item"));
+            return Err(CloseReason::Malformed("a list that is not of exactly one item"));
         };
         let asked = match objects.local.may_ask(context, item.digest) {
             // The digest only names the shard by one of its slots: the slot may still migrate, and the object under the

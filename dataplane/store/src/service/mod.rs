@@ -235,12 +235,12 @@ impl Service {
         let Shard { sessions, answers, ownership, now_ns, .. } = self.objects.shard_mut();
         let session = sessions.get_mut(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
-            return Err(CloseReason::Malformed("a request within a payload"));
+            return Err(CloseReason::Malformed("a request before the payload of the previous one was complete"));
         }
         let takes_payload = matches!(operation, Operation::Put | Operation::Write | Operation::WriteMany)
             || operation == Operation::Fill && session.path == Path::Stream;
         if header.payload_bytes > 0 && !takes_payload {
-            return Err(CloseReason::Malformed("a payload where none belongs"));
+            return Err(CloseReason::Malformed("a payload with a request that takes none"));
         }
         if operation == Operation::Hello {
             return sessions.hello(answers, ownership, peer, header, body).map(|()| PayloadTo::Discard);

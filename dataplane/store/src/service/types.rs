@@ -168,8 +168,8 @@ impl fmt::Display for CloseReason {
             Self::PutDeadline => {
                 write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
             }
-            Self::TicketEnded => f.write_str("the peer's ticket has ended and it showed no newer one"),
-            Self::Fenced => f.write_str("its peer has given it up"),
+            Self::TicketEnded => f.write_str("the peer's ticket has expired and the peer proved no newer one"),
+            Self::Fenced => f.write_str("the client has fenced it on another connection"),
             Self::SegmentGone => f.write_str("a segment in use was unregistered"),
         }
     }

@@ -397,8 +397,8 @@ fn hard_pins_never_exhaust_the_pool() {
     let error = put(&mut store, 1000, hard).expect_err("no more").to_string();
     assert_eq!(
         error,
-        "6400 bytes are pinned for good, and 6400 may be: put it without a pin, remove some that have one, or raise \
-         the node's share for them"
+        "6400 bytes are hard pinned, and 6400 may be: put the object without a hard pin, remove hard-pinned objects, \
+         or raise the node's share of hard pins"
     );
     for key in 2000..2300 {
         put(&mut store, key, Keep::default()).expect("the others make room");

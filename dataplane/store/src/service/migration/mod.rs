@@ -101,7 +101,7 @@ impl Migration {
         MoveCounters { importing_slots: self.imports.slots() as u64, ..self.counters }
     }
 
-    /// Returns true if a former owner may have the object and can be asked for it. False for a peer whose ticket is for
+    /// Returns true if a former owner may have the object and it can be fetched. False for a peer whose ticket is for
     /// one tenant: its requests wait until the objects were fetched.
     pub(super) fn may_have(&self, shard: &Shard, context: &RequestContext, digest: Digest) -> bool {
         !context.fetches && context.tenant.is_none() && self.is_fetchable(shard, digest)

@@ -181,7 +181,7 @@ impl Migration {
     }
 
     /// Handles an object that does not wait for the SSD any more: it is written, or memory has lost it, or the SSD
-    /// refused it. If it was imported, its source drops its copy, or is asked for it again.
+    /// refused it. If it was imported, its source drops its copy, or sends it again.
     pub(in crate::service) fn written(&mut self, digest: Digest, is_on_ssd: bool, now_ns: u64) {
         let source = self.imports.source_of(digest);
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };

@@ -43,7 +43,7 @@ struct PutRequest<'a> {
 
 /// Decodes the puts of a body with their names; a malformed one closes the connection.
 fn puts_of<'a>(header: &Header, body: &'a [u8]) -> Result<PutItems<'a>, CloseReason> {
-    decode_puts(body, header.items).ok_or(CloseReason::Malformed("a torn body of puts"))
+    decode_puts(body, header.items).ok_or(CloseReason::Malformed("a malformed body of puts"))
 }
 
 /// Checks that a name belongs to the digest: under a wrong name, an object would be listed, and removed, as another.
@@ -118,13 +118,13 @@ impl Puts {
     ) -> Result<PayloadTo, CloseReason> {
         let mut puts = puts_of(header, body)?;
         let (Some((item, name)), None) = (puts.next(), puts.next()) else {
-            return Err(CloseReason::Malformed("a put of not one object"));
+            return Err(CloseReason::Malformed("a put that is not of exactly one object"));
         };
         if item.bytes != header.payload_bytes {
-            return Err(CloseReason::Malformed("a put of another length than its payload's"));
+            return Err(CloseReason::Malformed("a put whose length differs from its payload's"));
         }
         let Some(expected) = header.checksum() else {
-            return Err(CloseReason::Malformed("a put without checksum"));
+            return Err(CloseReason::Malformed("a put without a checksum"));
         };
         let request = header.request;
         let put = PutRequest { item: &item, name: &name, is_session: false };

@@ -87,13 +87,13 @@ impl Puts {
     ) -> Result<PayloadTo, CloseReason> {
         let mut items = items_of::<FillItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a fill of not one range"));
+            return Err(CloseReason::Malformed("a fill that is not of exactly one range"));
         };
         if item.bytes != header.payload_bytes {
-            return Err(CloseReason::Malformed("a fill of another length than its payload's"));
+            return Err(CloseReason::Malformed("a fill whose length differs from its payload's"));
         }
         let Some(expected) = header.checksum() else {
-            return Err(CloseReason::Malformed("a fill without checksum"));
+            return Err(CloseReason::Malformed("a fill without a checksum"));
         };
         let request = header.request;
         let (pending, to) = match self.start_fill(objects, context, &item) {

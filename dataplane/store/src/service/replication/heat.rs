@@ -126,8 +126,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is hot of which not even half the rate was given, however many objects there are; what is well above
-        /// the rate and a large part of all is.
+        /// An object read at less than half the rate is never hot, however many objects there are; one read well above
+        /// the rate, with a large part of all bytes, is hot.
         #[test]
         fn only_what_is_asked_for_is_hot(
             gets in prop::collection::vec((0u8..200, 0u64..(1 << 20)), 1..2000),

@@ -31,7 +31,7 @@ struct OwedRemoval {
 #[derive(Debug, Default)]
 pub(super) struct OwedRemovals {
     owed: BTreeMap<Digest, OwedRemoval>,
-    /// Time before which no replica owner can be asked for a removal, unless something changes.
+    /// Time before which no removal can be requested from any replica owner, unless something changes.
     idle_ns: u64,
 }
 

@@ -134,13 +134,13 @@ pub(super) fn runs_of<'a>(header: &Header, body: &'a [u8]) -> Result<Items<'a, R
     let (mut ranges, mut bytes) = (0, 0);
     for run in runs.clone() {
         if run.ranges == 0 || run.bytes == 0 {
-            return Err(CloseReason::Malformed("a run of nothing"));
+            return Err(CloseReason::Malformed("an empty run"));
         }
         ranges += u64::from(run.ranges);
         // The product of two 32-bit words, added to a sum within the limit, does not overflow 64 bits.
         bytes += u64::from(run.ranges) * u64::from(run.bytes);
         if ranges > Limits::RANGES_PER_FRAME as u64 || bytes > Limits::GATHER_BYTES {
-            return Err(CloseReason::Malformed("more ranges or bytes than a frame gathers"));
+            return Err(CloseReason::Malformed("more ranges or bytes than the limit of a gathered request"));
         }
     }
     if ranges == 0 {

@@ -56,7 +56,7 @@ impl Segments {
     pub(in crate::service) fn write(&mut self, header: &Header, body: &[u8]) -> Result<Write, CloseReason> {
         let mut items = items_of::<WriteItem>(header, body)?;
         let (Some(item), None) = (items.next(), items.next()) else {
-            return Err(CloseReason::Malformed("a write of not one range"));
+            return Err(CloseReason::Malformed("a write that is not of exactly one range"));
         };
         let request = header.request;
         Ok(match self.acquire(item.segment, item.offset, header.payload_bytes, true) {
@@ -111,7 +111,7 @@ impl Segments {
         let runs = runs_of(header, body)?;
         let bytes_of = |run: RunItem| u64::from(run.ranges) * u64::from(run.bytes);
         if header.payload_bytes != runs.clone().map(bytes_of).sum::<u64>() {
-            return Err(CloseReason::Malformed("a payload of another length than its ranges"));
+            return Err(CloseReason::Malformed("a payload whose length differs from that of its ranges"));
         }
         let request = header.request;
         let mut used = self.many.list();

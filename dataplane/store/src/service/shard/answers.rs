@@ -149,5 +149,5 @@ impl Answers {
 
 /// Decodes the items of a body; a malformed one closes the connection.
 pub(in crate::service) fn items_of<'a, T: Item>(header: &Header, body: &'a [u8]) -> Result<Items<'a, T>, CloseReason> {
-    decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
+    decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of the wrong length"))
 }

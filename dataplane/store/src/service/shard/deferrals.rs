@@ -32,7 +32,7 @@ pub(in crate::service) enum Replies {
     /// Of a removal: which objects existed, which were kept because they are stripe heads; and whether the SSD took
     /// every tombstone.
     Bits((Vec<bool>, Vec<bool>), Status),
-    /// Which objects the replica owner had a replica of; and whether all of those are gone.
+    /// Of a removal of replicas: which objects had one at the replica owner; and whether all of those are gone.
     Copies(Vec<bool>, Status),
     /// Bits of objects that exist, and of those that are stripe heads; the latter are empty if there are no heads.
     Found(Vec<bool>, Vec<bool>),

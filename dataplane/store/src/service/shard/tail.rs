@@ -96,7 +96,7 @@ impl TailHead {
     }
 }
 
-/// Returns true if a tail belongs to this object, as far as can be told: a tail without a name may.
+/// Returns true if a tail belongs to this object, as far as it shows: a tail without a name may.
 pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
     TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
 }

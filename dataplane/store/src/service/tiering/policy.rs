@@ -8,7 +8,7 @@ use kvplane_proto::message::PutAck;
 pub enum WritePolicy {
     /// At commit (write-through).
     Through,
-    /// When it was put or read this many times lately: an object that is never read again is not written.
+    /// Once it was put or read this many times lately: an object that is never read again is not written.
     Selective {
         /// Number of puts and gets; 2 is the second.
         times: u8,

@@ -137,10 +137,10 @@ impl Sessions {
         header: &Header,
         body: &[u8],
     ) -> Result<(), CloseReason> {
-        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
+        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a malformed proof"))?;
         let session = self.get(peer).expect("a session that was just looked up");
         let (Some(gate), Some(challenged)) = (&self.gate, &session.challenged) else {
-            return Err(CloseReason::Malformed("a proof that nobody asked for"));
+            return Err(CloseReason::Malformed("a proof without a challenge"));
         };
         let hello = challenged.hello.encode();
         let said = HandshakeTranscript { challenge: &challenged.challenge, hello: &hello };

@@ -22,7 +22,7 @@ impl Sessions {
         header: &Header,
         body: &[u8],
     ) -> Result<(), CloseReason> {
-        let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a torn hello"))?;
+        let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a malformed hello"))?;
         if self.find(peer).greeted {
             return Err(CloseReason::Malformed("a second hello"));
         }

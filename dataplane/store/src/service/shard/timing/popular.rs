@@ -154,7 +154,7 @@ mod tests {
         assert!((25_000..36_000).contains(&first.gets), "{first:?}");
         assert!((11_000..18_000).contains(&second.gets), "{second:?}");
         assert!((first.bytes / 100).abs_diff(first.gets) < 200, "{first:?}");
-        // The window is over; what it had is told until the next one tells enough.
+        // The window is over; its result is reported until the next one is meaningful.
         (0..2).for_each(|_| popular.sample(Digest(7), 1, 11 * SECOND_NS));
         assert_eq!(popular.hottest(12 * SECOND_NS).objects[0].digest, Digest(1));
         assert_eq!(popular.hottest(17 * SECOND_NS).objects[0].digest, Digest(7));
@@ -162,8 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// No count is above what was sampled, there are never too many, and whoever has a large share of the samples
-        /// is among them.
+        /// No count exceeds the number of samples, the table is bounded, and every object with a large share of the
+        /// samples is in it.
         #[test]
         fn counts_are_never_too_high(keys in prop::collection::vec(0u8..255, 1..3000), favourite in 0u8..255) {
             let mut popular = Popular::default();

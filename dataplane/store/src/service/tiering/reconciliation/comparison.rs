@@ -195,7 +195,7 @@ fn must_strike_out(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn
 
 /// Removes the records that others changed, and makes the rest visible once all removals are passed to the tier.
 fn strike_out(ssd: &mut Ssd, shard: &mut Shard, is_writing: &dyn Fn(Digest) -> bool) -> bool {
-    // Before recovery is complete, an unrecovered record cannot be told from a missing one.
+    // Before recovery is complete, an unrecovered record looks like a missing one.
     if ssd.doubts.known.is_empty() || !ssd.tier.is_recovered() {
         return false;
     }

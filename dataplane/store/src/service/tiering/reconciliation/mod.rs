@@ -50,17 +50,17 @@ pub enum VoidCause {
 impl fmt::Display for VoidCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoNote => f.write_str("nothing that can be read on it says which slots it had"),
-            Self::OtherState => f.write_str("it was written under another state of the control plane"),
+            Self::NoNote => f.write_str("it has no readable record of the slots that it had"),
+            Self::OtherState => f.write_str("it was written under another cluster state"),
             Self::Newer { noted, known } => write!(
                 f,
-                "it knows map {}, the control plane none after {}, whose state is an older one brought back",
+                "it has recorded map {}, the control plane knows none after {}: its state was restored from an older one",
                 noted.0, known.0
             ),
             Self::Moved { noted, since } => write!(
                 f,
-                "it knows maps up to {}, and up to {} its slots were others' or the node lived without it, and nobody \
-                 can say what changed",
+                "it has recorded maps up to {}, but up to {} its slots belonged to other owners or the node ran without \
+                 it, and no shard knows what changed",
                 noted.0, since.0
             ),
         }

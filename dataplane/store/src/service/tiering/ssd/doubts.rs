@@ -35,7 +35,7 @@ pub(in crate::service) struct Doubts {
     /// Slots whose records with versions below `floor` are hidden.
     pub(in crate::service::tiering) hidden: SlotSet,
     pub(in crate::service::tiering) floor: Version,
-    /// Slots of these whose former owner is asked for changes.
+    /// Slots of these whose changes are requested from the former owner.
     pub(in crate::service::tiering) comparing: SlotSet,
     /// Slots whose changes no shard knows.
     pub(in crate::service::tiering) void: SlotSet,
