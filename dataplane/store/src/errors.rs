@@ -94,7 +94,8 @@ impl fmt::Display for ReserveError {
             Self::NoSpace { requested_bytes, free_bytes, pinned_bytes, reserved_bytes } => write!(
                 f,
                 "no space for {requested_bytes} bytes: {free_bytes} free but fragmented, {pinned_bytes} \
-                 pinned, {reserved_bytes} reserved, and evicting the rest does not suffice: retry later or enlarge the pool"
+                 pinned, {reserved_bytes} reserved, and evicting the rest does not suffice: retry later or enlarge \
+                 the pool"
             ),
             Self::Quota { bytes, lease_bytes, .. } if bytes > lease_bytes => write!(
                 f,
@@ -114,8 +115,8 @@ impl fmt::Display for ReserveError {
                 };
                 write!(
                     f,
-                    "{pinned_bytes} bytes{whose} are hard pinned, and {limit_bytes} may be: put the object without a hard pin, \
-                     remove hard-pinned objects, or raise {what}"
+                    "{pinned_bytes} bytes{whose} are hard pinned, and {limit_bytes} may be: put the object without a \
+                     hard pin, remove hard-pinned objects, or raise {what}"
                 )
             }
             Self::TooManyReservations { limit } => {

@@ -1,6 +1,6 @@
 //! Eviction policies: the contract of a policy, and its implementations.
 //!
-//! A policy sees every live entry and every access; asked for a victim, it names one and changes nothing else. It need
+//! A policy sees every live entry and every access; when a victim is requested, it names one and changes nothing else. It need
 //! not track pins, except that it never names a pinned entry. It keeps its links in the entries, so that it allocates
 //! nothing. It counts in granules, the space that entries really take.
 //!

@@ -13,7 +13,7 @@ pub enum Mark {
     Hard = 8,
     /// Member of a group.
     Grouped = 16,
-    /// Stripe head: names the stripes of another object. Kept with the size, as there is no other bit left.
+    /// Stripe head: names the stripes of another object. Kept with the size, for lack of another bit.
     Head = 32,
     /// The replica owner of its slot may have a replica of it. Kept with the size, like those that follow.
     Copied = 64,

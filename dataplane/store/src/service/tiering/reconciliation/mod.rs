@@ -54,13 +54,14 @@ impl fmt::Display for VoidCause {
             Self::OtherState => f.write_str("it was written under another cluster state"),
             Self::Newer { noted, known } => write!(
                 f,
-                "it has recorded map {}, the control plane knows none after {}: its state was restored from an older one",
+                "it has recorded map {}, the control plane knows none after {}: its state was restored from an older \
+                 one",
                 noted.0, known.0
             ),
             Self::Moved { noted, since } => write!(
                 f,
-                "it has recorded maps up to {}, but up to {} its slots belonged to other owners or the node ran without \
-                 it, and no shard knows what changed",
+                "it has recorded maps up to {}, but up to {} its slots belonged to other owners or the node ran \
+                 without it, and no shard knows what changed",
                 noted.0, since.0
             ),
         }
