@@ -162,7 +162,7 @@ mod tests {
         assert_eq!((log.next(), log.is_kept(), log.read(1, 9).events.len()), (1, false, 0));
         log.keep(4);
         push(&mut log, 2);
-        // Who had numbers of before cannot know what happened in between.
+        // A reader with an earlier number cannot know the events in between.
         assert_eq!((log.read(1, 9).lost, log.read(2, 9).lost), (1, 0));
         log.keep(0);
         assert_eq!((log.read(3, 9).lost, log.read(4, 9).events.len()), (1, 0));

@@ -340,7 +340,7 @@ impl LocalStore {
         }
     }
 
-    /// Reconciles these slots after their former owner has told all changes that it knows of.
+    /// Reconciles these slots after their former owner has reported all changes that it knows of.
     pub(super) fn compare_slots(&mut self, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
         if let Some(tiering) = &mut self.tiering {
             compare(&mut tiering.ssd, &self.shard, slots, told);

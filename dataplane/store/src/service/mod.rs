@@ -72,7 +72,7 @@ pub use self::types::{
 };
 use crate::store::Store;
 
-/// The answering side of one shard. Single-threaded; owned by the shard's loop.
+/// Server side of one shard. Single-threaded; owned by the shard's loop.
 pub struct Service {
     objects: Objects,
     puts: Puts,

@@ -94,8 +94,8 @@ impl Witness {
         self.slots.get(&slot)
     }
 
-    /// Adds the changes that a former owner has told, for slots whose changes this shard has recorded since it gained
-    /// them.
+    /// Adds the changes that a former owner has reported, for slots whose changes this shard has recorded since it
+    /// gained them.
     pub(super) fn inherit(&mut self, told: BTreeMap<Slot, Changes>, me: ShardKey) {
         for (slot, told) in told {
             let Some(changes) = self.slots.get_mut(&slot) else { continue };

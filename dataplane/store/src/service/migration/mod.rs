@@ -160,7 +160,7 @@ impl Migration {
         masked.is_new
     }
 
-    /// Returns true while a former owner has not told all changes in gained slots yet.
+    /// Returns true while a former owner has not reported all changes in gained slots yet.
     pub(super) fn awaits_changes(&self) -> bool {
         self.imports.sources.values().any(sources::Source::awaits_changes)
     }

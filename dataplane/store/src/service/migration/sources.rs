@@ -47,7 +47,7 @@ pub(super) struct Source {
     at: PageQuery,
     asking: bool,
     walked: bool,
-    /// Changes that it has told so far, and the position of the next page; `None` once it has told all.
+    /// Changes that it has reported so far, and the position of the next page; `None` once it has reported all.
     changes: Option<(PageQuery, BTreeMap<Slot, Changes>)>,
     /// True if an object could not be fetched: the walk is repeated.
     again: bool,
@@ -111,7 +111,7 @@ impl Source {
         self.backoff.muted_ns > now_ns
     }
 
-    /// Returns true while the source has not told all changes in its slots.
+    /// Returns true while the source has not reported all changes in its slots.
     pub(super) const fn awaits_changes(&self) -> bool {
         self.changes.is_some()
     }
@@ -204,7 +204,7 @@ impl Source {
         self.failed(now_ns);
     }
 
-    /// Returns all changes that the source has told.
+    /// Returns all changes that the source has reported.
     pub(super) fn end_changes(&mut self) -> Option<BTreeMap<Slot, Changes>> {
         Some(self.changes.take()?.1)
     }

@@ -178,7 +178,7 @@ mod tests {
         for at in [bytes - 23, bytes, bytes + 1, u64::MAX] {
             assert!(read(&pool, at).is_empty(), "{at}");
         }
-        // A key that is said to be longer than the rest of the pool.
+        // A stated key length beyond the rest of the pool.
         pool[117] = 15;
         assert!(read(&pool, 100).is_empty());
     }

@@ -111,8 +111,7 @@ impl Demotion {
         }
         let here = shard.peek(digest).is_some_and(|now| now.version >= version);
         let there = ssd.tier.locate(digest).is_some_and(|view| view.version >= version);
-        // A dropped object leaves no trace; neither does one that was removed since, so that the two look
-        // the same.
+        // A dropped object leaves no trace; neither does one that was removed since, so that the two look the same.
         if here || there { Status::Ok } else { Status::Stale }
     }
 

@@ -159,7 +159,7 @@ fn make_void(ssd: &mut Ssd, slots: &SlotSet) {
     ssd.sweep.at = Some(0);
 }
 
-/// Reconciles these slots after their former owner has told all changes that it knows of.
+/// Reconciles these slots after their former owner has reported all changes that it knows of.
 pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], told: &BTreeMap<Slot, Changes>) {
     let me = shard.ownership.key();
     let (doubts, mut void) = (&mut ssd.doubts, SlotSet::none());
