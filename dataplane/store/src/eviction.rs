@@ -1,7 +1,7 @@
 //! Eviction policies: the contract of a policy, and its implementations.
 //!
-//! A policy sees every live entry and every access; when a victim is requested, it names one and changes nothing else. It
-//! need not track pins, except that it never names a pinned entry. It keeps its links in the entries, so that it
+//! A policy sees every live entry and every access; when a victim is requested, it names one and changes nothing else.
+//! It need not track pins, except that it never names a pinned entry. It keeps its links in the entries, so that it
 //! allocates nothing. It counts in granules, the space that entries really take.
 //!
 //! `tests/` has the naive twin of each policy: a second implementation of the trait whose correctness is plain to see,

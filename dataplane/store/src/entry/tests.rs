@@ -1,4 +1,4 @@
-//! Entries keep what they are given and step as declared.
+//! Entries keep their values and step through their states as declared.
 
 use super::*;
 use crate::allocator::Allocator;

@@ -1,4 +1,4 @@
-//! The table against a map, with digests chosen to be awkward.
+//! Tests of the index against a map, with adversarial digests.
 
 use std::collections::BTreeMap;
 

@@ -92,7 +92,7 @@ mod tests {
                 }
             }
         }
-        // Nor does one of another incarnation lead to a put session that may be there.
+        // Numbers of another incarnation do not lead to existing put sessions either.
         let (one, other) = (numbers(1, 1, 0), numbers(1, 2, 0));
         for index in 0..1024 {
             let found = other.session(one.number(PutSessionId::new(index, 1)));

@@ -1,4 +1,4 @@
-//! Tails of objects that fill their units: they share pages, whatever comes and goes.
+//! Tests of the tails of objects that fill their units: they share pages, under any sequence of operations.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ fn pages_give_way_to_a_large_object_with_the_objects_of_their_keys() {
     assert!(store.stats().objects >= 61, "{:?}", store.stats());
     put(&mut store, 5000, 16 * UNIT, 84).expect("objects and pages in the way go");
     store.check();
-    // Nothing that is read may go, nor the page that its key is in.
+    // Neither an object that is being read may be evicted, nor the page of its tail.
     let held: Vec<u64> = (0..1000).filter(|key| store.exists(Digest((*key).into()))).collect();
     let (pin, view) = store.get(Digest(held[0].into())).expect("it is there");
     for key in 6000..6100 {
@@ -92,7 +92,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Everything that is lent, bytes and tails, by where it begins.
+/// Checks that no two extents in use, of bytes and tails, overlap.
 fn check(store: &Store, puts: &[(ReservationId, Extent, u32)], tails: &BTreeMap<Digest, u32>) {
     store.check();
     let mut lent: Vec<(u64, u64)> = Vec::new();

@@ -247,7 +247,7 @@ mod tests {
         Absence { node: NodeId(node), shard: ShardId(0), since: Epoch(since) }
     }
 
-    /// One that keeps the changes of so many slots, since node 2 left.
+    /// Returns a witness that records the changes of this many slots, since node 2 left.
     fn witness(slots: u16) -> Witness {
         let mut witness = Witness::default();
         for slot in 0..slots {

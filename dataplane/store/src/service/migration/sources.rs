@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// A source that did not answer for a second is not left alone for five because sixteen objects were on their way.
+    /// A source that did not answer for a second is not in backoff for five because sixteen objects were in flight.
     #[test]
     fn requests_that_fail_together_put_off_the_next_attempt_once() {
         let mut source = Source::new(ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) });

@@ -1,4 +1,4 @@
-//! Put sessions alone, beside a store.
+//! Tests of put sessions with a store only.
 
 use kvplane_proto::ids::{Incarnation, NodeId, ReservationId, ShardId, Version};
 use kvplane_proto::map::ShardKey;
@@ -17,7 +17,7 @@ const BYTES: u64 = 1000;
 struct Bed {
     store: Store,
     put_sessions: PutSessions,
-    /// The number of the put session that was begun, and its room.
+    /// Number of the put session, and its memory.
     number: u64,
     reservation: ReservationId,
 }

@@ -109,7 +109,7 @@ mod tests {
         let hot = |heat: &mut Heat, from_ns: u64, pause_ns: u64| {
             (0..2000).filter(|at| heat.asked(Digest(7), 56 << 10, from_ns + at * pause_ns)).count()
         };
-        // 64 KiB each with what a get costs: 2,000 a second are twice the rate, 500 are half of it.
+        // 64 KiB each, with the constant cost of a get: 2,000 a second are twice the rate, 500 are half of it.
         assert_eq!(hot(&mut heat, 0, 500_000), 1);
         assert_eq!(hot(&mut heat, 10_000_000_000, 2_000_000), 0);
         assert_eq!(hot(&mut heat, 20_000_000_000, 500_000), 1);

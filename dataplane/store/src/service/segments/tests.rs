@@ -1,4 +1,4 @@
-//! Segments alone: who uses which, and when their memory is free.
+//! Tests of segments alone: their users, and the time at which their memory is free.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;

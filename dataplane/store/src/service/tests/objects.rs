@@ -1,4 +1,4 @@
-//! Objects over streams.
+//! Tests of objects over streams.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, Version};
@@ -64,7 +64,7 @@ fn each_object_of_a_get_has_its_own_answer() {
             other => panic!("{other:?}"),
         })
         .collect();
-    // Too little room: the argument says how much there would have to be.
+    // Buffer too small: the argument is the required length.
     assert_eq!(answers, [(10, Status::Ok, 1), (11, Status::NotFound, 0), (12, Status::BufferTooSmall, 200)]);
     assert_eq!(rig.pins_and_reservations(), (1, 0));
 }
@@ -210,7 +210,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
     for &operation in Operation::ALL.iter().filter(|operation| !no_batch.contains(operation)) {
         let (item_bytes, path) = batch(operation);
         let lengths = [(item_bytes, 2), (item_bytes, 0), (item_bytes + 1, 1), (item_bytes - 1, 1), (0, 1)];
-        // The last two are over the frame's limit, which its decoder refuses; the service does not rely on that.
+        // The last two exceed the frame's limit, which its decoder rejects; the service does not rely on that.
         for (bytes, items) in lengths.into_iter().chain([(0, u32::MAX), (item_bytes, 1 << 28)]) {
             let peer = rig.join(path);
             let body = vec![0; bytes];
@@ -239,7 +239,7 @@ fn requests_of_the_other_path_are_unsupported() {
         rig.ask(shared, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }
-    // What comes along with the frame is dropped, and the next request is one.
+    // The payload of the frame is discarded, and the next request is handled.
     assert_eq!(rig.offer(shared, Operation::Write, &[], 10), PayloadTo::Discard);
     assert_eq!(rig.answer().status(), Status::Unsupported);
     assert!(!rig.exists(shared, 1));
@@ -277,7 +277,7 @@ fn an_answer_does_not_leave_twice() {
     rig.service.sent(hold);
 }
 
-/// Ends a connection and looks that nothing of it is left.
+/// Ends a connection and checks that no state of it is left.
 fn assert_leaves_nothing(rig: &mut Rig, peer: PeerKey) {
     rig.gone(peer);
     rig.done(peer);
@@ -300,7 +300,7 @@ fn a_stream_that_ends_gives_back_what_it_held() {
     pool_place(rig.begin_put(putting, 1, 1000));
     assert_leaves_nothing(&mut rig, putting);
 
-    // An answer in flight is the host's: it says when its bytes have left.
+    // A reply in flight belongs to the host, which reports when its bytes were sent.
     let getting = rig.join(Path::Stream);
     rig.put(getting, 1, 1000);
     let hold = hold_of(&rig.get(getting, 1));

@@ -1,4 +1,4 @@
-//! Slots that are ours, and slots that leave.
+//! Tests of ownership: owned slots, and slots that are lost.
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
@@ -103,7 +103,7 @@ fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
         })
         .collect();
     assert_eq!(closed, [stream, shared, silent]);
-    // What still arrives of the old incarnation changes nothing.
+    // Late events of the former incarnation change nothing.
     rig.done(stream);
     rig.send_commit(shared, reserved.reservation);
     rig.assert_quiet();
@@ -111,7 +111,7 @@ fn a_new_incarnation_starts_empty_and_greets_nobody_of_the_old() {
     rig.assert_idle();
     assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
 
-    // The new incarnation's first map may be older than the old incarnation's last.
+    // The first map of the new incarnation may be older than the last one of the former.
     rig.service.set_owned(Epoch(2), |_| true);
     let peer = rig.connect(Path::Stream);
     rig.ask(peer, Operation::Hello, &hello().encode(), 1);

@@ -1,4 +1,4 @@
-//! Put sessions and their numbers: what was begun with another shard, or in another incarnation, is nobody's here.
+//! Tests of put sessions and their numbers: a number of another shard or incarnation names no put session here.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ReservationId, ShardId, Version};
@@ -43,8 +43,8 @@ impl Rig {
         self.answer().bits()[0]
     }
 
-    /// A shard as another node, incarnation or shard has it, and a welcomed connection of the one client of these
-    /// tests.
+    /// Returns a shard with the identity of another node, incarnation or shard, and a welcomed connection of the one
+    /// client of these tests.
     fn of(identity: Identity) -> (Self, PeerKey) {
         let mut rig = Self::new();
         let hello = kvplane_proto::message::Hello {
@@ -63,7 +63,7 @@ impl Rig {
     }
 }
 
-/// What is said of put sessions of one shard to another has no effect there.
+/// Checks that requests with the put session numbers of one shard have no effect at another.
 fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
     let ours: Vec<u64> = (0..theirs.len()).map(|key| rig.begin(*peer, key as u8)).collect();
     for put_session in theirs {

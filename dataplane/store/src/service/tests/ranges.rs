@@ -1,4 +1,4 @@
-//! Many ranges in one frame: all or nothing, in order, and in use until their payload is through.
+//! Tests of gathered requests: all or nothing, in order, and in use until the payload was transferred.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};

@@ -1,4 +1,4 @@
-//! Segments: who may read and write which range, and when memory goes back.
+//! Tests of segments: rights to read and write ranges, and the return of memory.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, SegmentId};
@@ -37,7 +37,7 @@ fn hold_of(answer: &Answer) -> Hold {
     answer.payload.expect("the answer has a payload").1
 }
 
-/// The segments that the service says are unused now.
+/// Returns the segments reported as unused.
 fn unregistered(rig: &mut Rig) -> Vec<SegmentId> {
     let id = |said| match said {
         ServiceOutput::Unregistered(segment) => segment,
@@ -201,7 +201,7 @@ fn registrations_have_a_limit() {
         .collect();
     let one_more = segment_info(limit as u64 * BYTES, BYTES);
     assert_eq!(rig.service.segments_mut().register(one_more), Err(RegisterError::TooMany { limit }));
-    // Every one of them can be described to a peer.
+    // All of them fit into the description for a peer.
     let peer = rig.join(Path::Stream);
     rig.ask(peer, Operation::OpenSegment, b"", 0);
     assert_eq!(SegmentDescriptor::decode(&rig.answer().body).unwrap().regions.len(), limit);
@@ -285,7 +285,7 @@ fn what_turns_out_to_be_gone_is_refused_and_the_connection_goes_on() {
     rig.service.refuse_payload(peer);
     rig.assert_quiet();
     assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Ok);
-    // Nothing is in use any more.
+    // No use is left.
     rig.service.unregister(segment);
     assert_eq!(unregistered(&mut rig), [segment]);
     rig.assert_idle();
@@ -353,8 +353,8 @@ fn a_read_does_not_end_twice() {
     rig.service.sent(holds[0]);
 }
 
-/// The ranges that a foreign engine's address check is tested with: inside, outside, over either end, empty, beyond
-/// the end of the address space, and over two regions that touch.
+/// The ranges with which a foreign engine's address check is tested: inside, outside, over either end, empty, beyond
+/// the end of the address space, and over two adjacent regions.
 #[test]
 fn addresses_are_checked_against_one_region_each() {
     let mut rig = Rig::new();
@@ -421,7 +421,7 @@ fn a_use_by_address_is_waited_for() {
     );
     rig.service.release_by_address(found);
     assert_eq!(unregistered(&mut rig), [segment]);
-    // The range is free for another region, and its users are found there.
+    // The range is free for another region, whose users are counted there.
     let next = rig.service.segments_mut().register(segment_info(0x10000 - 1, BYTES)).unwrap();
     assert_ne!(next, segment);
     let place = Place { memory: Memory::Segment(next), offset: 1, bytes: 1 };

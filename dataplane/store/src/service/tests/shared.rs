@@ -1,4 +1,4 @@
-//! Objects over shared memory.
+//! Tests of objects over shared memory.
 
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{CommitItem, CommitReply, IdItem, LookupReply, Operation, PutItem, ReserveReply};
@@ -7,7 +7,7 @@ use kvplane_proto::{ItemFlags, Limits, Status};
 use super::rig::{CHECKSUM, POOL_BYTES, Rig, body_of, digest, digests};
 use crate::service::Path;
 
-/// Reserves and commits.
+/// Reserves and commits an object.
 fn store_one(rig: &mut Rig, peer: crate::service::PeerKey, key: u8, bytes: u64) -> ReserveReply {
     let reserved = rig.reserve(peer, key, bytes);
     assert_eq!(reserved.status, Status::Ok);

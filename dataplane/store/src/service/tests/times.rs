@@ -1,4 +1,4 @@
-//! What slow requests are told with, and which objects are hot.
+//! Tests of the breakdown of slow requests, and of hot objects.
 
 use kvplane_proto::Status;
 use kvplane_proto::message::Operation;
@@ -36,7 +36,7 @@ fn what_is_asked_for_most_is_hot_over_streams_and_shared_memory() {
         assert_eq!(rig.put(stream, key, 256).status(), Status::Ok);
     }
     for turn in 0..600u64 {
-        // The first is asked for twice as often as the two others together.
+        // The first object is read twice as often as the two others together.
         let key = if turn % 3 < 2 { 1 } else { 2 + (turn % 2) as u8 };
         if turn % 2 == 0 {
             let (_, hold) = rig.get(stream, key).payload.expect("the object's bytes");

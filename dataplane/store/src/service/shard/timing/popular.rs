@@ -137,7 +137,7 @@ mod tests {
     fn what_is_asked_for_most_comes_first_and_goes_when_nobody_asks() {
         let mut popular = Popular::default();
         for at in 0..64_000u64 {
-            // A half for one object, a quarter for another, and the rest for a thousand others.
+            // Half of the gets for one object, a quarter for another, and the rest for a thousand others.
             let key = if at % 2 == 0 {
                 1
             } else if at % 4 == 1 {

@@ -1,4 +1,4 @@
-//! Askers say that connections of theirs are over.
+//! Tests of fences: clients fence connections of their own.
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::SegmentId;
@@ -13,7 +13,7 @@ fn fence(rig: &mut Rig, peer: PeerKey, connections: &[u64]) {
     rig.ask(peer, Operation::Fence, &body, connections.len());
 }
 
-/// Fences; which connections were closed for it, before it was answered.
+/// Fences connections; returns those that were closed before the fence was answered.
 fn fenced(rig: &mut Rig, peer: PeerKey, connections: &[u64]) -> Vec<PeerKey> {
     fence(rig, peer, connections);
     let mut said = rig.drain();
@@ -49,7 +49,7 @@ fn only_the_askers_own_connections_of_these_numbers_are_closed() {
         rig.gone(peer);
     }
     assert!(fenced(&mut rig, asks, &[11, 12]).is_empty());
-    // Its place may be another's, and its number too: only that of another asker, or of this one's next incarnation.
+    // Its index may be reused, and its number too, but only by another client, or this client's next incarnation.
     rig.join_as(Path::Stream, 3, 11);
     assert!(fenced(&mut rig, asks, &[11]).is_empty());
     rig.gone(silent);
@@ -84,7 +84,7 @@ fn what_was_under_way_is_not_carried_out_and_comes_back() {
     pool_place(rig.begin_put(put, 1, 10));
     assert_eq!(fenced(&mut rig, asks, &[2, 3, 4]), [write, many, put]);
     for peer in [write, many, put] {
-        // A host that had received it all just then.
+        // The host may just have received the whole payload.
         rig.done(peer);
         rig.assert_quiet();
         let to = rig.offer(peer, Operation::Write, &body_of([WriteItem { segment, offset: 0 }]), 100);

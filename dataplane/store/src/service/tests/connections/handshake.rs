@@ -1,4 +1,4 @@
-//! Who gets in.
+//! Tests of handshakes.
 
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId};
@@ -112,7 +112,7 @@ fn silence_is_closed_at_the_deadline_and_not_before() {
     rig.assert_quiet();
     rig.pass(1);
     assert_eq!(rig.closed(silent), CloseReason::NotGreeted);
-    // Neither the one that was welcomed nor the one that left is waited for.
+    // Neither the welcomed connection nor the one that left has a deadline.
     assert_eq!(rig.service.poll_timeout(), None);
     rig.pass(Limits::HELLO_NS);
     rig.assert_quiet();
@@ -128,7 +128,7 @@ fn a_closed_connection_leaves_its_place_to_the_next() {
     rig.gone(peer);
     peer.generation += 1;
     rig.service.peer_joined(peer, Path::Shared, rig.now_ns);
-    // Nothing about the former holder of the place touches the new one.
+    // Events of the former connection at this index do not affect the new one.
     rig.gone(before);
     rig.ask(before, Operation::Exists, &digests([1]), 1);
     rig.assert_quiet();

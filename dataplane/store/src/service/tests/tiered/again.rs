@@ -1,4 +1,5 @@
-//! What waits is written when somebody waits for it, what failed is written again, what was prefetched too late goes.
+//! Tests of writes that requests wait for, of retries of failed writes, and of prefetched objects that were not read in
+//! time.
 
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
@@ -42,14 +43,14 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
     let mut world = World::new(1101, TierPolicy { backlog_percent: 40, ..policy(back) });
     for key in 0..3 {
-        // Those before are written, as their hour is over.
+        // The earlier objects are written, as their hour is over.
         world.now_ns += 3601 * SECOND_NS;
         world.settle();
         world.put_with(key, &PutOptions::default());
         world.settle();
         assert_eq!(world.last_put, Status::Ok);
     }
-    // 40,000 bytes wait, less than half of what may; 70,001 more are above it.
+    // The backlog has 40,000 bytes, less than half of its limit; 70,001 more would exceed it.
     assert!(world.service.objects.local.on_ssd(digest(2)).is_none(), "it has an hour");
     world.put_with(3, &PutOptions::default());
     world.settle();
@@ -60,7 +61,7 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
     world.end();
 }
 
-/// So it is where a tenant's share is full, and not where what it puts is more than that.
+/// The same applies to a tenant whose quota is full, but not if the put exceeds the quota.
 #[test]
 fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
@@ -69,7 +70,7 @@ fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
         let lease = |number, dram_bytes| TenantLease { number, dram_bytes: Some(dram_bytes), weight: 1 };
         world.service.control().set_tenants(&[lease(7, 80_000), lease(8, 4096)], false);
         let options = |tenant| PutOptions { tenant, ..PutOptions::default() };
-        // What of another tenant waits is not in the way.
+        // The backlog of another tenant does not count.
         world.put_with(0, &options(7));
         world.settle();
         assert_eq!(world.last_put, Status::Ok);
@@ -157,7 +158,7 @@ fn a_device_that_takes_nothing_is_not_asked_for_ever() {
     let snapshot = world.service.inspect().tier().expect("a tier").snapshot();
     assert_eq!((snapshot.counters.writes_retried, snapshot.counters.writes_failed, snapshot.backlog), (4, 1, 0));
     assert_eq!(snapshot.degraded, None);
-    // It is in memory still, and is written when it is asked for and the device is well again.
+    // The object is still in memory, and is written when it is read and the device works again.
     world.failing_writes = 0;
     world.get(3);
     world.settle();
@@ -193,13 +194,13 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
     }
 }
 
-/// Short objects take whole units of the pool, and so of the part of it that is for what is prefetched.
+/// Small objects take whole units of the pool, and so of its part for prefetched objects.
 #[test]
 fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
     let mut world = World::new(1500, TierPolicy { prefetch_percent: 10, ..buffered });
     for key in 0..KEYS as u8 {
-        // The last of five has 700 bytes.
+        // The last of five puts has 700 bytes.
         for _ in 0..5 {
             world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
             world.settle();

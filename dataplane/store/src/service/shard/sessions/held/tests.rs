@@ -1,4 +1,4 @@
-//! The lists against plain vectors.
+//! Tests of the lists against plain vectors.
 
 use proptest::prelude::*;
 
