@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_until_somebody_follows() {
+    fn no_event_is_kept_without_a_subscriber() {
         let mut log = EventLog::default();
         push(&mut log, 1);
         assert_eq!((log.next(), log.is_kept(), log.read(1, 9).events.len()), (1, false, 0));

@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_are_never_confused(
+        fn stale_handles_name_nothing(
             limit in 1..6u32,
             ops in prop::collection::vec((any::<bool>(), any::<usize>()), 0..100),
         ) {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn vacant_places_queue_up() {
+    fn vacant_indexes_are_reused_in_order() {
         let mut table = GenerationalTable::new(3);
         let names: Vec<_> = (0..3).map(|value| table.insert(value)).collect();
         for (index, generation) in [names[1], names[0]] {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn untouched_places_come_before_vacant_ones() {
+    fn unused_indexes_are_taken_before_vacant_ones() {
         let mut table = GenerationalTable::new(2);
         assert_eq!(table.insert(9), (0, 1));
         table.remove(0, 1);

@@ -54,7 +54,7 @@ proptest! {
 }
 
 #[test]
-fn equal_fingerprints_are_told_apart() {
+fn digests_with_equal_fingerprints_are_distinguished() {
     let index = Index::new(64, 5);
     let mut rng = Rng::new(1, "digests");
     let mut by_fingerprint = BTreeMap::new();

@@ -213,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_that_touch_are_taken_where_there_are_as_many_as_may_be() {
+fn adjacent_ranges_are_accepted_at_the_limit_of_ranges() {
     let most = Limits::DRAFT_RANGES as u64;
     let mut sessions = PutSessionTable::default();
     let id = sessions.begin(&new_session(CLIENT, 1, 4 * most, room(1)), 0).expect("it is the first");
@@ -272,7 +272,7 @@ fn the_lifecycle_is_as_declared() {
 }
 
 #[test]
-fn who_takes_much_leaves_room_for_others() {
+fn a_client_with_many_put_sessions_leaves_room_for_others() {
     let mut sessions = PutSessionTable::default();
     let begin = |sessions: &mut PutSessionTable, client: u64, key: u64| {
         sessions.begin(&new_session(client, key.into(), BYTES, room(key as u32)), 0)

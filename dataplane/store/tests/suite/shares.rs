@@ -62,7 +62,7 @@ fn pool(eviction: Eviction, mib: u64) -> StoreConfig {
 }
 
 #[test]
-fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read() {
+fn a_tenant_with_a_small_lease_keeps_new_objects_after_reading_all_former_ones() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         for key in 0..31 {
@@ -79,7 +79,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_after_all_that_it_had_was_read
 }
 
 #[test]
-fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_held() {
+fn a_tenant_with_a_small_lease_keeps_new_objects_while_some_former_ones_are_pinned() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 256), &[Some(32 * MIB)]);
         (0..31).for_each(|key| shared.put(0, key, OBJECT).expect("there is room"));
@@ -103,7 +103,7 @@ fn a_tenant_with_a_small_lease_keeps_what_it_puts_while_some_of_what_it_had_is_h
 }
 
 #[test]
-fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
+fn tenants_without_leases_keep_new_objects_in_their_share_of_the_pool() {
     for eviction in Eviction::ALL {
         let mut shared = SharedStore::new(pool(eviction, 64), &[None; 8]);
         for key in 0..7 {
@@ -124,7 +124,7 @@ fn tenants_without_leases_keep_what_they_put_in_their_share_of_the_pool() {
 }
 
 #[test]
-fn a_store_that_runs_out_of_entries_before_room_keeps_what_is_put() {
+fn a_store_that_runs_out_of_entries_before_memory_keeps_new_objects() {
     for eviction in Eviction::ALL {
         let config = StoreConfig { max_objects: 100, ..pool(eviction, 64) };
         let mut shared = SharedStore::new(config, &[None]);
@@ -153,7 +153,7 @@ fn many_tiny_objects_of_one_tenant_cost_no_other_tenant_its_entries() {
 }
 
 #[test]
-fn hard_pins_take_a_share_of_a_tenants_lease_and_what_it_puts_then_has_room() {
+fn hard_pins_are_limited_to_a_share_of_a_tenants_lease() {
     let mut shared = SharedStore::new(pool(Eviction::SegmentedLru, 256), &[Some(32 * MIB), None]);
     let pinned = |shared: &mut SharedStore, tenant: usize, key| {
         let keep = Keep { account: shared.accounts[tenant], hard_pin: true, ..Keep::default() };
@@ -190,7 +190,7 @@ proptest! {
 
     /// For any lease, sizes and accesses: of the latest objects, half a lease's worth is kept.
     #[test]
-    fn what_came_last_is_there_whatever_the_lease(
+    fn the_latest_objects_are_kept_for_any_lease(
         eviction in prop::sample::select(&[Eviction::SegmentedLru, Eviction::Lru][..]),
         lease_mib in 2..64u64,
         bytes in 20_000..200_000u64,
@@ -214,7 +214,7 @@ proptest! {
 
 /// The object is stored already, and charged at its source: if it were refused, it would be lost.
 #[test]
-fn what_moves_here_is_taken_whatever_the_lease_and_the_limits_of_pins() {
+fn imports_are_accepted_beyond_lease_and_pin_limits() {
     let config = StoreConfig { hard_pin_percent: 10, ..pool(Eviction::default(), 16) };
     let mut tenants = SharedStore::new(config, &[Some(0)]);
     let keep = Keep { account: tenants.accounts[0], hard_pin: true, ..Keep::default() };

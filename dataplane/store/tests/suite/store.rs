@@ -183,7 +183,7 @@ fn a_large_object_among_small_ones_does_not_empty_the_pool() {
 }
 
 #[test]
-fn a_request_that_pins_rule_out_evicts_nothing() {
+fn a_request_that_pins_make_impossible_evicts_nothing() {
     let mut store = small(64 * KIB);
     for key in 0..16 {
         put(&mut store, key, 4096);
@@ -259,7 +259,7 @@ fn beyond_its_high_watermark_a_pool_drains_to_the_low_one() {
 }
 
 #[test]
-fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_read_on() {
+fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_finish() {
     let mut store = small(1 << 20);
     let former = put(&mut store, 1, 300);
     let (pin, view) = store.get(Digest(1)).unwrap();

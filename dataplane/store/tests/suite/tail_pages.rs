@@ -52,7 +52,7 @@ fn a_tail_stays_with_its_object_where_there_is_room_or_it_is_long() {
 }
 
 #[test]
-fn pages_give_way_to_a_large_object_with_the_objects_of_their_keys() {
+fn pages_are_cleared_for_a_large_object_with_the_objects_of_their_tails() {
     let mut store = store(64 * UNIT);
     (0..1000).for_each(|key| put(&mut store, key, UNIT, 84).expect("old ones go"));
     assert!(store.stats().objects >= 61, "{:?}", store.stats());
@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn no_tail_lies_where_anything_else_does(ops in prop::collection::vec(op(), 1..300)) {
+    fn tails_overlap_no_other_extent(ops in prop::collection::vec(op(), 1..300)) {
         let mut store = store(48 * UNIT);
         let (mut puts, mut tails, mut pins) = (Vec::new(), BTreeMap::new(), Vec::new());
         for op in ops {

@@ -408,7 +408,7 @@ fn hard_pins_never_exhaust_the_pool() {
 }
 
 #[test]
-fn copies_are_pinned_as_far_as_pins_go() {
+fn replicas_are_hard_pinned_within_the_limits() {
     let mut store = Store::new(StoreConfig::for_pool(100 * GRANULE), Version(1)).expect("it is valid");
     let keep = Keep { hard_pin: true, ..Keep::default() };
     for key in 0..30 {

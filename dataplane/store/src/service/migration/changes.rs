@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_tell_all_changes_of_the_slots_that_left() {
+    fn pages_contain_all_changes_of_exported_slots() {
         for (slots, each) in [(1, 0), (1, 5_000), (300, 1), (40, 130), (3, 3_000)] {
             let mut witness = witness(slots);
             for slot in 0..slots {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_changes_cost_the_slot_that_has_the_most() {
+    fn too_many_changes_forget_the_slot_with_the_most() {
         let mut witness = witness(2);
         witness.note(digest(0, 1), Epoch(6));
         (0..DIGESTS_MOST as u64).for_each(|number| witness.note(digest(1, number + 1), Epoch(6)));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_owner_knows_is_inherited_where_changes_were_kept_since() {
+    fn changes_of_a_former_owner_are_added_to_slots_recorded_since() {
         let mut witness = witness(1);
         witness.note(digest(0, 1), Epoch(6));
         let told = |slot| {

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_fetched_keeps_to_the_rate() {
+    fn fetches_keep_to_the_rate() {
         let limits = FetchLimits { bytes_per_s: 1000, objects: 2, bytes: 1 << 20, hot_bytes_per_s: 0 };
         let mut pace = Pace { limits, ..Pace::default() };
         pace.allow(10_000_000_000);

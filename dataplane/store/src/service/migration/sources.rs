@@ -246,7 +246,7 @@ mod tests {
 
     /// A source that did not answer for a second is not in backoff for five because sixteen objects were in flight.
     #[test]
-    fn requests_that_fail_together_put_off_the_next_attempt_once() {
+    fn requests_that_fail_together_back_off_once() {
         let mut source = Source::new(ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) });
         let mut waits = Vec::new();
         for _ in 0..4 {

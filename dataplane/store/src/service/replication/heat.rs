@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_faster_than_the_rate_is_hot_once_a_second() {
+    fn an_object_read_faster_than_the_rate_becomes_hot_once_a_second() {
         let mut heat = heat();
         let hot = |heat: &mut Heat, from_ns: u64, pause_ns: u64| {
             (0..2000).filter(|at| heat.asked(Digest(7), 56 << 10, from_ns + at * pause_ns)).count()
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn one_get_of_very_much_is_hot() {
+    fn a_single_very_large_get_makes_an_object_hot() {
         let mut heat = heat();
         assert!(heat.asked(Digest(1), 2 * RATE, 0));
         assert!(!heat.asked(Digest(2), RATE / 2, 0));
@@ -129,7 +129,7 @@ mod tests {
         /// An object read at less than half the rate is never hot, however many objects there are; one read well above
         /// the rate, with a large part of all bytes, is hot.
         #[test]
-        fn only_what_is_asked_for_is_hot(
+        fn only_objects_with_much_read_bandwidth_are_hot(
             gets in prop::collection::vec((0u8..200, 0u64..(1 << 20)), 1..2000),
             favourite in 0u8..4,
         ) {

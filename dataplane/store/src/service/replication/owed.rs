@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_is_owed_until_its_owner_says_that_it_is_done() {
+    fn a_removal_is_owed_until_the_replica_owner_acknowledges_it() {
         let mut owed = OwedRemovals::default();
         owed.owe(digest(1, 5));
         assert!(owed.has(digest(1, 5)) && !owed.has(digest(1, 6)) && owed.is_due(0));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_removals_are_owed_by_the_slot() {
+    fn too_many_removals_are_merged_into_slots() {
         let mut owed = OwedRemovals::default();
         (1..=OWED_MOST as u64 + 1).for_each(|number| owed.owe(digest((number % 3) as u16, number)));
         owed.bound();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_clients_may_read_is_waited_for() {
+    fn a_leased_replica_is_waited_for() {
         let mut owed = OwedRemovals::default();
         owed.lapse(digest(1, 1), 100, Vec::new());
         assert_eq!(owed.poll_timeout(), Some(100));

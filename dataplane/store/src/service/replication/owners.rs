@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_at_the_same_time_count_once() {
+    fn simultaneous_failures_count_once() {
         let key = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut owners = ReplicaOwners::default();
         owners.follow([key].iter());

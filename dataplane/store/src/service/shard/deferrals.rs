@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_leaves_with_the_last_of_its_items() {
+    fn a_reply_is_sent_with_the_last_of_its_items() {
         let mut shard = shard();
         let found = Replies::Found(vec![true, false, false], Vec::new());
         let item_at = shard.defer(PEER, RequestId::from_bits(7), found, 2);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_that_failed_is_refused_and_the_answer_of_a_peer_that_left_is_dropped() {
+    fn a_failed_put_is_refused_and_a_reply_to_a_gone_peer_is_dropped() {
         let mut shard = shard();
         let put = || Replies::Put(Status::Ok, Version(3), false);
         let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);

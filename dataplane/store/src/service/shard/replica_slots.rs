@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_shared_and_what_was_inherited_is_kept() {
+    fn replicated_and_inherited_slots_are_kept() {
         let other = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut slots = ReplicaSlots::default();
         let relation = Relation { owner: other, since: Epoch(4) };

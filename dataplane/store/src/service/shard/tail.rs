@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_tail_comes_back_as_it_was(
+        fn an_encoded_tail_decodes_to_itself(
             words in any::<(u32, u64, u32, bool, u8)>(),
             tenant in prop::collection::vec(any::<u8>(), 0..=255),
             key in prop::collection::vec(any::<u8>(), 1..=300),
@@ -151,7 +151,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Some((head, name)) = TailHead::split(&bytes) {
                 let mut again = Vec::new();
                 head.encode(&name, &mut again);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn spoilt_lengths_lead_nowhere() {
+    fn corrupted_lengths_yield_no_tail() {
         let (name, options) = (ObjectName { tenant: b"acme", key: b"a key" }, PutOptions::default());
         let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
         let mut tail = Vec::new();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_name_and_wishes_has_none() {
+    fn an_object_without_name_and_options_has_no_tail() {
         let plain = PutItem::plain(Digest(1), 2);
         assert_eq!(TailHead::of(&plain), None);
         assert_eq!(TailHead::of(&plain.with_options(&PutOptions { replace: true, ..PutOptions::default() })), None);

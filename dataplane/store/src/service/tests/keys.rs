@@ -168,7 +168,7 @@ fn ranges_are_parts_of_objects_and_nothing_beyond() {
 }
 
 #[test]
-fn a_list_says_what_a_put_said() {
+fn a_list_returns_the_options_of_the_puts() {
     let mut keys = Keys::new(8);
     let options = PutOptions {
         tenant: 7,
@@ -196,7 +196,7 @@ fn a_list_says_what_a_put_said() {
 }
 
 #[test]
-fn what_is_there_all_the_while_is_listed_once_whatever_comes_and_goes() {
+fn an_object_that_exists_throughout_is_listed_once() {
     let mut keys = Keys::new(6000);
     let mut rng = Rng::new(1, "keys");
     let stays: BTreeSet<Vec<u8>> = (0..1500).map(|at| format!("stays-{at}").into_bytes()).collect();
@@ -232,7 +232,7 @@ fn what_is_there_all_the_while_is_listed_once_whatever_comes_and_goes() {
 }
 
 #[test]
-fn a_list_that_cannot_be_is_refused_and_there_are_not_too_many() {
+fn an_invalid_list_is_refused_and_the_number_of_lists_is_limited() {
     let mut keys = Keys::new(8);
     let ask = |keys: &mut Keys, walk, from, flags| {
         keys.rig.ask(keys.peer, Operation::List, &body_of([ListItem { digest: Digest(0), walk, from, flags }]), 1);

@@ -325,7 +325,7 @@ fn what_an_owner_was_to_drop_once_is_not_dropped_after_others_had_it() {
 /// The slot of one object may have come back to its former owner meanwhile; the rest would be fetched again, or be a
 /// miss.
 #[test]
-fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
+fn a_drop_request_drops_the_objects_that_are_still_exported() {
     let mut cluster = Cluster::new();
     cluster.change([1, 0, 0]);
     (0..3).for_each(|shard| cluster.hear(shard));
@@ -351,7 +351,7 @@ fn what_a_new_owner_drops_is_dropped_though_not_all_of_it_is_kept_for_it() {
 
 /// Without names, all objects belong to the default tenant.
 #[test]
-fn an_asker_for_one_tenant_gets_what_is_still_with_a_former_owner_if_it_is_that_tenants() {
+fn a_client_of_one_tenant_gets_that_tenants_objects_from_a_former_owner_only() {
     for (tenant, is_own) in [(0, true), (9, false)] {
         let mut cluster = Cluster::new();
         cluster.change([1, 0, 0]);
@@ -422,7 +422,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_get_gives_the_last_write_wherever_its_slot_went(steps in prop::collection::vec(any_step(), 1..150)) {
+    fn a_get_returns_the_last_write_wherever_its_slot_migrated(steps in prop::collection::vec(any_step(), 1..150)) {
         let mut cluster = Cluster::new();
         let mut value = 1;
         for step in steps {
@@ -476,7 +476,7 @@ proptest! {
 
     /// Without faults, and with every map received by all shards, no object is lost.
     #[test]
-    fn what_was_put_stays_through_moves_that_all_hear_of(
+    fn objects_survive_migrations_whose_maps_all_shards_receive(
         changes in prop::collection::vec(prop::array::uniform3(0..3u32), 1..12),
     ) {
         let mut cluster = Cluster::new();

@@ -140,7 +140,7 @@ fn a_wrong_or_missing_sum_is_corrupt_and_frees_the_space() {
 }
 
 #[test]
-fn a_put_without_sum_or_with_two_objects_ends_the_connection() {
+fn a_put_without_checksum_or_with_two_objects_ends_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let body = digests([1]);
@@ -162,7 +162,7 @@ fn a_put_without_sum_or_with_two_objects_ends_the_connection() {
 }
 
 #[test]
-fn a_request_within_a_payload_or_a_payload_where_none_belongs_ends_the_connection() {
+fn a_request_within_a_payload_or_an_unexpected_payload_ends_the_connection() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     pool_place(rig.begin_put(peer, 1, 1000));
@@ -203,7 +203,7 @@ fn batch(operation: Operation) -> (usize, Path) {
 }
 
 #[test]
-fn bodies_that_are_not_what_they_say_end_the_connection() {
+fn bodies_of_the_wrong_length_end_the_connection() {
     let mut rig = Rig::new();
     let no_batch =
         [Operation::Hello, Operation::OpenSegment, Operation::Put, Operation::Write, Operation::Rdma, Operation::Prove];
@@ -268,7 +268,7 @@ fn pins_and_reservations_have_limits() {
 
 #[test]
 #[should_panic(expected = "let go twice")]
-fn an_answer_does_not_leave_twice() {
+fn a_reply_cannot_be_sent_twice() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 10);
@@ -287,7 +287,7 @@ fn assert_leaves_nothing(rig: &mut Rig, peer: PeerKey) {
 }
 
 #[test]
-fn a_stream_that_ends_gives_back_what_it_held() {
+fn a_stream_that_ends_releases_its_handles() {
     let mut rig = Rig::new();
     let silent = rig.connect(Path::Stream);
     assert_leaves_nothing(&mut rig, silent);
@@ -332,7 +332,7 @@ fn a_put_that_stalls_ends_its_connection_and_frees_its_space() {
 }
 
 #[test]
-fn deadlines_take_no_more_room_than_there_are_puts_under_way() {
+fn the_number_of_deadlines_is_that_of_puts_in_flight() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     for _ in 0..3 * rig.store().config().max_reservations {
@@ -381,7 +381,7 @@ fn remove_version(rig: &mut Rig, peer: PeerKey, key: u8, version: u64) -> Answer
 }
 
 #[test]
-fn exists_says_which_objects_are_stripe_heads() {
+fn exists_reports_stripe_heads() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.put(peer, 1, 100);

@@ -81,7 +81,7 @@ fn assert_strangers(theirs: &[u64], (rig, peer): &mut (Rig, PeerKey)) {
 }
 
 #[test]
-fn put_sessions_of_another_incarnation_node_or_shard_are_nobodys() {
+fn put_session_numbers_of_another_incarnation_node_or_shard_name_nothing() {
     let begun = |identity: Identity| {
         let (mut rig, peer) = Rig::of(identity);
         (0..8).map(|key| rig.begin(peer, key)).collect::<Vec<u64>>()
@@ -97,7 +97,7 @@ fn put_sessions_of_another_incarnation_node_or_shard_are_nobodys() {
 }
 
 #[test]
-fn put_sessions_of_an_incarnation_that_was_declared_over_are_nobodys_in_the_next() {
+fn put_session_numbers_of_a_dead_incarnation_name_nothing_in_the_next() {
     let (mut rig, peer) = Rig::of(identity());
     let put_session = rig.begin(peer, 1);
     assert_eq!(rig.fill(peer, put_session, 0, 8), Status::Ok);

@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn nothing_is_lost_and_nothing_is_lent_twice(steps in steps()) {
+    fn no_handle_is_lost_or_lent_twice(steps in steps()) {
         let mut world = World::new();
         for step in &steps {
             world.play(step);

@@ -56,7 +56,7 @@ const fn is_copy(want: &Want) -> bool {
 }
 
 #[test]
-fn what_ends_together_is_one_failure_of_the_second_owner() {
+fn replicas_that_fail_together_count_as_one_failure() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
@@ -76,7 +76,7 @@ fn what_ends_together_is_one_failure_of_the_second_owner() {
 }
 
 #[test]
-fn another_map_ends_the_wait_for_a_second_owner() {
+fn a_new_map_ends_the_backoff_of_a_replica_owner() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
@@ -165,7 +165,7 @@ fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
 }
 
 #[test]
-fn nothing_is_waited_for_that_nobody_was_told() {
+fn no_wait_without_a_lease() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let key = copied(&mut rig, peer, 3);
@@ -184,7 +184,7 @@ fn nothing_is_waited_for_that_nobody_was_told() {
 }
 
 #[test]
-fn a_replacement_is_copied_though_its_former_version_was_in_flight_when_a_copy_was_asked_for() {
+fn a_replacement_is_replicated_though_its_former_version_was_in_flight() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     rig.service.follow(1, &owners(6));
@@ -244,7 +244,7 @@ fn a_copy_that_is_given_up_is_dropped_and_not_made_again_until_somebody_wants_on
 }
 
 #[test]
-fn a_copy_on_its_way_is_given_up_when_it_has_arrived_and_answers_wait_for_that_a_second_at_most() {
+fn a_replica_in_flight_is_removed_after_it_was_written_and_replies_time_out() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);
@@ -298,7 +298,7 @@ fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFla
 }
 
 #[test]
-fn a_replica_owner_answers_reads_and_changes_nothing_for_who_may_read_there() {
+fn a_replica_owner_serves_reads_of_replicas_and_refuses_changes() {
     let mut rig = Rig::new();
     rig.service.follow(1, &owners(6));
     let peer = rig.join(Path::Stream);

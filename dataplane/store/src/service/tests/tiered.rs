@@ -59,7 +59,7 @@ fn restarts_keep_what_was_acknowledged() {
 
 /// The third put is a stripe head.
 #[test]
-fn what_names_stripes_is_told_apart_after_a_restart_too() {
+fn stripe_heads_are_recognised_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(150 + seed as u64, policy);
         for key in 0..3 {
@@ -112,7 +112,7 @@ fn what_names_stripes_is_told_apart_after_a_restart_too() {
 }
 
 #[test]
-fn what_is_hard_pinned_is_so_on_the_ssd_too() {
+fn hard_pins_hold_on_the_ssd_too() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(170 + seed as u64, policy);
         let pin = PutOptions { hard_pin: true, ..PutOptions::default() };
@@ -130,7 +130,7 @@ fn what_is_hard_pinned_is_so_on_the_ssd_too() {
 }
 
 #[test]
-fn slots_that_leave_take_their_objects_along() {
+fn objects_of_lost_slots_are_dropped() {
     for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
         let mut world = World::new(200 + seed as u64, policy);
         for _ in 0..40 {
@@ -143,7 +143,7 @@ fn slots_that_leave_take_their_objects_along() {
 }
 
 #[test]
-fn a_failing_device_loses_objects_but_gives_none_for_another() {
+fn a_failing_device_loses_objects_but_never_confuses_them() {
     for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
         let mut world = World::new(300 + seed as u64, policy);
         world.faults = 2;
@@ -155,7 +155,7 @@ fn a_failing_device_loses_objects_but_gives_none_for_another() {
 
 /// Slots that other owners had while the shard was away, and slots that no other shard can have had.
 #[test]
-fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
+fn a_restart_trusts_the_device_only_if_no_slot_changed_hands() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(400 + seed as u64, policy);
         world.run(150);
@@ -191,7 +191,7 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
 
 /// If there were only one copy of the ownership record, losing it would void the whole device.
 #[test]
-fn either_copy_of_the_note_of_owned_slots_will_do() {
+fn either_copy_of_the_ownership_record_suffices() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(450 + seed as u64, policy);
         world.run(100);
@@ -211,7 +211,7 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
 }
 
 #[test]
-fn a_device_that_is_not_believed_is_void_and_says_why() {
+fn an_untrusted_device_is_void_and_reports_the_reason() {
     type Spoil = (fn(&mut World), fn(&VoidCause) -> bool);
     let spoils: [Spoil; 3] = [
         (|world| world.state = 2, |why| *why == VoidCause::OtherState),
@@ -249,7 +249,7 @@ fn a_device_that_is_not_believed_is_void_and_says_why() {
 
 /// The process ends before the sweep of a regained slot is complete: void records stay void.
 #[test]
-fn what_was_void_before_a_restart_is_void_after_it() {
+fn void_records_stay_void_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).cycle().take(4).enumerate() {
         // A restart costs two segments, and objects dropped by reclaim were not promised.
         let mut world = World::on(3 * DEVICE_BYTES, 500 + seed as u64, policy);
@@ -331,7 +331,7 @@ fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
 
 /// A write in flight when its slot is lost is void, also if the slot is back before the device is done.
 #[test]
-fn a_put_whose_slot_left_while_it_was_written_is_refused() {
+fn a_put_whose_slot_was_lost_during_the_write_is_refused() {
     for policy in policies().into_iter().take(2) {
         let mut world = World::new(600, policy);
         world.put(3);
@@ -375,7 +375,7 @@ fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
 /// A degraded device blocks only objects that it may have: all others are replaced as usual, and no older version comes
 /// back.
 #[test]
-fn what_a_device_that_takes_no_writes_cannot_have_is_replaced_as_ever() {
+fn objects_absent_from_a_degraded_device_are_replaced() {
     let replace = PutOptions { replace: true, ..PutOptions::default() };
     let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
     let (mut taken, mut refused) = (0, 0);

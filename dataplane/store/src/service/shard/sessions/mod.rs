@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_leaves_says_what_it_still_held() {
+    fn a_session_that_leaves_returns_its_handles() {
         let mut sessions = joined();
         sessions.greet(PEER, GREETING);
         let pins = [0, 1, 2].map(|index| PinId { index, generation: 5 });
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_being_closed_holds_what_it_has_until_it_leaves() {
+    fn a_closing_session_keeps_its_handles_until_it_leaves() {
         let mut sessions = joined();
         sessions.greet(PEER, GREETING);
         let reservation = ReservationId { index: 0, generation: 1 };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_silent_and_puts_overdue_when_their_time_is_over() {
+    fn connections_and_puts_expire_at_their_deadlines() {
         let mut sessions = joined();
         let until_ns = 100 + Limits::HELLO_NS;
         assert_eq!(sessions.poll_timeout(), Some(until_ns));

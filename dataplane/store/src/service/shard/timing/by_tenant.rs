@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_bound() {
+    fn the_number_of_tenants_is_bounded() {
         let mut all = ByTenant::default();
         for number in 0..1000 {
             all.at_once(Whose::Tenant(number), TenantOperation::Get);

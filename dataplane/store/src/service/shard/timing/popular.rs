@@ -134,7 +134,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     #[test]
-    fn what_is_asked_for_most_comes_first_and_goes_when_nobody_asks() {
+    fn the_hottest_objects_come_first_and_expire_without_gets() {
         let mut popular = Popular::default();
         for at in 0..64_000u64 {
             // Half of the gets for one object, a quarter for another, and the rest for a thousand others.

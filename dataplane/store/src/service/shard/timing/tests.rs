@@ -13,7 +13,7 @@ fn at(arrived_ns: u64) -> Timing {
 }
 
 #[test]
-fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
+fn immediate_replies_share_a_reading_and_none_is_lost() {
     let mut timed = ServiceTimer::new();
     let mut readings = 0;
     for round in 0..1000u64 {
@@ -32,7 +32,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
 }
 
 #[test]
-fn only_what_was_answered_in_a_round_gets_its_time() {
+fn only_operations_answered_in_a_round_get_its_time() {
     let mut timed = ServiceTimer::new();
     timed.answered_at_once(&reply(Operation::Get), None, 10);
     timed.round_over(|| 110);

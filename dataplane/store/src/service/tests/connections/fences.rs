@@ -31,7 +31,7 @@ fn segment(rig: &mut Rig) -> SegmentId {
 }
 
 #[test]
-fn only_the_askers_own_connections_of_these_numbers_are_closed() {
+fn only_the_clients_own_connections_of_these_numbers_are_closed() {
     let mut rig = Rig::new();
     let asks = rig.join_as(Path::Stream, 1, 10);
     let stream = rig.join_as(Path::Stream, 1, 11);
@@ -70,7 +70,7 @@ fn a_fence_of_its_own_connection_is_malformed_and_one_before_the_hello_too() {
 }
 
 #[test]
-fn what_was_under_way_is_not_carried_out_and_comes_back() {
+fn requests_in_flight_are_dropped_and_their_handles_released() {
     let mut rig = Rig::new();
     let segment = segment(&mut rig);
     let asks = rig.join_as(Path::Stream, 1, 1);
@@ -97,7 +97,7 @@ fn what_was_under_way_is_not_carried_out_and_comes_back() {
 }
 
 #[test]
-fn what_was_lent_over_shared_memory_comes_back_when_the_process_is_gone() {
+fn shared_memory_handles_are_released_when_the_process_is_gone() {
     let mut rig = Rig::new();
     let asks = rig.join_as(Path::Stream, 1, 1);
     let shared = rig.join_as(Path::Shared, 1, 2);
@@ -114,7 +114,7 @@ fn what_was_lent_over_shared_memory_comes_back_when_the_process_is_gone() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_fence_closes_what_it_names_and_nothing_else(
+    fn a_fence_closes_the_named_connections_only(
         joined in prop::collection::vec((0u64..3, 0u64..6, any::<bool>()), 1..20),
         named in prop::collection::vec(0u64..6, 1..8),
     ) {

@@ -89,7 +89,7 @@ fn named_put(rig: &mut Rig, peer: PeerKey, name: &ObjectName<'_>, tenant: u32) -
 }
 
 #[test]
-fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
+fn a_holder_is_admitted_and_the_shard_authenticates_itself() {
     let mint = mint(1);
     let credential = mint.issue(&terms(), NOW);
     for path in [Path::Stream, Path::Shared] {
@@ -116,7 +116,7 @@ fn a_holder_is_let_in_and_hears_that_it_is_the_shard() {
 }
 
 #[test]
-fn whoever_has_no_ticket_gets_nothing() {
+fn a_client_without_a_valid_ticket_is_refused() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     // A request without a proof.
@@ -160,7 +160,7 @@ fn whoever_has_no_ticket_gets_nothing() {
 }
 
 #[test]
-fn what_was_recorded_is_of_no_use() {
+fn a_recorded_proof_cannot_be_replayed() {
     let mint = mint(1);
     let credential = mint.issue(&terms(), NOW);
     let mut rig = guarded(&mint);
@@ -180,7 +180,7 @@ fn what_was_recorded_is_of_no_use() {
 }
 
 #[test]
-fn a_shard_without_keys_says_so() {
+fn a_shard_without_keys_answers_no_key() {
     let mint = mint(1);
     let mut rig = Rig::new();
     rig.service.control().want_tickets(Challenges::new([5; 32]));
@@ -197,7 +197,7 @@ fn a_shard_without_keys_says_so() {
 }
 
 #[test]
-fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
+fn a_ticket_expires_unless_it_is_renewed_on_its_connection() {
     let mut mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -243,7 +243,7 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
 }
 
 #[test]
-fn an_ended_ticket_lets_nobody_in() {
+fn an_expired_ticket_is_refused() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -254,7 +254,7 @@ fn an_ended_ticket_lets_nobody_in() {
 }
 
 #[test]
-fn while_the_control_plane_is_away_nothing_ends() {
+fn tickets_do_not_expire_while_the_control_plane_is_away() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let credential = mint.issue(&terms(), NOW);
@@ -280,7 +280,7 @@ fn hear(rig: &mut Rig, mint: &Mint, seconds: u64) {
 }
 
 #[test]
-fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
+fn a_clock_jump_of_the_control_plane_locks_no_client_out() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (before, _) = enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello());
@@ -309,7 +309,7 @@ fn a_control_plane_whose_time_jumped_ahead_and_back_locks_nobody_out() {
 }
 
 #[test]
-fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
+fn a_takeover_with_another_clock_locks_no_client_out() {
     for other_s in [NOW - 1_200, NOW + 1_200, 0] {
         let (first, second) = (mint(1), mint(2));
         let mut rig = guarded(&first);
@@ -331,7 +331,7 @@ fn a_control_plane_that_took_over_with_another_time_locks_nobody_out() {
 }
 
 #[test]
-fn rights_are_kept_to() {
+fn the_rights_of_tickets_are_enforced() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (writer, _) = enter(&mut rig, Path::Stream, &mint.issue(&terms(), NOW), &hello());
@@ -419,7 +419,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
 }
 
 #[test]
-fn what_a_tenant_puts_without_a_name_stands_in_nobodys_way() {
+fn unnamed_objects_of_a_tenant_do_not_block_named_puts_of_others() {
     let mint = mint(1);
     let mut rig = guarded(&mint);
     let (a, b) = (tenant_number(b"a"), tenant_number(b"b"));
@@ -462,7 +462,7 @@ impl crate::service::PoolBytes for NoPool {
 }
 
 #[test]
-fn former_incarnations_of_nodes_are_shut_out() {
+fn former_incarnations_of_nodes_are_fenced() {
     use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
     let mint = mint(1);
     let mut rig = guarded(&mint);

@@ -26,7 +26,7 @@ fn policy(write: WritePolicy) -> TierPolicy {
 }
 
 #[test]
-fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
+fn a_delayed_write_is_started_by_a_put_with_a_stronger_level() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let mut world = World::new(1100, policy(WritePolicy::Back { within_ns: 3600 * SECOND_NS }));
         assert_eq!(put(&mut world, None), Status::Ok);
@@ -39,7 +39,7 @@ fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
 }
 
 #[test]
-fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
+fn delayed_writes_are_started_when_the_backlog_has_no_room() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
     let mut world = World::new(1101, TierPolicy { backlog_percent: 40, ..policy(back) });
     for key in 0..3 {
@@ -63,7 +63,7 @@ fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
 
 /// The same applies to a tenant whose quota is full, but not if the put exceeds the quota.
 #[test]
-fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
+fn a_put_of_a_tenant_whose_quota_is_in_the_backlog_is_busy() {
     let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
     for (number, expected) in [(7, Status::Busy), (8, Status::QuotaExceeded)] {
         let mut world = World::new(1102, TierPolicy { backlog_percent: 100, ..policy(back) });
@@ -90,7 +90,7 @@ fn a_put_of_a_tenant_whose_share_waits_to_be_written_is_to_come_again() {
 }
 
 #[test]
-fn what_the_device_failed_to_take_is_written_when_it_is_well() {
+fn failed_writes_are_retried_until_the_device_recovers() {
     for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 1 }] {
         let mut world = World::new(1200, policy(write));
         world.failing_writes = 2;
@@ -109,7 +109,7 @@ fn what_the_device_failed_to_take_is_written_when_it_is_well() {
 }
 
 #[test]
-fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
+fn a_put_during_a_retry_pause_fails_at_once() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let mut world = World::new(1250, policy(WritePolicy::Through));
         world.failing_writes = 2;
@@ -128,7 +128,7 @@ fn who_asks_in_a_pause_is_told_at_once_that_the_device_did_not_take_it() {
 }
 
 #[test]
-fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
+fn an_object_in_memory_alone_is_written_for_a_put_that_waits_for_the_ssd() {
     for ack in [PutAck::Buffered, PutAck::Durable] {
         let selective = policy(WritePolicy::Selective { times: 9 });
         let mut world = World::new(1260, TierPolicy { backlog_percent: 90, ..selective });
@@ -147,7 +147,7 @@ fn what_is_in_memory_alone_is_written_for_a_put_that_wants_it_on_the_ssd() {
 }
 
 #[test]
-fn a_device_that_takes_nothing_is_not_asked_for_ever() {
+fn retries_on_a_failing_device_are_limited() {
     let mut world = World::on(8 * super::DEVICE_BYTES, 1300, policy(WritePolicy::Through));
     world.failing_writes = u32::MAX;
     assert_eq!(put(&mut world, None), Status::Ok);
@@ -167,7 +167,7 @@ fn a_device_that_takes_nothing_is_not_asked_for_ever() {
 }
 
 #[test]
-fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() {
+fn a_late_prefetch_is_charged_until_its_read_ends_and_then_dropped() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
     for wanted in [false, true] {
         let mut world = World::new(1400, buffered);
@@ -196,7 +196,7 @@ fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() 
 
 /// Small objects take whole units of the pool, and so of its part for prefetched objects.
 #[test]
-fn what_is_read_ahead_is_charged_with_what_it_takes_of_the_pool() {
+fn prefetched_objects_are_charged_in_units_of_the_pool() {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
     let mut world = World::new(1500, TierPolicy { prefetch_percent: 10, ..buffered });
     for key in 0..KEYS as u8 {

@@ -142,7 +142,7 @@ fn page(told: &ChangeReply<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn what_others_did_not_change_counts_when_the_slots_are_back() {
+fn unchanged_objects_are_valid_when_their_slots_are_back() {
     for seed in 0..6 {
         let (mut world, keys) = filled(1000 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
@@ -176,7 +176,7 @@ fn what_others_did_not_change_counts_when_the_slots_are_back() {
 }
 
 #[test]
-fn an_incarnation_that_is_declared_over_keeps_what_others_did_not_change() {
+fn unchanged_objects_are_valid_after_an_incarnation_was_declared_dead() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1100 + seed);
         world.begin_incarnation_among(&owners(&[(5, ALONE), (6, AWAY)], 6));
@@ -192,7 +192,7 @@ fn an_incarnation_that_is_declared_over_keeps_what_others_did_not_change() {
 }
 
 #[test]
-fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
+fn a_shard_without_slots_keeps_its_slots_in_doubt() {
     for starts in 1..4 {
         let (mut world, keys) = filled(1200 + starts);
         for epoch in 0..starts {
@@ -212,7 +212,7 @@ fn a_shard_that_has_no_share_yet_waits_with_what_it_has() {
 }
 
 #[test]
-fn what_nobody_vouches_for_is_void() {
+fn records_without_known_changes_are_void() {
     for (seed, since) in [None, Some(7), Some(60)].into_iter().enumerate() {
         let (mut world, keys) = filled(1300 + seed as u64);
         world.restart_among(&owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7));
@@ -225,7 +225,7 @@ fn what_nobody_vouches_for_is_void() {
 }
 
 #[test]
-fn what_nobody_can_be_asked_about_is_void() {
+fn records_without_a_reachable_former_owner_are_void() {
     let (mut world, keys) = filled(1400);
     // The other node had the slots in an incarnation that has ended.
     let other: Members = [(7, 3, 1), (8, 2, 0)];
@@ -238,7 +238,7 @@ fn what_nobody_can_be_asked_about_is_void() {
 }
 
 #[test]
-fn slots_that_stayed_ours_while_others_changed_hands_count() {
+fn slots_that_stayed_at_this_shard_are_valid() {
     let (mut world, keys) = filled(1500);
     // The weights changed, but no slot of this node did.
     let more: Members = [(7, 3, 2), (8, 1, 0)];
@@ -249,7 +249,7 @@ fn slots_that_stayed_ours_while_others_changed_hands_count() {
 }
 
 #[test]
-fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
+fn puts_during_reconciliation_are_the_newest() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1600 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
@@ -287,7 +287,7 @@ fn what_is_put_while_the_former_owner_is_asked_is_the_newest() {
 /// A restart during reconciliation may lose the other objects; no changed object comes back, and no object put since is
 /// lost.
 #[test]
-fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
+fn a_restart_during_reconciliation_brings_no_changed_object_back() {
     for seed in 0..24 {
         let (mut world, keys) = filled(1700 + seed);
         let back = owners(&[(5, ALONE), (6, AWAY), (7, ALONE)], 7);
@@ -315,7 +315,7 @@ fn a_start_in_the_middle_of_a_comparison_brings_nothing_back() {
 }
 
 #[test]
-fn a_first_map_of_the_incarnation_before_costs_nothing() {
+fn a_first_map_of_the_former_incarnation_loses_no_object() {
     for seed in 0..4 {
         let (mut world, keys) = filled(1900 + seed);
         let before: Members = [(7, 2, 1), (8, 1, 0)];
@@ -365,7 +365,7 @@ fn slots_that_go_on_before_they_are_served_are_told_of_and_come_back_empty() {
 }
 
 #[test]
-fn slots_of_an_incarnation_that_ends_before_they_are_served_are_compared_again() {
+fn slots_of_an_incarnation_that_ends_before_they_are_served_are_reconciled_again() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2100 + seed);
         world.begin_incarnation_among(&owners(&[(5, ALONE), (7, AWAY)], 7));
@@ -381,7 +381,7 @@ fn slots_of_an_incarnation_that_ends_before_they_are_served_are_compared_again()
 }
 
 #[test]
-fn slots_of_which_maps_are_missed_before_they_are_served_are_compared_again() {
+fn slots_with_missed_maps_before_they_are_served_are_reconciled_again() {
     for seed in 0..4 {
         let (mut world, keys) = given_back(2200 + seed);
         // Other owners had the slots in between.

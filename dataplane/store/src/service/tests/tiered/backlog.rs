@@ -35,7 +35,7 @@ fn skipped(world: &World) -> u64 {
 }
 
 #[test]
-fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() {
+fn puts_wait_when_the_backlog_is_full_and_acknowledged_objects_are_written() {
     for (write, backlog_percent) in [
         (WritePolicy::Through, 10),
         (WritePolicy::Through, 25),
@@ -63,7 +63,7 @@ fn puts_wait_when_the_backlog_is_full_and_nothing_acknowledged_goes_unwritten() 
 
 /// The put came first, and there is nothing left to write.
 #[test]
-fn a_put_that_is_removed_before_it_is_written_was_put() {
+fn a_put_that_is_removed_before_it_is_written_succeeds() {
     let mut world = World::new(1320, TierPolicy { ack: PutAck::Buffered, ..TierPolicy::default() });
     world.stopped = true;
     for key in 0..4 {
@@ -171,7 +171,7 @@ fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
 
 /// First with a full backlog, then with a pool full of objects that wait for the SSD.
 #[test]
-fn an_object_that_migrates_here_waits_at_its_source_until_the_ssd_keeps_up() {
+fn an_import_waits_at_its_source_until_the_backlog_has_room() {
     for backlog_percent in [25, 100] {
         let policy = TierPolicy { backlog_percent, ..TierPolicy::default() };
         let mut world = World::new(1310, policy);

@@ -70,7 +70,7 @@ fn put(world: &mut World, key: u8, replicas: u8) {
 }
 
 #[test]
-fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that_was_given_up_is_not() {
+fn a_requested_replica_is_made_again_by_the_next_incarnation_and_a_removed_one_is_not() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1900 + seed, 4);
         let wished: BTreeSet<Digest> = keys[..3].iter().map(|key| digest(*key)).collect();
@@ -100,7 +100,7 @@ fn a_copy_that_was_wished_for_is_made_again_by_the_next_incarnation_and_one_that
 }
 
 #[test]
-fn a_copy_that_was_promised_is_made_again_by_the_next_incarnation() {
+fn the_replica_of_a_put_is_made_again_by_the_next_incarnation() {
     for seed in 0..6 {
         let (mut world, owners, keys) = first_owner(1800 + seed, 4);
         let (promised, plain) = keys.split_at(3);

@@ -27,7 +27,7 @@ fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
 /// A put that finds no object may replace one on the device that recovery has not found yet. The old object does not
 /// come back when memory has lost the new one.
 #[test]
-fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
+fn a_record_replaced_before_recovery_found_it_does_not_come_back() {
     let mut misses = 0;
     for seed in 0..8 {
         let write = WritePolicy::Selective { times: 9 };
@@ -62,7 +62,7 @@ fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
 
 /// If a list had only the objects recovered so far, a removal of all listed objects would leave the others.
 #[test]
-fn a_list_waits_until_recovery_has_found_everything() {
+fn a_list_is_busy_until_recovery_is_complete() {
     let mut world = World::new(1300, TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() });
     for key in 0..KEYS as u8 {
         world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
@@ -133,7 +133,7 @@ fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
 }
 
 #[test]
-fn nothing_is_read_for_who_has_gone_before_his_turn() {
+fn queued_reads_of_gone_peers_are_dropped() {
     let mut world = on_the_device();
     let other = PeerKey { index: 1, generation: 1 };
     world.join(other, Path::Stream);
@@ -149,7 +149,7 @@ fn nothing_is_read_for_who_has_gone_before_his_turn() {
 /// A degraded device takes no tombstones either, so that its record of an object has to be known before the object is
 /// put.
 #[test]
-fn what_a_device_without_writes_may_have_is_not_put_before_it_has_recovered() {
+fn puts_wait_for_the_recovery_of_a_degraded_device() {
     let mut world = on_the_device();
     world.read_only = true;
     world.restart_in_haste();

@@ -51,7 +51,7 @@ fn a_replacement_that_the_device_cannot_record_is_refused_and_the_former_object_
 
 /// The records of the device cannot be read any more either: only memory has the former object then.
 #[test]
-fn a_refused_replacement_takes_nothing_from_memory() {
+fn a_refused_replacement_leaves_the_object_in_memory() {
     let mut world = World::new(1410, TierPolicy::default());
     for key in 0..2 {
         world.put_with(key, &PutOptions::default());

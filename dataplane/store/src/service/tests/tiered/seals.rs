@@ -56,7 +56,7 @@ fn world() -> World {
 }
 
 #[test]
-fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
+fn a_repeated_seal_waits_for_the_ssd_too() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
@@ -76,7 +76,7 @@ fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
 
 /// Another put may be committed, written and evicted from memory while the put session is being filled.
 #[test]
-fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
+fn a_seal_does_not_replace_an_object_on_the_ssd_alone() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
@@ -100,7 +100,7 @@ fn a_seal_does_not_replace_what_only_the_ssd_has_by_then() {
 }
 
 #[test]
-fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_again() {
+fn a_repeated_seal_after_a_refusal_does_not_succeed() {
     let mut world = world();
     let put_session = filled(&mut world);
     world.ask(Operation::Seal, FrameFlags::NONE, &body_of([IdItem { id: put_session }]));
@@ -117,7 +117,7 @@ fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_ag
 
 /// A client whose connection broke puts again, and finds the object of its own first put.
 #[test]
-fn a_put_that_waits_for_the_ssd_does_not_exist_before_for_who_would_wait_too() {
+fn a_repeated_put_waits_for_the_ssd_too() {
     let put = |world: &mut World, ack| {
         world.put_with(KEY, &PutOptions { ack: Some(ack), ..PutOptions::default() });
         world.hear();

@@ -127,7 +127,7 @@ impl Two {
 }
 
 #[test]
-fn a_tenant_reads_and_lists_what_it_has_on_the_ssd_and_nothing_else() {
+fn a_tenant_reads_and_lists_its_objects_on_the_ssd_only() {
     for (seed, policy) in policies().into_iter().enumerate() {
         let mut two = Two::new(300 + seed as u64, policy, 9);
         two.check();
@@ -143,7 +143,7 @@ fn a_tenant_reads_and_lists_what_it_has_on_the_ssd_and_nothing_else() {
 }
 
 #[test]
-fn a_tenant_has_after_a_restart_what_it_had_on_the_ssd() {
+fn a_tenant_keeps_its_objects_on_the_ssd_after_a_restart() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut two = Two::new(320 + seed as u64, policy, 9);
         two.world.restart();
@@ -154,7 +154,7 @@ fn a_tenant_has_after_a_restart_what_it_had_on_the_ssd() {
 }
 
 #[test]
-fn a_tenant_removes_what_it_has_on_the_ssd_and_nothing_else() {
+fn a_tenant_removes_its_objects_on_the_ssd_only() {
     for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut two = Two::new(340 + seed as u64, policy, 9);
         two.world.restart();
@@ -182,7 +182,7 @@ fn a_tenant_removes_what_it_has_on_the_ssd_and_nothing_else() {
 }
 
 #[test]
-fn a_device_that_ends_nothing_has_a_tenants_requests_come_again() {
+fn requests_of_a_tenant_time_out_as_busy_on_a_stalled_device() {
     let mut two = Two::new(360, policies()[0], 4);
     two.world.restart();
     two.join();

@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_admitted_keeps_to_the_budget_over_any_stretch_of_time(
+        fn admitted_writes_keep_to_the_budget_over_any_period(
             bytes_per_day in 1_000_000..10_000_000_000u64,
             steps in prop::collection::vec((0..4_000_000_000_000u64, 0..1_000_000u64), 1..200),
         ) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn admission_gives_way_step_by_step_and_comes_back() {
+    fn admission_is_reduced_step_by_step_and_restored() {
         let mut budget = Budget::new(24_000);
         budget.tick(5);
         assert_eq!(budget.admission(), Admission::Full);

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quota_is_strict_and_whoever_wants_longest_decides() {
+    fn the_quota_is_strict_and_the_latest_expiry_counts() {
         let mut prefetched = PrefetchAccount::new(100);
         prefetched.add(Digest(1), 60, 10);
         assert!(prefetched.has_room(40) && !prefetched.has_room(41));

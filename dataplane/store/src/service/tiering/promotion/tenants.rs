@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_are_forgotten() {
+    fn the_oldest_tenants_are_forgotten() {
         let mut tenants = RecordTenants::default();
         (0..=KNOWN_MOST as u64).for_each(|at| tenants.note(Digest(at.into()), Version(1), Some(7)));
         tenants.note(Digest(1), Version(2), None);
