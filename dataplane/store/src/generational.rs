@@ -59,7 +59,7 @@ impl GenerationalTable {
         let index = self.vacant_first;
         let place = &mut self.places[index as usize];
         let Content::Vacant(next) = place.content else {
-            panic!("place {index} is in the queue of vacant places and held");
+            panic!("place {index} is held and in the queue of vacant places");
         };
         place.content = Content::Held(value);
         self.vacant_first = next;

@@ -441,8 +441,8 @@ impl<P: EvictionPolicy> Order<P> {
             assert_eq!(self.active.contains(&(at as u16)), used[at] > 0, "account {at} is active");
             in_order += account.policy.check(entries) + account.soft.check(entries, true);
         }
-        assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "what no eviction frees");
-        assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "what is hard pinned");
+        assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "granules that no eviction frees");
+        assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "hard pinned granules");
         for (until, entry) in &self.until {
             assert!(entries[EntryId(*entry)].is(Mark::Soft), "a soft pin until {until:?} of {entry}");
         }

@@ -358,7 +358,7 @@ impl PutSessionTable {
     /// If there was no reader.
     pub fn read(&mut self, id: PutSessionId) -> Option<ReservationId> {
         let session = self.get(id).expect("a put session stays while it is read");
-        session.readers = session.readers.checked_sub(1).expect("a reader that was there");
+        session.readers = session.readers.checked_sub(1).expect("a reader was counted");
         if session.state == State::Dying { self.left(id) } else { None }
     }
 
@@ -472,7 +472,7 @@ impl PutSessionTable {
         self.forget(id);
         let session = &mut self.sessions[id.index()];
         session.state = step(session.state, event);
-        let held = self.held.get_mut(&session.client).expect("whoever has a put session is counted");
+        let held = self.held.get_mut(&session.client).expect("a client with a put session is counted");
         *held -= 1;
         if *held == 0 {
             self.held.remove(&session.client);

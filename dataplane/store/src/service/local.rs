@@ -51,7 +51,7 @@ impl LocalStore {
     /// # Panics
     /// If there is no store, or one whose units do not suit direct I/O.
     pub(super) fn attach(&mut self, tier: Tier, policy: TierPolicy) {
-        let store: &StoreConfig = self.shard.store.as_ref().expect("a tier is under a store").config();
+        let store: &StoreConfig = self.shard.store.as_ref().expect("a tier belongs to a store").config();
         self.tiering = Some(Box::new(Tiering::new(tier, policy, store)));
         self.shard.tenants.has_ssd = true;
     }

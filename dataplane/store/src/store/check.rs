@@ -23,7 +23,7 @@ impl<P: EvictionPolicy> Store<P> {
         let mut owned = 0;
         for (id, entry) in self.entries.iter() {
             let owner = self.allocator.owner(entry.block());
-            assert_eq!(owner, Some(id.0), "the block of {entry:?} is its own");
+            assert_eq!(owner, Some(id.0), "the block of {entry:?} belongs to it");
             assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
             owned += 1;
         }
@@ -48,7 +48,11 @@ impl<P: EvictionPolicy> Store<P> {
         }
         assert_eq!(self.granules, granules, "granules by state");
         assert_eq!(self.counters.payload_bytes, payload, "bytes of live objects");
-        assert_eq!((self.counters.copies, self.counters.copied), (copies, copied), "copies, and objects that have one");
+        assert_eq!(
+            (self.counters.copies, self.counters.copied),
+            (copies, copied),
+            "replicas, and objects that have one"
+        );
         assert_eq!(self.index.len(), live, "the index has the live entries only");
         let in_order = self.order.check(&self.entries);
         assert_eq!(in_order, live as usize, "the eviction order has the live entries only");

@@ -182,7 +182,7 @@ impl<P: EvictionPolicy> Store<P> {
                 block = match owner_of(owner) {
                     Owner::Entry(id) => self.evict_one(id),
                     Owner::Page(page) => self.clear_page(page),
-                    Owner::Nobody => unreachable!("a block of a run has a holder that may go"),
+                    Owner::Nobody => unreachable!("a block of a run has an owner that may be evicted"),
                 };
             }
             if self.allocator.granules(block) >= granules {

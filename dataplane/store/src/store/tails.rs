@@ -71,7 +71,7 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Gives an entry a slot that [`Self::room_with_tail`] has made sure of.
     pub(super) fn give_slot(&mut self, class: usize, id: EntryId) {
-        let slot = self.tails.take(class, id).expect("a slot was free");
+        let slot = self.tails.take(class, id).expect("a slot is free");
         self.allocator.set_note(self.entries[id].block(), slot.0);
     }
 
@@ -139,7 +139,7 @@ impl<P: EvictionPolicy> Store<P> {
     pub(super) fn check_pages(&self) -> u32 {
         let mut pages = 0;
         for (page, block) in self.tails.iter() {
-            assert_eq!(self.allocator.owner(block), Some(PAGE | page.0), "the block of {page:?} is its own");
+            assert_eq!(self.allocator.owner(block), Some(PAGE | page.0), "the block of {page:?} belongs to it");
             for id in self.tails.owners(page) {
                 let slot = self.slot(id).expect("an owner of a slot knows it");
                 assert_eq!(self.tails.place(slot).0, block, "{slot:?} is in its page");

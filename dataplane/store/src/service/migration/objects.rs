@@ -120,7 +120,7 @@ impl Migration {
             local.shard.write_tail(reservation, &tail, &name);
         }
         let imports = &mut self.imports;
-        let object = imports.objects.get_mut(&digest).expect("an object on its way");
+        let object = imports.objects.get_mut(&digest).expect("an object that is being imported");
         object.place = Some((reservation, bytes));
         imports.pace.begin(bytes);
         let source = object.source;
@@ -162,7 +162,7 @@ impl Migration {
                 self.keep_moved(local, source, digest);
             }
             // The object was put here meanwhile.
-            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
+            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation that the shard holds"),
         }
         self.object_ended(local, digest, End::Settled);
     }
@@ -205,7 +205,7 @@ impl Migration {
         if let Some((reservation, bytes)) = place {
             imports.pace.end(bytes);
             if let Some(store) = &mut local.shard.store {
-                store.abort(reservation).expect("a reservation of our own");
+                store.abort(reservation).expect("a reservation that the shard holds");
             }
         }
         self.counters.void += u64::from(void);

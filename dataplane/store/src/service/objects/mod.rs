@@ -221,7 +221,7 @@ impl Objects {
             Err(error) => return self.get_elsewhere(context, digest, read, error),
         };
         if let Err(status) = read.check(object.extent.bytes, object.is_head) {
-            store.unpin(pin).expect("a pin that was just given");
+            store.unpin(pin).expect("a pin that was just taken");
             return Err((status, object.extent.bytes));
         }
         self.local.note_get(digest);
@@ -312,7 +312,7 @@ impl Objects {
         let Some(store) = &mut self.local.shard.store else { return Err(Status::NotFound) };
         let (pin, object) = store.get(digest).map_err(get_status)?;
         if object.is_head && !all {
-            store.unpin(pin).expect("a pin that was just given");
+            store.unpin(pin).expect("a pin that was just taken");
             return Err(Status::Striped);
         }
         self.local.note_get(digest);
@@ -397,7 +397,7 @@ impl Objects {
             shard.abort(reservation);
             return Err(Status::WrongOwner);
         }
-        let store = shard.store.as_mut().expect("a reservation is of a store");
+        let store = shard.store.as_mut().expect("a reservation belongs to a store");
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.replication.count_taken();

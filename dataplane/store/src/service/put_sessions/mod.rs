@@ -162,7 +162,7 @@ impl PutSessions {
             }
         };
         if let Some(reservation) = freed {
-            store.abort(reservation).expect("a put session's room is held");
+            store.abort(reservation).expect("a put session's memory is reserved");
         }
         status
     }
@@ -188,7 +188,7 @@ impl PutSessions {
         version: Option<Version>,
     ) {
         if version.is_some() && readers > 0 {
-            self.tickets.pin_readers(put_session, || store.hold(digest).expect("there were free pins").0);
+            self.tickets.pin_readers(put_session, || store.hold(digest).expect("there are free pins").0);
         }
         self.put_sessions.seal(put_session, version);
     }
@@ -198,7 +198,7 @@ impl PutSessions {
     pub(super) fn end(&mut self, store: &mut Store, put_session: PutSessionId, reservation: ReservationId) -> bool {
         let freed = self.put_sessions.end(put_session);
         match freed {
-            Some(freed) => store.abort(freed).expect("a put session's room is held"),
+            Some(freed) => store.abort(freed).expect("a put session's memory is reserved"),
             None => store.expire(reservation),
         }
         freed.is_some()
@@ -227,7 +227,7 @@ impl PutSessions {
 }
 
 fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
-    let extent = store.reserved_extent(reservation).expect("an open put session has its room");
+    let extent = store.reserved_extent(reservation).expect("an open put session has its memory");
     Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
 }
 

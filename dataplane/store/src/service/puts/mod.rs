@@ -293,7 +293,7 @@ impl Puts {
         checksum: u64,
     ) -> Result<CommittedObject, Status> {
         let shard = &mut objects.local.shard;
-        let store = shard.store.as_mut().expect("a reservation is of a store");
+        let store = shard.store.as_mut().expect("a reservation belongs to a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
         shard.answers.outputs.concerns(digest, bytes);
         if store.reserves_copy(reservation) {
@@ -313,7 +313,7 @@ impl Puts {
             objects.local.shard.abort(reservation);
             return Err(objects.exists_already(digest, ack));
         }
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 objects.local.shard.counters.put_bytes += bytes;
@@ -344,7 +344,7 @@ impl Puts {
             // Only this shard's own receive writes there, so that ending the connection frees the reservation.
             Path::Stream => shard.close(peer, CloseReason::PutDeadline),
             Path::Shared => {
-                let store = shard.store.as_mut().expect("a reservation is of a store");
+                let store = shard.store.as_mut().expect("a reservation belongs to a store");
                 store.expire(reservation);
             }
         }

@@ -154,7 +154,7 @@ impl Puts {
         id: TicketId,
         checksum: Option<u64>,
     ) -> Status {
-        let store = objects.local.shard.store.as_mut().expect("a ticket is of a store's");
+        let store = objects.local.shard.store.as_mut().expect("a ticket belongs to a store");
         self.sessions.end_ticket(store, id, checksum, objects.local.shard.now_ns)
     }
 
@@ -202,8 +202,8 @@ impl Puts {
     ) -> Result<CommittedObject, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
-        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its room");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let (digest, _) = store.reserved_for(reservation).expect("an open put session has its memory");
         // A refused session loses its memory at once, which must not happen while it has readers.
         let has_pins = store.free_pins() >= readers;
         let refusable = !objects.local.shard.ownership.owns(digest) || objects.has_rival(reservation, digest);
@@ -211,7 +211,7 @@ impl Puts {
             return Err(refused(Status::Busy));
         }
         let made = self.commit_one(objects, reservation, checksum).map_err(refused);
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         self.sessions.seal(store, put_session, readers, digest, made.as_ref().ok().map(|made| made.version));
         made
     }
@@ -244,7 +244,7 @@ impl Puts {
     /// Ends a put session. Connections that are sending a range of it are closed; its writers over shared memory are
     /// waited for.
     fn end_put_session(&mut self, objects: &mut Objects, put_session: PutSessionId, reservation: ReservationId) {
-        let store = objects.local.shard.store.as_mut().expect("a reservation is of a store");
+        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
         if self.sessions.end(store, put_session, reservation) {
             return;
         }

@@ -248,7 +248,7 @@ impl Replication {
         self.owed.wake();
         let Some(store) = &mut shard.store else { return };
         let live = store.is_live(pin);
-        store.unpin(pin).expect("a pin of our own");
+        store.unpin(pin).expect("a pin that the shard holds");
         match done {
             FetchDone::Copied if !void => {
                 self.counters.made += 1;

@@ -50,7 +50,7 @@ impl ManyReads {
     }
 
     fn finish(&mut self, read: u32) -> Vec<SegmentId> {
-        let (_, segments) = self.entries[read as usize].take().expect("an answer's segments were let go twice");
+        let (_, segments) = self.entries[read as usize].take().expect("a reply's segments were released twice");
         self.free.push(read);
         segments
     }

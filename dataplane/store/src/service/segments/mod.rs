@@ -236,7 +236,7 @@ impl Segments {
     /// Ends a read whose reply was sent, or never will be.
     pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut Outputs) {
         let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
-        assert!(reader.is_some(), "an answer's segment was let go twice");
+        assert!(reader.is_some(), "a reply's segment was released twice");
         self.free_reads.push(read);
         self.release(segment, outputs);
     }

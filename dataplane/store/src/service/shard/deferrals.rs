@@ -270,7 +270,7 @@ impl Shard {
                 self.settle_lookup(item, no_lookup(Status::Striped));
             }
             (Reader::Shared { item, .. }, Ok((pin, object))) => {
-                self.sessions.lend_pin(here.expect("held for a peer that is there"), pin);
+                self.sessions.lend_pin(here.expect("pinned for a connected peer"), pin);
                 self.about(&object);
                 self.settle_lookup(item, lookup_of(pin, &object, false));
             }

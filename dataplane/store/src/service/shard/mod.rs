@@ -204,14 +204,14 @@ impl Shard {
 
     /// Aborts a reservation that was taken back from its peer and that no I/O writes any more.
     pub(super) fn abort(&mut self, reservation: ReservationId) {
-        let store = self.store.as_mut().expect("a reservation is of a store");
+        let store = self.store.as_mut().expect("a reservation belongs to a store");
         store.abort(reservation).expect("a session's reservation is held");
     }
 
     /// Releases a pin that a session, or a reply, held.
     pub(super) fn unpin(&mut self, pin: PinId) {
         let released = self.store.as_mut().map(|store| store.unpin(pin));
-        assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
+        assert_eq!(released, Some(Ok(())), "a reply's pin was released twice");
     }
 
     /// Returns the bytes of memory that may be filled with objects only to replicate them; the rest stays free.

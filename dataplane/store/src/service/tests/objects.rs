@@ -267,7 +267,7 @@ fn pins_and_reservations_have_limits() {
 }
 
 #[test]
-#[should_panic(expected = "let go twice")]
+#[should_panic(expected = "released twice")]
 fn a_reply_cannot_be_sent_twice() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);

@@ -343,7 +343,7 @@ fn only_connections_that_use_the_segment_are_closed() {
 }
 
 #[test]
-#[should_panic(expected = "let go twice")]
+#[should_panic(expected = "released twice")]
 fn a_read_cannot_end_twice() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);

@@ -60,7 +60,10 @@ impl Tiering {
     /// If the store's units do not suit direct I/O: a mistake of the host.
     pub(super) fn new(mut tier: Tier, policy: TierPolicy, store: &StoreConfig) -> Self {
         let (unit, align) = (store.unit_bytes, u64::from(tier.config().memory_align_bytes));
-        assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        assert!(
+            unit.is_multiple_of(align),
+            "objects begin at multiples of {unit} bytes, but the tier needs multiples of {align}"
+        );
         let (seed, other) = (store.hash_seed, tier.config().hash_seed);
         assert!(seed == other, "lists walk both indexes in one order, but their seeds differ");
         tier.set_scrub(policy.scrub_bytes_per_s);

@@ -220,14 +220,14 @@ impl Sessions {
     /// Returns a connection whose handshake deadline has passed.
     pub(in crate::service) fn take_silent(&mut self, now_ns: u64) -> Option<PeerKey> {
         let index = self.greeting.take_due(now_ns)?;
-        Some(self.at(index).expect("only a connection that is there is awaited").0)
+        Some(self.at(index).expect("only an existing connection has a deadline").0)
     }
 
     /// Returns a reservation whose deadline has passed, its holder, and the holder's path. The holder keeps it.
     pub(in crate::service) fn take_overdue(&mut self, now_ns: u64) -> Option<(ReservationId, PeerKey, Path)> {
         let index = self.put_deadlines.take_due(now_ns)?;
-        let (at, generation) = self.reservations.holder(index).expect("only what is held has a deadline");
-        let (peer, session) = self.at(at).expect("a reservation's holder is there");
+        let (at, generation) = self.reservations.holder(index).expect("only a reservation that is held has a deadline");
+        let (peer, session) = self.at(at).expect("a reservation's holder exists");
         Some((ReservationId { index, generation }, peer, session.path))
     }
 }

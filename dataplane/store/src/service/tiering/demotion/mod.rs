@@ -201,7 +201,7 @@ impl Demotion {
                 self.let_go_of_gone(ssd, shard, object);
                 continue;
             }
-            let held = store.held(object.pin).expect("a pin of our own");
+            let held = store.held(object.pin).expect("a pin that the shard holds");
             let durable = ssd.policy.ack_of(object.ack) == PutAck::Durable;
             let ack = if durable { Ack::Durable } else { Ack::Buffered };
             let token = ssd.new_token();
@@ -312,7 +312,7 @@ impl Demotion {
         let Some(store) = &mut shard.store else { return };
         self.backlog.take(object.bytes, object.account);
         self.writing.remove(&(object.digest, object.version));
-        store.unpin(object.pin).expect("a pin of our own");
+        store.unpin(object.pin).expect("a pin that the shard holds");
         if let Some(item) = object.told.filter(|_| !good) {
             write_failed(shard, object.digest, object.version, item);
         }

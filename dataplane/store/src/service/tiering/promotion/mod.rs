@@ -280,7 +280,7 @@ impl Promotion {
             None => {
                 self.prefetched.take(digest);
                 ssd.counters.misses += readers.len() as u64;
-                store.abort(reservation).expect("a reservation of our own");
+                store.abort(reservation).expect("a reservation that the shard holds");
                 false
             }
         };

@@ -70,7 +70,7 @@ impl Tails {
                 match ssd.tier.get_key(digest, Priority::Background, token) {
                     Ok(()) => drop(self.calls.insert(token.0, TailCall { digest, version, pin })),
                     Err(error) => {
-                        store.unpin(pin).expect("a pin of our own");
+                        store.unpin(pin).expect("a pin that the shard holds");
                         if error == GetError::Busy {
                             return progress;
                         }
@@ -96,8 +96,8 @@ impl Tails {
     ) -> bool {
         let Some(TailCall { digest, version, pin }) = self.calls.remove(&token.0) else { return false };
         let tail = ssd.tier.take_key(token).filter(|_| read.is_some());
-        let store = shard.store.as_mut().expect("a tier is under a store");
-        let object = store.held(pin).expect("a pin of our own");
+        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        let object = store.held(pin).expect("a pin that the shard holds");
         let mut kept = None;
         let good = match tail {
             Some(tail)
@@ -113,11 +113,11 @@ impl Tails {
         let mut has_room = true;
         if let Some((options, tenant)) = kept {
             let keep = shard.keep_again(&options, tenant);
-            let store = shard.store.as_mut().expect("a tier is under a store");
+            let store = shard.store.as_mut().expect("a tier belongs to a store");
             has_room = store.keep_as(pin, &keep);
         }
-        let store = shard.store.as_mut().expect("a tier is under a store");
-        store.unpin(pin).expect("a pin of our own");
+        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        store.unpin(pin).expect("a pin that the shard holds");
         if good && !has_room {
             // Beyond its tenant's quota the object is in memory for its readers only; it stays on the SSD.
             store.drop_copy(digest);
