@@ -250,8 +250,7 @@ impl LocalStore {
             .map_or(Status::Ok, |tiering| tiering.demotion.kept(&tiering.ssd, &self.shard, digest, version))
     }
 
-    /// Records on the SSD whether an object in memory has a replica owner's copy, by writing its record once more if it
-    /// says otherwise.
+    /// Writes the record on the SSD of an object in memory again, if its replication flag is outdated.
     pub(super) fn write_promise(&mut self, digest: Digest) {
         if let Some(tiering) = &mut self.tiering {
             tiering.demotion.write_promise(&mut tiering.ssd, &mut self.shard, digest);

@@ -42,7 +42,7 @@ use crate::store::Store;
 /// Fewest look-ups for which warming the cache pays.
 const WARMED: usize = 4;
 
-/// Fraction of the pool (1/8) that is kept free of objects read from the SSD only to be replicated.
+/// Part of the pool, as a divisor, that is kept free of objects read from the SSD only to be replicated.
 const FREE_PART: u64 = 8;
 
 /// Core state of a shard, without tier, migration and replication.
@@ -220,8 +220,7 @@ impl Shard {
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// Returns true if an object from the SSD stays in memory until it is replicated, as evicting it would lose the
-    /// work.
+    /// Returns true if an object from the SSD stays in memory, because dropping it would remove its replica too.
     pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
         let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
         store.replica(digest).is_owed_a_copy()
