@@ -198,7 +198,7 @@ impl Service {
         Inspection::new(self)
     }
 
-    /// Returns the settings and commands of the host.
+    /// Returns a mutable view for the host's settings and commands.
     pub const fn control(&mut self) -> Control<'_> {
         Control::new(&mut self.objects)
     }

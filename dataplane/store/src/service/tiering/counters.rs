@@ -52,7 +52,7 @@ pub struct TierCounters {
     /// Slots whose objects on the SSD were trusted at the start or when the slots came back, because no other shard can
     /// have owned them meanwhile.
     pub slots_kept: u64,
-    /// Slots that came back and were reconciled with their owner's changes.
+    /// Slots that came back and were reconciled with the changes of their owners meanwhile.
     pub slots_compared: u64,
     /// Slots that came back and whose changes no shard knew: their records on the SSD are void.
     pub slots_voided: u64,
