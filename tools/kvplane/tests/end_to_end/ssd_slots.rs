@@ -150,7 +150,7 @@ fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
             assert_eq!(get(&mut client, key), None, "object {key} is what it was, with {between:?} between");
         }
         // Somebody who wonders where the hits are is told.
-        node.wait_for("the node lived without it");
+        node.wait_for("the node ran without it");
         assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 1.0);
         assert!(node.stop().success());
     }

@@ -234,9 +234,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         invariant: "an object is made at the owner of its slot only",
         file: "dataplane/store/src/service/puts/mod.rs",
         find: "        if !shard.ownership.owns(digest) {
-            // The slot left while",
+            // The slot was lost while",
         replace: "        if !shard.ownership.owns(digest) && digest.0 == 0 {
-            // The slot left while",
+            // The slot was lost while",
         host: Host::World,
     },
     Mutation {
