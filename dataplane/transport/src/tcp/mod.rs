@@ -80,7 +80,7 @@ pub struct Tcp {
     waiting: Vec<u32>,
     /// Connections to close once their output is sent, each with its deadline; oldest first.
     closing: VecDeque<(Instant, ConnectionId)>,
-    /// Bytes moved since [`Self::take_moved_bytes`].
+    /// Bytes moved since the last call of [`Tcp::take_moved_bytes`].
     moved_bytes: usize,
 }
 
