@@ -18,8 +18,8 @@ pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
         return;
     }
     let first = table.start.with_addr(start).cast_mut().cast();
-    // SAFETY: neither advice changes the contents of memory nor its accessibility, even of foreign memory; the kernel rejects
-    // ranges that are not mapped.
+    // SAFETY: neither advice changes the contents or the accessibility of memory, even of foreign memory; the kernel
+    // rejects ranges that are not mapped.
     unsafe {
         if libc::madvise(first, end - start, libc::MADV_HUGEPAGE) == 0 && now {
             libc::madvise(first, end - start, MADV_COLLAPSE);

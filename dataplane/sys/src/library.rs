@@ -35,7 +35,7 @@ impl Library {
     /// Loads the library of this name, with the loader's default search.
     pub(crate) fn open(name: &str) -> Result<Self, LibraryError> {
         let c_name =
-            CString::new(name).map_err(|_| LibraryError { message: format!("{name:?} is not a valid library name") })?;
+            CString::new(name).map_err(|_| LibraryError { message: format!("{name:?} is not a library name") })?;
         // SAFETY: the name ends with a zero byte. Constructors of the library run, as in any program that links it.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(|handle| Self { handle }).ok_or_else(last_error)

@@ -9,35 +9,17 @@ use std::io;
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum RegionError {
     /// Zero bytes were requested.
-    Empty {
-        name: String,
-    },
+    Empty { name: String },
     /// The length does not fit in the address space once rounded up to whole pages.
-    TooLarge {
-        bytes: usize,
-    },
+    TooLarge { bytes: usize },
     /// The memfd could not be created, sized or sealed.
-    Create {
-        name: String,
-        bytes: usize,
-        source: io::Error,
-    },
+    Create { name: String, bytes: usize, source: io::Error },
     /// The kernel refused the mapping.
-    Map {
-        bytes: usize,
-        source: io::Error,
-    },
+    Map { bytes: usize, source: io::Error },
     /// Huge pages were required and there are neither reserved nor transparent ones.
-    NoHugePages {
-        name: String,
-        bytes: usize,
-    },
+    NoHugePages { name: String, bytes: usize },
     /// The memory could not be bound to the NUMA node.
-    Bind {
-        name: String,
-        node: u32,
-        source: io::Error,
-    },
+    Bind { name: String, node: u32, source: io::Error },
     /// Faulting in the whole region would exhaust the machine's memory.
     NotAvailable {
         name: String,
@@ -46,11 +28,7 @@ pub enum RegionError {
         available_bytes: u64,
     },
     /// The pages could not be faulted in.
-    Prefault {
-        name: String,
-        bytes: usize,
-        source: io::Error,
-    },
+    Prefault { name: String, bytes: usize, source: io::Error },
     /// A peer's descriptor is not a memfd sealed against shrinking.
     NotSealed,
     /// A peer's memfd is shorter than announced.

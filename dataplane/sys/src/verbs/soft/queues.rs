@@ -1,6 +1,7 @@
-//! The functions of verbs for queue pairs and shared receive queues, and the data path of `loopback` devices.
+//! Verbs functions for queue pairs and shared receive queues, and the data path of `loopback` devices.
 //!
-//! Callers keep the contracts of libibverbs: pointers are of living objects of a software device, and lists end.
+//! Callers satisfy the contracts of libibverbs: pointers refer to living objects of a software device, and lists are
+//! terminated.
 
 use super::super::ffi::*;
 use super::super::states::QueueState;
@@ -11,7 +12,7 @@ use super::work::{Receive, Send};
 use libc::c_int;
 use std::collections::VecDeque;
 
-/// The most bytes inline.
+/// Limit of inline bytes.
 const MAX_INLINE: u32 = 1024;
 
 pub(super) unsafe extern "C" fn create_srq(raw: *mut ibv_pd, options: *mut ibv_srq_init_attr) -> *mut ibv_srq {

@@ -1,6 +1,7 @@
-//! The functions of verbs over a fabric, all but those of queue pairs: C's pointers in, the fabric's numbers out.
+//! Verbs functions over a fabric, except those of queue pairs: translates C pointers to the fabric's object numbers.
 //!
-//! Callers keep the contracts of libibverbs: pointers are of living objects of a software device, and lists end.
+//! Callers satisfy the contracts of libibverbs: pointers refer to living objects of a software device, and lists are
+//! terminated.
 
 use super::super::ffi::*;
 use super::super::library::Functions;
@@ -13,12 +14,12 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The most of anything in one queue.
+/// Depth limit of all queues but completion queues.
 pub(super) const MAX_DEPTH: c_int = 1 << 16;
-/// The most completions of one queue.
+/// Limit of the entries of one completion queue.
 const MAX_COMPLETIONS: c_int = 1 << 22;
 pub(super) const MAX_PIECES: c_int = 30;
-/// One GID by the device's hardware address, one by its IPv4 address.
+/// GIDs per device: one from its hardware address, one from its IPv4 address.
 const GIDS: usize = 2;
 
 pub(crate) static FUNCTIONS: Functions = Functions {
@@ -108,7 +109,7 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
     // SAFETY: an open device of ours.
     let (state, device) = unsafe { (state(raw), context(raw).device) };
     let port = &state.ports[device];
-    // The fastest of the speeds there are that four lanes carry.
+    // Fastest existing speed that four lanes reach within the reported bandwidth.
     let codes = [(200, 256), (100, 128), (50, 64), (25, 32), (14, 16), (10, 4)];
     let fits = |(giga, _): &&(u64, u32)| giga * 4_000_000_000 <= port.claims.bits_per_second;
     let speed = codes.iter().find(fits).map_or(1, |(_, code)| *code);
@@ -131,7 +132,7 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
     0
 }
 
-/// A device's addresses: link-local, and the IPv4 address 10.88.x.y with its number in it.
+/// Returns a device's addresses: link-local, and the IPv4 address 10.88.x.y that contains its number.
 pub(super) fn gids(device: usize) -> [[u8; 16]; GIDS] {
     let [.., high, low] = (device as u32 + 1).to_be_bytes();
     [
@@ -289,7 +290,7 @@ unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Nobody may be told of a queue that is gone.
+/// Removes the events of a destroyed queue.
 fn forget_events(state: &mut State, queue: &Completions) {
     if let Some(channel) = queue.channel.and_then(|channel| state.channels.get_mut(&channel)) {
         channel.events.retain(|place| *place != queue.place);
@@ -321,7 +322,7 @@ unsafe extern "C" fn get_cq_event(
         return -1;
     };
     let place = ptr::with_exposed_provenance_mut::<ibv_cq>(place);
-    // SAFETY: the caller's places; a queue is alive as long as it has events, and the state is locked.
+    // SAFETY: writes to the caller's variables; a queue is alive as long as it has events, and the state is locked.
     unsafe { (*queue, *token) = (place, (*place).cq_context) };
     0
 }
