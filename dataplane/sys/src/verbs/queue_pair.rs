@@ -283,7 +283,7 @@ impl QueuePair {
     }
 
     /// Posts all queued requests with one doorbell; returns their number. `signal_last` requests a completion of the
-    /// last of them, which covers all; without it, the completion of those behind the last signaled one is known only
+    /// last of them, which covers all; without it, the completion of those behind the last signalled one is known only
     /// when a later one completes (see [`QueuePair::has_silent_tail`]).
     ///
     /// # Errors
@@ -374,8 +374,8 @@ impl QueuePair {
         self.receive.slots.outstanding() as usize
     }
 
-    /// Returns true if the last requests are unsignaled, so that their completion is not reported: flush with
-    /// `signal_last`, or push another request that is signaled, for example an empty write.
+    /// Returns true if the last requests are unsignalled, so that their completion is not reported: flush with
+    /// `signal_last`, or push another request that is signalled, for example an empty write.
     #[must_use]
     pub fn has_silent_tail(&self) -> bool {
         self.send.has_silent_tail()

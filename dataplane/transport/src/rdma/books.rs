@@ -18,7 +18,7 @@ pub struct RdmaCounters {
     pub requests: u64,
     /// Doorbells: each posts a batch of requests.
     pub doorbells: u64,
-    /// Signaled completions: each completes one request and all before it on its connection.
+    /// Signalled completions: each completes one request and all before it on its connection.
     pub signalled: u64,
     /// Payload bytes written directly into the memory that peers offered for their answers.
     pub pushed_bytes: u64,

@@ -7,7 +7,7 @@
 //! invisible to us. It can access only what is published, by the keys in our descriptor. There are no credits, so no
 //! receive is reserved for a message of such a peer; a message that arrives nevertheless ends its connection.
 //!
-//! The departure of such a peer is not signaled. Its queue pairs stay until it connects again from the same device, or
+//! The departure of such a peer is not signalled. Its queue pairs stay until it connects again from the same device, or
 //! until other connections need the resources: the oldest is closed first. A peer that was closed by mistake
 //! reconnects.
 

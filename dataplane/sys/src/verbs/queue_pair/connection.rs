@@ -22,7 +22,7 @@ pub struct QueuePairOptions {
     pub inline_bytes: u32,
     /// Limit of requests, or receives, of one flush.
     pub batch: u32,
-    /// Signaling period: at least every n-th request is signaled; reduced to half of `send_depth` if it is larger.
+    /// Signalling period: at least every n-th request is signalled; reduced to half of `send_depth` if it is larger.
     pub signal_every: u32,
 }
 

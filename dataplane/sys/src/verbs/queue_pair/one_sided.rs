@@ -59,7 +59,7 @@ struct Alike {
 }
 
 impl Alike {
-    /// Prepares the request with this number, unsignaled.
+    /// Prepares the request with this number, unsignalled.
     #[inline(always)]
     fn prepare(self, place: &mut PreparedRequest, number: u32, one: &OneSided<'_>) {
         place.piece = one.piece;
@@ -134,7 +134,7 @@ impl SendQueue {
         end.map(|()| count as usize)
     }
 
-    /// Marks as many of the requests from this one on as signaled as the signaling period requires.
+    /// Marks as many of the requests from this one on as signalled as the signaling period requires.
     fn signal(&mut self, from: u32, count: u32) {
         let mask = self.ring.len() - 1;
         // Number of requests up to and including the next one to signal.

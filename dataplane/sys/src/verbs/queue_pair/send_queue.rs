@@ -67,7 +67,7 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// A request. Unsignaled ones complete together with the next signaled one behind them.
+/// A request. Unsignalled ones complete together with the next signalled one behind them.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// Token of the caller.
@@ -76,7 +76,7 @@ pub struct Request<'a> {
     pub operation: Operation,
     /// Local side of the request.
     pub payload: Payload<'a>,
-    /// Requests a completion. Some requests get one anyway, so that the queue never fills with unsignaled ones.
+    /// Requests a completion. Some requests get one anyway, so that the queue never fills with unsignalled ones.
     pub signalled: bool,
     /// Waits until earlier reads have completed.
     pub fenced: bool,
@@ -151,7 +151,7 @@ pub(crate) struct SendQueue {
     /// Places for the bytes of inline requests.
     inline: Places<u8>,
     pub(in crate::verbs) signal_every: u32,
-    /// Number of requests since the last signaled one.
+    /// Number of requests since the last signalled one.
     pub(in crate::verbs) silent: u32,
     /// Part of the requests' ids that identifies the queue.
     pub(in crate::verbs) id: u64,
@@ -245,7 +245,7 @@ impl SendQueue {
         self.slots.head() as usize & (self.ring.len() - 1)
     }
 
-    /// Returns true if the next request is to be signaled.
+    /// Returns true if the next request is to be signalled.
     #[inline]
     fn is_signalled(&mut self, wanted: bool) -> bool {
         self.silent += 1;
@@ -328,7 +328,7 @@ impl SendQueue {
         Err(PostError { posted: posted as usize, unsent: (count - posted) as usize, source })
     }
 
-    /// Returns true if requests were queued since the last signaled one: their completion is not reported.
+    /// Returns true if requests were queued since the last signalled one: their completion is not reported.
     pub(crate) fn has_silent_tail(&self) -> bool {
         self.silent > 0 && self.slots.outstanding() + self.slots.unsent() > 0
     }
@@ -336,7 +336,7 @@ impl SendQueue {
     /// Drops requests that were not posted.
     pub(crate) fn abandon(&mut self, each: &mut impl FnMut(RetiredRequest)) {
         if self.slots.unsent() > 0 && self.slots.outstanding() > 0 {
-            // The signaled one may have been among them.
+            // The signalled one may have been among them.
             self.silent = self.silent.max(1);
         }
         self.slots.abandon_unsent(each);

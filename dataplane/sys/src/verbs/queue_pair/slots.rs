@@ -16,7 +16,7 @@ pub(in crate::verbs) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 pub struct RetiredRequest {
     /// Token of the caller.
     pub token: u64,
-    /// Completion status. Requests before a signaled one share its completion: they succeeded if it is the first to
+    /// Completion status. Requests before a signalled one share its completion: they succeeded if it is the first to
     /// fail. If the queue was flushed their outcome is unknown, and they count as flushed.
     pub status: Status,
     /// True for a receive.

@@ -1,4 +1,4 @@
-//! Data path of the null device: signaled requests complete at once and one-sided ones move no bytes.
+//! Data path of the null device: signalled requests complete at once and one-sided ones move no bytes.
 //!
 //! Messages reach the peer's receives as on a `loopback` device, if both exist, so that drivers can exchange their
 //! setup messages before they start.

@@ -50,7 +50,7 @@ pub(crate) static FUNCTIONS: Functions = Functions {
 };
 
 unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: devices of ours begin with the C struct and live as long as their fabric.
+    // SAFETY: software devices begin with the C struct and live as long as their fabric.
     let device = unsafe { &*raw.cast::<SoftDevice>() };
     let Some(fabric) = device.fabric.upgrade() else { return refuse(libc::ENODEV) };
     let Ok(bell) = fabric::bell() else { return refuse(libc::EMFILE) };
@@ -69,7 +69,7 @@ unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_context {
 }
 
 unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
-    // SAFETY: an open device of ours, not used again.
+    // SAFETY: an open software device, not used again.
     unsafe {
         state(raw).contexts.remove(&context(raw).number);
         take::<SoftContext, _>(raw);
@@ -106,7 +106,7 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (state, device) = unsafe { (state(raw), context(raw).device) };
     let port = &state.ports[device];
     // Fastest existing speed that four lanes reach within the reported bandwidth.
@@ -153,20 +153,20 @@ unsafe extern "C" fn query_gid_table(
     _flags: u32,
     _entry_bytes: usize,
 ) -> isize {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let device = unsafe { context(raw) }.device;
     let count = GIDS.min(room);
     for (index, gid) in gids(device).into_iter().enumerate().take(count) {
         let entry =
             ibv_gid_entry { gid: words(gid), gid_index: index as u32, port_num: 1, gid_type: 2, ndev_ifindex: 0 };
-        // SAFETY: inside the caller's room.
+        // SAFETY: inside the caller's array.
         unsafe { entries.add(index).write(entry) };
     }
     count as isize
 }
 
 unsafe extern "C" fn alloc_pd(raw: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (mut state, device) = unsafe { (state(raw), context(raw).device) };
     let handle = state.number();
     state.domains.insert(handle, device);
@@ -174,7 +174,7 @@ unsafe extern "C" fn alloc_pd(raw: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of a software device.
     let (mut state, domain) = unsafe { (state((*raw).context), (*raw).handle) };
     let used = state.memories.values().any(|memory| memory.domain == domain)
         || state.queue_pairs.values().any(|queue| queue.domain == domain);
@@ -182,7 +182,7 @@ unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
         return libc::EBUSY;
     }
     state.domains.remove(&domain);
-    // SAFETY: made by `alloc_pd`, not used again.
+    // SAFETY: created by `alloc_pd`, not used again.
     unsafe { take::<ibv_pd, _>(raw) };
     0
 }
@@ -199,13 +199,13 @@ unsafe extern "C" fn reg_mr_iova2(
     start: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    // SAFETY: a domain of ours.
+    // SAFETY: a domain of a software device.
     let (device, domain) = unsafe { ((*raw).context, (*raw).handle) };
     let peers_write = access & ACCESS_REMOTE_WRITE != 0 && access & ACCESS_LOCAL_WRITE == 0;
     if bytes == 0 || start != address.expose_provenance() as u64 || peers_write || access & ACCESS_ON_DEMAND != 0 {
         return refuse(libc::EINVAL);
     }
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let mut state = unsafe { state(device) };
     let key = state.number();
     state.memories.insert(key, Memory { domain, address: start, bytes: bytes as u64, access });
@@ -213,20 +213,20 @@ unsafe extern "C" fn reg_mr_iova2(
 }
 
 unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
-    // SAFETY: a registration of ours.
+    // SAFETY: a registration of a software device.
     let (mut state, key) = unsafe { (state((*raw).context), (*raw).handle) };
     if state.is_posted(key) {
         state.violations += 1;
     }
     state.memories.remove(&key);
-    // SAFETY: made by `reg_mr_iova2`, not used again.
+    // SAFETY: created by `reg_mr_iova2`, not used again.
     unsafe { take::<ibv_mr, _>(raw) };
     0
 }
 
 unsafe extern "C" fn create_comp_channel(raw: *mut ibv_context) -> *mut ibv_comp_channel {
     let Ok(bell) = fabric::bell() else { return refuse(libc::EMFILE) };
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let mut state = unsafe { state(raw) };
     let (number, fd) = (state.number(), bell.as_raw_fd());
     state.channels.insert(number, Channel { bell, events: VecDeque::new() });
@@ -234,13 +234,13 @@ unsafe extern "C" fn create_comp_channel(raw: *mut ibv_context) -> *mut ibv_comp
 }
 
 unsafe extern "C" fn destroy_comp_channel(raw: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw.cast::<SoftChannel>()).number) };
     if state.completions.values().any(|queue| queue.channel == Some(number)) {
         return libc::EBUSY;
     }
     state.channels.remove(&number);
-    // SAFETY: made by `create_comp_channel`, not used again.
+    // SAFETY: created by `create_comp_channel`, not used again.
     unsafe { take::<SoftChannel, _>(raw) };
     0
 }
@@ -253,7 +253,7 @@ unsafe extern "C" fn create_cq(
     _vector: c_int,
 ) -> *mut ibv_cq {
     let Ok(capacity) = usize::try_from(entries) else { return refuse(libc::EINVAL) };
-    // SAFETY: an open device of ours, and a channel of ours or none.
+    // SAFETY: an open software device, and a channel of it or none.
     let (context, channel_number, mut cq) = unsafe {
         let number = (!channel.is_null()).then(|| (*channel.cast::<SoftChannel>()).number);
         (context(raw), number, zeroed::<ibv_cq>())
@@ -277,7 +277,7 @@ unsafe extern "C" fn create_cq(
 }
 
 unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
-    // SAFETY: a queue of ours.
+    // SAFETY: a queue of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw).handle) };
     if state.queue_pairs.values().any(|queue| queue.completions == number) {
         return libc::EBUSY;
@@ -285,7 +285,7 @@ unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
     if let Some(queue) = state.completions.remove(&number) {
         forget_events(&mut state, &queue);
     }
-    // SAFETY: made by `create_cq`, not used again.
+    // SAFETY: created by `create_cq`, not used again.
     unsafe { take::<SoftQueue, _>(raw) };
     0
 }
@@ -308,7 +308,7 @@ unsafe extern "C" fn get_cq_event(
     queue: *mut *mut ibv_cq,
     token: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours.
+    // SAFETY: a channel of a software device.
     let (mut state, number) = unsafe { (state((*raw).context), (*raw.cast::<SoftChannel>()).number) };
     let event = state.channels.get_mut(&number).and_then(|channel| {
         let event = channel.events.pop_front();
@@ -330,7 +330,7 @@ unsafe extern "C" fn get_cq_event(
 unsafe extern "C" fn ack_cq_events(_queue: *mut ibv_cq, _count: u32) {}
 
 unsafe extern "C" fn get_async_event(raw: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    // SAFETY: an open device of ours.
+    // SAFETY: an open software device.
     let (mut state, number) = unsafe { (state(raw), context(raw).number) };
     let found = state.contexts.get_mut(&number).and_then(|context| {
         let event = context.events.pop_front();

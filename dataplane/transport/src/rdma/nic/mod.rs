@@ -26,7 +26,7 @@ pub(super) use receives::Receives;
 
 /// Limit of scatter/gather entries of one request.
 pub(super) const PIECES: usize = 8;
-/// Signaling period: at least every n-th request is signaled; the last of each flush always is.
+/// Signalling period: at least every n-th request is signalled; the last of each flush always is.
 const SIGNAL_EVERY: u32 = 32;
 /// Inline sizes in bytes, tried in this order.
 const INLINE_BYTES: [u32; 3] = [220, 60, 0];
