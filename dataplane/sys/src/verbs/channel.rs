@@ -62,7 +62,8 @@ impl CompletionChannel {
         Ok(channel)
     }
 
-    /// Returns the token of a queue that has signalled an event, if any. The caller arms the queue again, then polls it.
+    /// Returns the token of a queue that has signalled an event, if any. The caller arms the queue again, then polls
+    /// it.
     ///
     /// # Errors
     /// When the channel cannot be read: the device is gone.

@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) bytes: u64,
     /// Payload of a write. Kept until the answer, in case the request has to be sent again.
     pub(super) payload: Option<IoBuf>,
-    /// Token for [`Event::Sent`], reported when the payload is no longer used.
+    /// Token for [`Event::Sent`](crate::types::Event::Sent), reported when the payload is no longer used.
     pub(super) hold: Option<u64>,
     /// Number of times that the peer closed the connection at this request without a status.
     pub(super) closed: u8,
