@@ -18,7 +18,7 @@ impl Connections {
         Self { table: Table::new() }
     }
 
-    /// Returns the number of connections, including ended ones whose [`Event::Gone`](crate::types::Event::Gone) was not taken yet.
+    /// Returns the number of connections, including those whose `Gone` event was not taken yet.
     pub(super) const fn len(&self) -> usize {
         self.table.len()
     }
