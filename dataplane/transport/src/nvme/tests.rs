@@ -21,7 +21,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let name = format!("kvplane-nvme-{name}-{}", std::process::id());
-        // Beside the build: a real file system where direct I/O is likely to work.
+        // Next to the build: a real file system where direct I/O is likely to work.
         Self(std::env::current_exe().expect("a path").with_file_name(name))
     }
 }
@@ -37,7 +37,7 @@ fn region(bytes: usize) -> Arc<Region> {
     Region::allocate(&options).expect("memory")
 }
 
-/// A byte that follows from its object and its place.
+/// Returns the byte of an object at an offset.
 fn pattern(object: u128, at: usize) -> u8 {
     let word = (object as u64).wrapping_add(at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
     (word >> (8 * (at % 8))) as u8
@@ -130,7 +130,7 @@ impl Bed {
         })
     }
 
-    /// The object's bytes, checked against what they must be.
+    /// Gets an object and checks its bytes.
     fn get(&mut self, object: u128, bytes: u32) -> Result<(), Miss> {
         let token = Token(object as u64);
         self.pool.copy_in(4096, &vec![0; bytes as usize]);
@@ -270,7 +270,7 @@ fn gets_pass_what_is_queued_before_them() {
     let scratch = Scratch::new("priority");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Buffered);
-    // Far more background reads than its depth, as a recovery makes them, then one get.
+    // Many more background reads than their queue depth, as in a recovery, then one get.
     let template = block_op(&mut bed, 6);
     let depth = DEPTHS[Priority::Background as usize];
     for _ in 0..8 * depth {
@@ -291,7 +291,7 @@ fn gets_pass_what_is_queued_before_them() {
     }
 }
 
-/// The operation by which an object is read.
+/// Returns the operation by which an object is read.
 fn block_op(bed: &mut Bed, object: u128) -> BlockOp {
     let get = Get {
         digest: Digest(object),
@@ -337,7 +337,7 @@ fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
     }
 }
 
-/// A drive of the rig, blank; one test has it at a time.
+/// Returns a blank drive of the rig; one test uses it at a time.
 fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
     static DRIVES: Mutex<()> = Mutex::new(());
     let alone = DRIVES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -358,7 +358,7 @@ fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
     Some((path, alone))
 }
 
-/// Puts on one way and gets on all.
+/// Puts through one path and gets through all.
 fn by_commands(path: &Path) {
     let open = |io| Arc::new(Ssd::open(path, None, io).expect("the drive"));
     for io in [IoChoice::Passthrough, IoChoice::Auto, IoChoice::Uring, IoChoice::Polled] {
@@ -379,7 +379,7 @@ fn by_commands(path: &Path) {
         assert_eq!((counters.commands > 0, counters.commands_failed), (commands, 0));
         assert_eq!(counters.polled > 0, polls);
         assert!(bed.nvme.remarks().is_empty(), "{:?}", bed.nvme.remarks());
-        // While it is ours nobody can mount it, and commands go nowhere else.
+        // While it is claimed it cannot be mounted, and commands go nowhere else.
         assert!(Ssd::open(path, None, io).expect_err("taken").to_string().contains("in use"));
         assert!(bed.nvme.end(Duration::from_secs(10)));
     }
@@ -429,10 +429,10 @@ fn a_drive_that_refuses_a_command_is_given_no_more() {
     let ssd = Arc::new(Ssd::open(&path, None, IoChoice::Passthrough).expect("the drive"));
     let mut bed = Bed::over(Part::new(&ssd, 0, 1), false);
     fill(&mut bed, Ack::Durable);
-    // As an old kernel would: what was refused is done the plain way.
+    // As on an old kernel: a refused command is retried through io_uring.
     let op = block_op(&mut bed, 6);
     bed.nvme.start(op);
-    // Not given to the drive, which would do it.
+    // Not submitted to the drive, which would execute it.
     let index = bed.nvme.operations.next(op.priority).expect("one waits");
     bed.nvme.operations.issued(op.priority);
     bed.nvme.completed(Completion { token: index as u64, result: -kvplane_sys::errno::EOPNOTSUPP }, Way::Commands);
@@ -451,7 +451,7 @@ fn a_drive_that_refuses_a_command_is_given_no_more() {
 
 const EIO: i32 = 5;
 
-/// The kernel tells of what it or the device dropped once; it may have been of any part.
+/// The kernel reports a lost write once; the write may belong to any part.
 #[test]
 fn a_flush_that_failed_for_one_part_is_no_flush_of_another() {
     let scratch = Scratch::new("flushes");

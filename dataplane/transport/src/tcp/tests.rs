@@ -1,4 +1,4 @@
-//! What a connection owns when nothing happens on it, and what becomes of memory when a notice is lost.
+//! Memory of an idle connection, and recovery of lent memory when a notification is lost.
 
 use super::*;
 use crate::types::Input;
@@ -6,7 +6,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{RequestId, Status};
 use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions};
 
-/// The goal for an idle peer.
+/// Limit for an idle peer.
 const IDLE_BYTES: usize = 32 << 10;
 
 fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
@@ -65,8 +65,8 @@ fn an_idle_connection_owns_next_to_nothing() {
     }
 }
 
-/// One asks and one is asked, with one connection on which a payload is lent, and the notice of that is never taken for
-/// one: the driver believes that there was a call before it.
+/// Returns a client and a server with one connection on which a payload is lent and its notification is never
+/// recognized: the driver believes that there was an earlier call.
 fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
     let options = ZeroCopyOptions { when: ZeroCopy::Always, least_bytes: 1 };
     let (poller, mut asking) = (Poller::new().expect("a poller"), Tcp::new(options));
@@ -97,7 +97,7 @@ fn one_lost_notice() -> Option<(Poller, Tcp, Poller, Tcp)> {
     Some((poller, asking, other, asked))
 }
 
-/// Rounds until the event that `wanted` names; whatever else happens is passed over.
+/// Runs rounds until the event that `wanted` selects; other events are skipped.
 fn wait_for(poller: &Poller, tcp: &mut Tcp, wanted: impl Fn(&Event) -> bool) {
     let limit = Instant::now() + Duration::from_secs(30);
     loop {

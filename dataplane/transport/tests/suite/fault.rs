@@ -1,4 +1,4 @@
-//! The fault decorator over real sockets: order under delays, corruption that checksums see, and ends without
+//! The fault decorator over real sockets: order under delays, corruption that checksums detect, and ends without
 //! leftovers.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use kvplane_transport::{
 
 const PAYLOAD_BYTES: usize = 100_000;
 
-/// What an end saw, in order.
+/// Events of one end, in order.
 #[derive(PartialEq, Debug)]
 enum EndEvent {
     Frame(u32, Vec<u8>),
@@ -119,7 +119,7 @@ fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
     }
 }
 
-/// A sender and a receiver that are connected, each with its plan.
+/// Creates a connected sender and receiver, each with its plan.
 fn pair(sender: Option<&FaultPlan>, receiver: Option<&FaultPlan>) -> (End, End) {
     let (mut sender, mut receiver) = (End::new(sender), End::new(receiver));
     let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).expect("a port");
@@ -142,10 +142,10 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
     }
     let mut steps = 0;
     loop {
-        // With time standing still, the next held frame stays where it is.
+        // While time stands still, the next delayed frame is not delivered.
         let all =
             |end: &End| end.seen.iter().filter(|seen| matches!(seen, EndEvent::Frame(..))).count() == FRAMES as usize;
-        // At 0 there is more than a round takes.
+        // A timeout of 0 means more input than fits into a round.
         let held = |end: &End| end.tcp.poll_timeout().is_some_and(|due_ns| due_ns > 0);
         until(&mut [&mut sender, &mut receiver], |ends| held(ends[1]) || all(ends[1]));
         let Some(due_ns) = receiver.tcp.poll_timeout() else { break };
@@ -199,7 +199,7 @@ fn a_cut_on_arrival_ends_both_sides() {
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
     assert_eq!(receiver.gone, Some(CloseCause::Kernel(104)));
     assert_eq!((receiver.seen.len(), receiver.tcp.counters().cut_arriving), (0, 1));
-    // What was lent for the send came back before the end was reported.
+    // The payload lent for the send was returned before the end was reported.
     assert_eq!((sender.holds, sender.tcp.open(), receiver.tcp.open()), (0, 0, 0));
 }
 
@@ -236,7 +236,7 @@ fn a_position_is_not_given_out_again_before_its_end_was_taken() {
     sender.tcp.close(first, CloseCause::Closed);
     assert_eq!(sender.tcp.poll_timeout(), Some(0), "a closed connection stays");
     assert_eq!(sender.tcp.open(), 1);
-    // Its end waits to be taken: whoever looks up the position then must find what it was.
+    // Its end was not taken yet: the index must still denote the former connection.
     let address = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).and_then(|l| l.local_addr()).expect("a port");
     let second = sender.tcp.connect(&sender.poller, address).expect("a socket");
     assert_ne!(second.index, first.index);

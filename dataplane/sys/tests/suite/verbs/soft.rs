@@ -1,4 +1,4 @@
-//! What only software devices can show at will: cables pulled, devices removed, requests that wait.
+//! Cases that only software devices can produce at will: ports set down, devices removed, requests that wait.
 
 use super::bed::{End, MEMORY_BYTES, connect, fill, options, pair, pattern, read};
 use kvplane_sys::verbs::{
@@ -62,7 +62,7 @@ fn a_pulled_cable_flushes_and_says_so() {
     assert_eq!(a.context.port(1).expect("port").state, PortState::Down);
     let error = a.context.active_port().expect_err("none").to_string();
     assert!(error.contains("loop0") && error.contains("port 1 is Down"), "{error}");
-    // The peer learns by asking.
+    // The peer detects it by a request.
     b.post(3, write_to(&a, 0), 0, 64);
     assert_eq!(b.wait_one().status, Status::RetryExceeded);
     fabric.set_port(0, true);
@@ -121,7 +121,7 @@ fn what_is_dropped_under_way_moves_nothing_more() {
     fill(&b.region, 4, 0, 64);
     fabric.pause(0, true);
     a.post(1, write_to(&b, 0), 0, 64);
-    // In an order that looks wrong: what is needed stays until it is not.
+    // In an unusual order: objects that are needed stay alive until they are not.
     let End { queue_pair, queue, memory, domain, context, channel, region, .. } = a;
     drop((context, domain, queue, channel, memory, region));
     assert_eq!((fabric.registered(0), fabric.violations()), (1, 0));
@@ -148,7 +148,7 @@ fn unsignalled_requests_before_a_flush_are_not_called_done() {
     a.queue_pair.fail().expect("failed");
     let over: Vec<_> = a.wait(2).iter().map(|over| (over.token, over.status)).collect();
     assert_eq!(over, [(1, Status::Flushed), (2, Status::Flushed)]);
-    // With an error that names the one at fault, those before it were done.
+    // With an error that names the rejected request, those before it were executed.
     fabric.pause(0, false);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     let memory = a.memory.clone();
@@ -272,8 +272,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Requests in any order, flushed and polled in any order, do what copies done one after the other would, and each
-    /// token comes back once, in order.
+    /// Requests in any order, flushed and polled in any order, have the effect of sequential copies, and each token is
+    /// retired once, in order.
     #[test]
     fn requests_do_what_copies_in_order_would(steps in steps()) {
         let (fabric, devices) = fabric(2);

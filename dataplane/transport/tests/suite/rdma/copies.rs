@@ -1,4 +1,4 @@
-//! One-sided copies: any range, in both directions, with the owner's rights, and without its help.
+//! One-sided copies: any range, in both directions, within the owner's rights, and without its help.
 
 use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
@@ -44,7 +44,7 @@ fn random_ranges_are_read_and_written() {
         for (offset, at, bytes) in ranges {
             check(&part(&bed.asking.region, at, bytes), 1, offset as u64);
         }
-        // More than one request takes, and back again.
+        // A copy that needs several requests, and back again.
         fill(&part(&bed.asking.region, 0, BYTES), 2);
         copy(&mut bed, 1000, 0, (0, BYTES), true);
         assert_eq!(outcome(&mut bed, 1000), Ok(()));
@@ -80,7 +80,7 @@ fn rights_and_bounds_are_kept() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        // Before it is published it is not there, and stays so: ids are not used again.
+        // A segment is stale before it is published, and its id stays so: ids are not reused.
         copy(&mut bed, 0, 0, (0, 64), false);
         assert_eq!(outcome(&mut bed, 0), Err(Status::Stale));
         let (short, read_only) = (SegmentId { index: 4, generation: 1 }, SegmentId { index: 5, generation: 1 });
@@ -112,7 +112,7 @@ fn a_segment_that_is_retracted_is_reached_by_nobody() {
         assert_eq!(outcome(&mut bed, 0), Ok(()));
         bed.asked.rdma.retract(SEGMENT);
         fill(&part(&theirs, 0, 1 << 20), 3);
-        // What is sent after the news comes after the news.
+        // A frame that is sent after the notification arrives after it.
         assert!(bed.asked.rdma.send(bed.serve, &answers(Operation::Exists, 1), &[], None));
         bed.until("the news are there", |bed| bed.asking.frames.len() == 1);
         copy(&mut bed, 1, 0, (0, 64), true);

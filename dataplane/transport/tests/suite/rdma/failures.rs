@@ -1,4 +1,4 @@
-//! Connections that fail at any moment: everything is over exactly once, and nothing is touched after that.
+//! Connections that fail at any moment: every operation completes exactly once, and no memory is accessed after that.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const BYTES: usize = 4 << 20;
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
 const LENGTH: usize = 40_000;
 
-/// What goes wrong.
+/// Injected failure.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     WeClose,
@@ -24,7 +24,7 @@ enum Trouble {
     Retract,
 }
 
-/// Many of each kind at once: copies, payloads written, payloads fetched.
+/// Starts many of each kind: copies, pushed payloads, fetched payloads.
 fn start(bed: &mut Bed, count: usize) {
     for index in 0..count {
         let own = part(&bed.asking.region, index * LENGTH, LENGTH);
@@ -41,7 +41,7 @@ fn start(bed: &mut Bed, count: usize) {
     }
 }
 
-/// Answers what was asked since the last call.
+/// Answers the requests that arrived since the last call.
 fn serve(bed: &mut Bed, served: &mut usize, lent: &mut u64) {
     while let Some((header, _)) = bed.asked.frames.get(*served) {
         let (number, kind) = (header.request.index, header.kind);
@@ -50,7 +50,7 @@ fn serve(bed: &mut Bed, served: &mut usize, lent: &mut u64) {
             let source = part(&bed.asked.region, number as usize * LENGTH, LENGTH);
             let reply = answers(Operation::Get, number).with_payload(LENGTH as u64, None);
             let payload = bed.asked.outgoing(source, u64::from(number));
-            // Refused, it is reported as sent all the same.
+            // A rejected send is reported as sent nevertheless.
             bed.asked.rdma.send(bed.serve, &reply, &[], payload);
             *lent += 1;
         }
@@ -72,7 +72,7 @@ fn cause(bed: &mut Bed, fabric: Option<&Loopback>, trouble: Trouble) {
     }
 }
 
-/// One incarnation of a connection, with trouble after some rounds.
+/// Runs one incarnation of a connection, with a failure after some rounds.
 fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     const COUNT: usize = 30;
     let trouble = [Trouble::WeClose, Trouble::TheyClose, Trouble::OurPort, Trouble::TheirPort, Trouble::Retract]
@@ -103,7 +103,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         bed.round();
         serve(bed, &mut served, &mut lent);
         let asking_over = !bed.asking.gone.is_empty();
-        // The host knows by the other channel that a peer has gone, though nothing is asked of it.
+        // The other channel reports to the host that the peer is gone, even while no request is outstanding.
         if !bed.asked.gone.is_empty() && !asking_over {
             bed.asking.rdma.close(bed.ask, CloseCause::Peer);
         }
@@ -119,7 +119,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         );
     }
     check_outcomes(bed, COUNT);
-    // From here on nothing of it is touched any more.
+    // From here on its memory is not accessed any more.
     let quiet = part(&bed.asking.region, 0, BYTES);
     fill(&quiet, 7);
     if bed.asking.gone.is_empty() {

@@ -1,4 +1,4 @@
-//! Connections as stock Mooncake engines make them: both roles, without messages, keys from a descriptor.
+//! Connections like those of stock Mooncake engines: both roles, without messages, keys from a descriptor.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use super::bed::{Bed, check, fill, on_devices, part};
 const BYTES: usize = 4 << 20;
 const PUBLISHED: SegmentId = SegmentId { index: 3, generation: 9 };
 
-/// Two ends of which one asks the other in this way.
+/// Two ends, one of which connects to the other like a stock engine.
 struct Foreign {
     bed: Bed,
     peer: Arc<ForeignPeer>,
     id: ConnectionId,
     segment: SegmentId,
-    /// Our half of it.
+    /// Our half of the connection.
     half: ForeignHalf,
 }
 
-/// What a descriptor would say of the asked end's memory.
+/// Learns the description that a descriptor would carry of the passive end's memory.
 fn learn(bed: &mut Bed, peer: &ForeignPeer) -> SegmentId {
     let keys = bed.asked.rdma.foreign_keys(PUBLISHED);
     let keys = keys.into_iter().map(|key| key.map_or(0, |(_, remote)| remote)).collect();
@@ -126,7 +126,7 @@ fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_th
         check(&part(&theirs, 0, BYTES), 3, 0);
         let id = foreign.id;
         foreign.bed.until("the connection ends", |bed| bed.asking.gone.iter().any(|gone| gone.0 == id));
-        // It is registered again: what is known of it is asked for again, and the old name is not used any more.
+        // It is registered again: its description is fetched again, and the old id is not used any more.
         foreign.bed.asked.rdma.publish(PUBLISHED, &theirs, BYTES as u64, true);
         let old = foreign.segment;
         foreign.segment = learn(&mut foreign.bed, &Arc::clone(&foreign.peer));
@@ -174,7 +174,7 @@ fn peers_that_ask_have_bounded_room_and_the_oldest_makes_place() {
         }
         let there = |from: &str| foreign.bed.asked.rdma.has_foreign(&device, from, &half.queue_pairs);
         assert!(!there("c:0@m0") && there(&format!("c:{}@m0", 2 * most - 1)));
-        // Whoever was given up finds out at its next request, and connects again.
+        // An evicted peer detects it at its next request, and reconnects.
         foreign.copy(0, 0, (0, 64), true);
         assert_eq!(foreign.outcome(0), Err(Status::Unreachable));
         foreign.connect(2);

@@ -60,7 +60,7 @@ fn a_connection_that_is_closed_ends_on_both_sides() {
         let ask = bed.ask;
         bed.asked.rdma.close(bed.serve, CloseCause::Closed);
         bed.until("our side is closed", |bed| bed.asked.gone.len() == 1 && bed.asked.rdma.open() == 0);
-        // The other side finds out when it asks.
+        // The other side detects it by a request.
         assert!(bed.asking.rdma.send(ask, &asks(Operation::Exists, 1), &[], None));
         bed.until("the other side is gone", |bed| bed.asking.gone.len() == 1);
         assert!(matches!(&bed.asking.gone[0], (id, CloseCause::Rdma(_)) if *id == ask), "{:?}", bed.asking.gone);

@@ -1,4 +1,4 @@
-//! Payloads: along with their frames, written to where they are wanted, fetched, and in parts through other buffers.
+//! Payloads: eager in their frames, pushed to offered memory, fetched, and in parts through bounce buffers.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::bed::{Bed, End, answers, asks, check, fill, on_devices, part, request
 const MEMORY_BYTES: usize = 24 << 20;
 const SIZES: [usize; 9] = [1, 100, 4096, 4097, 65_536, 131_072, 131_073, 1_000_003, 9 << 20];
 
-/// All the memory as one place.
+/// Returns the memory from the start of the region.
 fn front(end: &End, bytes: u64) -> IoBuf {
     part(&end.region, 0, bytes as usize)
 }
@@ -23,7 +23,7 @@ fn sum(memory: &IoBuf) -> u64 {
     payload_checksum(&bytes)
 }
 
-/// Every 100 bytes a piece, so that there are many.
+/// Returns pieces of at most 100 bytes, so that there are many.
 fn pieces(region: &Arc<Region>, offset: usize, bytes: usize) -> Vec<IoBuf> {
     (0..bytes.div_ceil(100)).map(|index| part(region, offset + index * 200, 100.min(bytes - index * 100))).collect()
 }
@@ -59,7 +59,7 @@ fn answers_are_written_to_where_they_are_wanted() {
         bed.asking.places = |end, header| Target::Memory { buffer: front(end, header.payload_bytes), checksum: true };
         let mut long_bytes = 0;
         for (index, bytes) in SIZES.into_iter().enumerate() {
-            // Room for more than comes.
+            // Offers more room than the payload needs.
             let wanted = part(&bed.asking.region, 0, bytes + 10);
             bed.asking.rdma.expect_answer(bed.ask, request(index as u32), wanted.into());
             assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Get, index as u32), &[], None));
@@ -117,7 +117,7 @@ fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
             bed.asked.places =
                 |end, header| Target::Memory { buffer: front(end, header.payload_bytes), checksum: true };
             for (index, bytes) in [5000, 131_072, 131_073, 1_000_003].into_iter().enumerate() {
-                // More at once than there are buffers.
+                // More at once than there are bounce buffers.
                 for copy in 0..10 {
                     let source = pieces(&bed.asking.region, 0, bytes);
                     let number = (index * 10 + copy) as u32;

@@ -1,4 +1,4 @@
-//! A parked end is woken by what comes, and only parks when nothing is there.
+//! A parked end is woken by a message, and parks only while there is none.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn what_is_there_already_keeps_awake() {
         let mut bed = Bed::new(devices, 4096, RdmaOptions::default());
         assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Abort, 1), &[], None));
         bed.asking.rdma.flush();
-        // Only software is as quick as this for certain.
+        // Only software devices are certain to be this fast.
         if fabric.is_some() {
             assert!(!bed.asked.rdma.prepare_sleep().expect("a working device"));
         }

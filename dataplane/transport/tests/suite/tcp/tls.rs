@@ -1,4 +1,4 @@
-//! Sealed connections over real sockets: bytes in pieces, ends that want different things, and somebody in between.
+//! TLS connections over real sockets: bytes in pieces, ends with different modes, and a man in the middle.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use super::bed::{End, PART_BYTES, keyed_pair, until};
 use super::certificates::{Authority, keychain};
 use super::{frames_of_all, lengths_at_the_receiver, payloads_of_all};
 
-/// Keys of a client and of a node of one cluster.
+/// Creates the keys of a client and of a node of one cluster.
 fn keys(modes: (DataTls, DataTls)) -> (Option<Keychain>, Option<Keychain>) {
     let authority = Authority::new();
     (Some(keychain(modes.0, authority.issue("client"))), Some(keychain(modes.1, authority.issue("node"))))
@@ -23,7 +23,7 @@ fn keys(modes: (DataTls, DataTls)) -> (Option<Keychain>, Option<Keychain>) {
 
 const BOTH: (DataTls, DataTls) = (DataTls::Require, DataTls::Require);
 
-/// Connects so many times and waits until all are sealed.
+/// Makes this many connections and waits until all have completed their handshake.
 fn join(sender: &mut End, receiver: &mut End, address: SocketAddr, connections: usize) {
     for _ in 0..connections {
         sender.tcp.connect(&sender.poller, address).expect("a socket");
@@ -101,7 +101,7 @@ fn one_that_offers_seals_what_it_is_told_to() {
     assert!(sender.tcp.send(sender.connections[0], &hello(), b"", None));
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
     assert!(sender.frames.is_empty(), "the host has nothing to do with it");
-    // Nor has an operator: it comes again, sealed.
+    // No operator action is needed either: the peer reconnects with TLS.
     assert_eq!(receiver.gone.as_slice(), [CloseCause::Closed].as_slice());
     sender.connections.clear();
     receiver.connections.clear();
@@ -132,7 +132,7 @@ fn one_that_requires_says_nothing_to_a_plain_server() {
     assert!(text(&receiver.gone).contains("--data-tls is off here"), "{}", text(&receiver.gone));
 }
 
-/// A server that answers a hello as one that does without TLS: what somebody in between would do.
+/// A server that answers a hello like one without TLS, as a man in the middle would.
 #[test]
 fn one_that_requires_cannot_be_talked_out_of_it() {
     let (client, _) = keys(BOTH);
@@ -199,7 +199,7 @@ fn certificates_that_come_later_are_for_the_next_connections() {
     join(&mut sender, &mut receiver, address, 1);
 }
 
-/// Somebody between two peers, who changes a bit of what the first one sends, or ends it, after so many bytes.
+/// Relays between two peers, and after this many bytes flips a bit of the first one's data, or ends the connection.
 fn between(server: SocketAddr, after: usize, ends: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -231,7 +231,7 @@ fn between(server: SocketAddr, after: usize, ends: bool) -> SocketAddr {
 
 #[test]
 fn what_is_changed_or_cut_on_the_way_reaches_no_host() {
-    // Handshakes of these ends are some 700 bytes; the payload is 200 KiB.
+    // Handshakes of these ends have about 700 bytes; the payload has 200 KiB.
     for (after, ends) in [(40_000, false), (130_000, false), (HEADER_BYTES + 3000, false), (100_000, true)] {
         let (client, node) = keys(BOTH);
         let (mut sender, mut receiver, address) = keyed_pair(1, |_, bytes| Some(vec![bytes]), client, node);
