@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     #[cfg(target_env = "gnu")]
-    fn free_memory_goes_back() {
+    fn returns_free_memory_to_the_kernel() {
         let anonymous = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_memory_stays_there_whatever_is_advised() {
+    fn huge_page_advice_keeps_contents() {
         let table: Vec<u64> = (0..(5 << 20) / 8).collect();
         let range = table.as_ptr_range();
         prefer_huge_pages(range.start.cast()..range.end.cast(), true);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_no_ones_and_short_memory_is_left_alone() {
+    fn unmapped_and_short_ranges_are_ignored() {
         let nowhere = core::ptr::without_provenance(HUGE_BYTES);
         prefer_huge_pages(nowhere..nowhere.wrapping_add(4 * HUGE_BYTES), true);
         let short = [0_u8; 100];

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_how_often_the_core_was_taken() {
+    fn counts_involuntary_context_switches() {
         // Two threads on one core, which both want all of it.
         let core = allowed_cores()[0];
         let spin = move || {

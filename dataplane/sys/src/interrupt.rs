@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unwatched_thread_waits_and_is_not_asked() {
+    fn unwatched_threads_wait_without_interruption() {
         assert!(!is_watched() && !ended() && !is_ended());
         assert!(sleep(Duration::from_millis(1)));
         assert_eq!(step(Duration::MAX), Duration::MAX);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_end_when_the_answer_is_yes() {
+    fn waits_end_once_the_predicate_is_true() {
         let (kept, wait) = sync_channel::<()>(1);
         watched(
             || true,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_go_on_when_the_answer_is_no_and_what_asks_may_wait_too() {
+    fn waits_continue_while_the_predicate_is_false_and_it_may_wait_itself() {
         thread_local!(static ASKED: Cell<u32> = const { Cell::new(0) });
         fn ask() -> bool {
             ASKED.set(ASKED.get() + 1);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_leaves_nothing_behind() {
+    fn a_panic_restores_the_previous_predicate() {
         let work = || watched(|| true, || panic!("on purpose"));
         assert!(std::panic::catch_unwind(work).is_err());
         assert!(!is_watched());

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn room_ends_and_other_names_are_seen() {
+    fn writability_ends_and_token_changes_are_reported() {
         let poller = Poller::new().expect("epoll");
         let (ours, theirs) = UnixStream::pair().expect("pair");
         poller.add(theirs.as_fd(), 1, Interest::BothEdges).expect("added");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_in_another_thread_is_ended_by_a_bell() {
+    fn a_doorbell_ends_a_wait_in_another_thread() {
         let poller = Poller::new().expect("epoll");
         let bell = Doorbell::new().expect("eventfd");
         poller.add(bell.fd(), 7, Interest::ReadableEdge).expect("added");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_watched_is_an_error() {
+    fn watching_a_plain_file_is_an_error() {
         let poller = Poller::new().expect("epoll");
         let file = std::fs::File::open("/proc/self/exe").expect("our own program");
         assert!(poller.add(file.as_fd(), 1, Interest::Readable).is_err());

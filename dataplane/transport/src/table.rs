@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_position_is_another_connections_only_when_it_is_free() {
+    fn an_index_is_reused_only_after_it_is_freed() {
         let mut table = Table::new();
         let expected = table.next_id();
         let first = table.insert('a');

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_queued_once_until_it_had_its_turn() {
+    fn each_index_is_queued_once_until_its_turn() {
         let mut turns = Turns::new();
         for index in [7, 2, 7, 2] {
             turns.mark(index);

@@ -27,7 +27,7 @@ fn panics(f: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn more_than_the_machine_has_is_refused_before_it_is_touched() {
+fn regions_larger_than_available_memory_are_rejected() {
     let meminfo = "MemTotal: 900 kB\nMemAvailable:  100 kB\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
     assert_eq!(map::available_bytes(meminfo), Some((100 + 3 * 2048) << 10));
     assert_eq!(map::available_bytes("MemAvailable:  7 kB\n"), Some(7 << 10));
@@ -145,7 +145,7 @@ fn a_peer_sees_the_same_bytes() {
 }
 
 #[test]
-fn memory_that_a_peer_could_cut_short_is_refused() {
+fn memfds_without_a_shrink_seal_are_rejected() {
     // SAFETY: makes a new memfd that only this test owns; no name is longer than the kernel allows.
     let unsealed = unsafe {
         use std::os::fd::FromRawFd;
@@ -195,7 +195,7 @@ fn a_read_only_descriptor_can_never_be_mapped_writable() {
 }
 
 #[test]
-fn ranges_outside_are_refused_before_memory_is_touched() {
+fn out_of_bounds_ranges_panic_before_any_access() {
     let (region, other) = (private(4096), private(8192));
     let bad = [(4096, 1), (0, 4097), (4000, 97), (usize::MAX, 1), (1, usize::MAX)];
     for (offset, bytes) in bad {
@@ -279,7 +279,7 @@ fn adopted_memory_is_used_and_left_alone() {
 }
 
 #[test]
-fn adopted_memory_that_is_gone_is_found_out() {
+fn unmapped_adopted_memory_is_detected() {
     let page = 4096;
     let memory = Arc::into_inner(private(4 * page)).expect("nobody else has it");
     assert!(memory.is_mapped(0, 4 * page), "what is ours stays");

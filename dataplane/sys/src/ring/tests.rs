@@ -57,7 +57,7 @@ fn done(token: u64, result: usize) -> Completion {
 }
 
 #[test]
-fn memory_that_a_dead_process_still_holds_is_waited_for() {
+fn setup_is_retried_while_locked_memory_is_short() {
     let mut short = 3;
     let made = released(|| {
         short -= 1;
@@ -167,7 +167,7 @@ fn dropping_the_ring_ends_operations_before_it_frees_their_memory() {
 }
 
 #[test]
-fn what_was_only_queued_is_not_done_on_drop() {
+fn queued_operations_are_not_submitted_on_drop() {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let buffer = buffer_with(b"never");
     let watch = Arc::downgrade(buffer.region());
@@ -181,7 +181,7 @@ fn what_was_only_queued_is_not_done_on_drop() {
 
 /// A completion identifies an operation, not the table entry: the entry's next operation is not affected.
 #[test]
-fn an_old_name_does_not_match_the_entrys_next_operation() {
+fn a_stale_completion_does_not_match_the_entrys_next_operation() {
     let mut operations = Operations::new(4);
     let old = operations.insert(1, 0, None);
     assert!(operations.remove(old).is_some());
@@ -193,7 +193,7 @@ fn an_old_name_does_not_match_the_entrys_next_operation() {
 }
 
 #[test]
-fn a_full_ring_says_so_and_recovers() {
+fn a_full_ring_returns_an_error_and_recovers() {
     let mut ring = Ring::shared(2).expect("io_uring");
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let buffer = IoBuf::whole(region(8));
@@ -244,7 +244,7 @@ fn errors_are_results() {
 }
 
 #[test]
-fn an_ended_ring_has_let_go_and_takes_nothing_more() {
+fn an_ended_ring_holds_no_memory_and_rejects_operations() {
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
     let (submitted, queued) = (region(8), region(8));
     let (watch, watch_queued) = (Arc::downgrade(&submitted), Arc::downgrade(&queued));
@@ -275,7 +275,7 @@ fn an_ended_ring_has_let_go_and_takes_nothing_more() {
 /// An operation that the kernel never completes, as on a device that is gone for good: only the memory of that
 /// operation is leaked, and all of it.
 #[test]
-fn what_the_kernel_never_gives_back_is_kept_and_counted() {
+fn memory_the_kernel_never_releases_is_leaked_and_counted() {
     let (held, other) = (shared_region(4096), region(4096));
     let fd = held.fd().expect("shared").try_clone_to_owned().expect("duplicate");
     let seen = Region::map_shared(fd, 4096, false).expect("mapped");
@@ -302,7 +302,7 @@ fn what_the_kernel_never_gives_back_is_kept_and_counted() {
 }
 
 #[test]
-fn a_drives_status_is_bytes_or_an_error() {
+fn drive_statuses_map_to_bytes_or_errnos() {
     let result = |status| commands::result_of(status, 4096);
     assert_eq!((result(0), result(-libc::EINTR)), (4096, -libc::EINTR));
     // Includes the bits above the status.

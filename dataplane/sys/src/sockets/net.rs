@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_still_to_be_sent_is_forgotten_by_an_abort() {
+    fn abort_discards_unsent_data() {
         use std::io::{Read, Write};
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let mut ours = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");

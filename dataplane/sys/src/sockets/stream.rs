@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_arrive_in_order_and_both_sides_say_when_to_wait() {
+    fn pieces_arrive_in_order_and_both_sides_report_would_block() {
         let poller = Poller::new().expect("epoll");
         let (client, server) = pair(&poller);
         let (source, target) = (buffer(), buffer());

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_is_noticed_once_and_the_bytes_arrive() {
+    fn each_call_is_notified_once_and_the_bytes_arrive() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let poller = Poller::new().expect("epoll");
             let Some((client, server)) = pair(&poller, address) else { return };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_brings_the_notices_that_were_owed() {
+    fn an_abort_completes_outstanding_notifications() {
         let poller = Poller::new().expect("epoll");
         let Some((client, server)) = pair(&poller, "127.0.0.1:0") else { return };
         let source = buffer();
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "bytes of our own")]
-    fn bytes_of_our_own_are_not_lent() {
+    fn ordinary_memory_is_not_sent_without_a_copy() {
         let poller = Poller::new().expect("epoll");
         let Some((client, _server)) = pair(&poller, "127.0.0.1:0") else { panic!("bytes of our own") };
         let mut gather = Gather::new();

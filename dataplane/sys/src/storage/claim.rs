@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_once_with_its_space_and_is_one_owners() {
+    fn a_file_is_created_with_its_space_and_claimed_exclusively() {
         let scratch = Scratch::new("made");
         let claimed = ClaimedFile::open(&scratch.0, Some((1 << 20) + 5)).expect("made");
         assert_eq!(claimed.bytes(), 1 << 20);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_a_part_of_a_block_at_its_end_is_used_up_to_there() {
+    fn a_partial_block_at_the_end_is_not_used() {
         let scratch = Scratch::new("odd");
         std::fs::write(&scratch.0, vec![7; (64 << 10) + 100]).expect("written");
         let odd = ClaimedFile::open(&scratch.0, None).expect("opened");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_put_in_the_place_of_the_locked_one_is_another() {
+    fn a_file_that_replaced_the_locked_one_is_detected() {
         let scratch = Scratch::new("replaced");
         std::fs::write(&scratch.0, vec![7; 64 << 10]).expect("written");
         let (guard, writable) = open_file(&scratch.0, None).expect("locked");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_do_is_refused_in_words() {
+    fn unsuitable_paths_are_rejected_with_a_reason() {
         let scratch = Scratch::new("refused");
         assert!(refusal(&std::env::temp_dir(), Some(1 << 20)).contains("is a directory"));
         assert!(refusal(&scratch.0, None).contains("give a size"));

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_of_a_bare_name_is_this_one() {
+    fn the_directory_of_a_bare_name_is_the_current_one() {
         for (path, directory) in [("ssd", "."), ("./ssd", "."), ("a/ssd", "a"), ("/ssd", "/")] {
             assert_eq!(directory_of(Path::new(path)), Path::new(directory), "{path}");
         }

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_taken_as_a_whole_or_a_partition_of_it() {
+    fn whole_namespaces_and_partitions_are_accepted() {
         let whole = describe(&answer(1 << 18, 4, 12, 0, 0));
         let bytes = 1 << 30;
         assert_eq!(place(0, bytes / 512, 4096).check(&whole, bytes), Ok((0, 1 << 18)));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_as_expected_is_a_reason_to_do_without() {
+    fn unexpected_namespaces_are_rejected() {
         let bytes: u64 = 1 << 30;
         let why = |place: Place, answer: Vec<u8>| place.check(&describe(&answer), bytes).expect_err("refused");
         let sectors = bytes / 512;

@@ -138,7 +138,7 @@ fn bytes_cross_both_ways_in_many_ranges() {
 }
 
 #[test]
-fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
+fn unmapped_ranges_fault_and_later_ranges_are_not_copied() {
     let peer = Peer::start("open");
     let ours = memory(12288);
     fill(&ours, 5);
@@ -153,7 +153,7 @@ fn what_is_not_mapped_is_a_fault_and_nothing_behind_it_moves() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_named_so() {
+fn a_dead_process_is_reported_as_gone() {
     let mut peer = Peer::start("open");
     let ours = memory(4096);
     let list = [CrossProcessRange { local: IoBuf::whole(ours), address: peer.address }];
@@ -164,7 +164,7 @@ fn a_process_that_is_gone_is_named_so() {
 }
 
 #[test]
-fn what_the_kernel_forbids_is_denied() {
+fn forbidden_copies_are_denied() {
     let ours = memory(4096);
     // SAFETY: plain query.
     if unsafe { libc::geteuid() } == 0 {

@@ -117,7 +117,7 @@ fn neighbours_that_share_a_block_do_not_undo_each_other() {
 }
 
 #[test]
-fn what_is_outside_is_refused_and_a_file_that_shrank_is_an_error() {
+fn out_of_range_transfers_are_rejected_and_a_truncated_file_is_an_error() {
     let scratch = Scratch::new("ends");
     let mut files = Files::new();
     let file = files.open(&scratch.0, options(64 << 10)).expect("a file");
@@ -183,7 +183,7 @@ fn cancelled_transfers_end_once_and_leave_memory_alone() {
 
 /// After `end`, the memory belongs to the caller alone, whatever was in flight.
 #[test]
-fn an_end_leaves_nobody_at_the_memory() {
+fn end_releases_all_memory() {
     let scratch = Scratch::new("end");
     let bytes = 8 << 20;
     let mut files = Files::new();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_padding_means_nothing() {
+    fn padding_is_ignored() {
         let request = Request { address: 9, bytes: 8, write: false, dialect: Dialect::V1 };
         let mut wire = request.encode();
         wire[17..].fill(0xa5);
@@ -175,7 +175,7 @@ mod tests {
         }
 
         #[test]
-        fn a_status_is_told_from_other_bytes(bytes in any::<[u8; STATUS_BYTES]>()) {
+        fn statuses_are_distinguished_from_other_bytes(bytes in any::<[u8; STATUS_BYTES]>()) {
             let verdict = decode_status(bytes);
             prop_assert_eq!(verdict == Verdict::NotAStatus, bytes[4..] != [0x56, 0x54, 0x43, 0x4d]);
         }

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_device_offers_is_read_from_its_queue() {
+    fn capabilities_are_read_from_sysfs() {
         let name = format!("kvplane-detect-{}", std::process::id());
         let root = std::env::current_exe().expect("a path").with_file_name(name);
         let file = root.join("file");

@@ -165,7 +165,7 @@ fn there(bed: &mut Bed) {
 }
 
 #[test]
-fn what_was_put_is_there_now_and_after_a_restart_without_any_goodbye() {
+fn objects_survive_an_unclean_restart() {
     let scratch = Scratch::new("restart");
     let mut bed = Bed::open(&scratch, false);
     println!("{:?} {:?}", bed.nvme.part.ssd.remarks(), bed.nvme.remarks());
@@ -195,7 +195,7 @@ fn durable_means_flushed_and_flushes_are_timed() {
 }
 
 #[test]
-fn a_device_that_refuses_polling_is_used_without() {
+fn polling_is_disabled_when_the_device_refuses_it() {
     let scratch = Scratch::new("polling");
     let mut bed = Bed::open(&scratch, true);
     fill(&mut bed, Ack::Buffered);
@@ -228,7 +228,7 @@ fn flipped_bits_on_the_device_are_misses_never_wrong_bytes() {
 }
 
 #[test]
-fn a_file_that_was_cut_gives_errors_not_bytes() {
+fn a_truncated_file_causes_errors_not_wrong_bytes() {
     let scratch = Scratch::new("cut");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Durable);
@@ -241,7 +241,7 @@ fn a_file_that_was_cut_gives_errors_not_bytes() {
 }
 
 #[test]
-fn whole_blocks_use_pinned_memory_and_one_call_gives_several() {
+fn whole_blocks_use_pinned_memory_and_submissions_are_batched() {
     let scratch = Scratch::new("pinned");
     let mut bed = Bed::open(&scratch, false);
     fill(&mut bed, Ack::Buffered);
@@ -322,7 +322,7 @@ fn an_operation_outside_the_part_is_refused() {
 }
 
 #[test]
-fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
+fn kernel_errors_map_to_faults() {
     use kvplane_sys::errno;
     for (error, fault) in [
         (errno::ENOSPC, Fault::NoSpace),
@@ -386,14 +386,14 @@ fn by_commands(path: &Path) {
 }
 
 #[test]
-fn a_drive_takes_commands_and_the_other_ways_find_what_they_wrote() {
+fn commands_write_what_the_other_paths_read() {
     if let Some((path, _alone)) = drive(0) {
         by_commands(&path);
     }
 }
 
 #[test]
-fn a_partition_is_written_where_it_is_and_nowhere_else() {
+fn commands_stay_within_their_partition() {
     let Some((whole, _alone)) = drive(1) else { return };
     let whole = std::fs::canonicalize(whole).expect("the drive");
     // A table of two partitions, in sectors.
@@ -424,7 +424,7 @@ fn a_partition_is_written_where_it_is_and_nowhere_else() {
 }
 
 #[test]
-fn a_drive_that_refuses_a_command_is_given_no_more() {
+fn a_drive_that_refuses_a_command_gets_no_more_commands() {
     let Some((path, _alone)) = drive(0) else { return };
     let ssd = Arc::new(Ssd::open(&path, None, IoChoice::Passthrough).expect("the drive"));
     let mut bed = Bed::over(Part::new(&ssd, 0, 1), false);
@@ -453,7 +453,7 @@ const EIO: i32 = 5;
 
 /// The kernel reports a lost write once; the write may belong to any part.
 #[test]
-fn a_flush_that_failed_for_one_part_is_no_flush_of_another() {
+fn a_failed_flush_of_one_part_fails_the_flushes_of_others() {
     let scratch = Scratch::new("flushes");
     let ssd = Arc::new(Ssd::open(&scratch.0, Some(2 * FILE_BYTES), IoChoice::Uring).expect("a file"));
     let [mut one, mut other] = [0, 1].map(|which| Bed::over(Part::new(&ssd, which, 2), false));

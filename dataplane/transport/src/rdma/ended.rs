@@ -104,7 +104,7 @@ mod tests {
     const THERE: ConnectionId = ConnectionId { index: 2, generation: 1 };
 
     #[test]
-    fn those_alike_are_told_together_and_in_order() {
+    fn copies_with_equal_outcomes_form_runs_in_order() {
         let mut ended = CopyCompletions::default();
         let works: Vec<u64> = (0..5).map(|token| Work::Copy(token).to_bits()).collect();
         assert!(ended.push_all(HERE, &works));

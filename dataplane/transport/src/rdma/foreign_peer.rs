@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_again_is_the_same_and_what_is_new_makes_the_old_stale() {
+    fn an_equal_description_keeps_its_generation_and_a_new_one_makes_it_stale() {
         let peer = ForeignPeer::new("a:1");
         let devices = || vec!["m0".to_owned(), "m1".to_owned()];
         assert_eq!(peer.device(0), None);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_name_their_segments_and_nobody_waits_for_them() {
+    fn replies_name_their_segments_and_never_block() {
         let (asking, answering) = pair();
         let [first, second] = [1, 2].map(|index| SegmentId { index, generation: 7 });
         ask_segment(&asking, first).expect("sent");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_is_not_asked_for_ever() {
+    fn requests_to_a_peer_that_does_not_read_are_bounded() {
         let (asking, _answering) = pair();
         let mut index = 0;
         while ask_segment(&asking, SegmentId { index, generation: 1 }).is_ok() {
@@ -272,7 +272,7 @@ mod tests {
 
     /// Whatever the client makes of the answer's words: the descriptor itself gives no right to write.
     #[test]
-    fn what_may_only_be_read_cannot_be_mapped_writable() {
+    fn read_only_segments_cannot_be_mapped_writable() {
         const EACCES: i32 = 13;
         let (asking, answering) = pair();
         let segment = SegmentId { index: 1, generation: 1 };

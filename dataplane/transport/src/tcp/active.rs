@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_tried_and_many_are_not() {
+    fn only_a_few_active_connections_are_tried() {
         let mut active = Active::new();
         assert!(tried(&mut active, |_| true).is_empty());
         active.touch(5);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quiet_for_long_is_left_alone_and_the_oldest_makes_room() {
+    fn quiet_connections_expire_and_the_oldest_is_replaced() {
         let mut active = Active::new();
         for index in 0..10 {
             active.next(|_| false);

@@ -360,7 +360,7 @@ mod tests {
     use kvplane_sys::{HugePages, Region, RegionOptions};
 
     #[test]
-    fn a_frame_is_taken_as_a_whole_and_the_payload_that_came_along_is_put_in_place() {
+    fn a_complete_frame_is_taken_and_its_payload_is_put_in_place() {
         let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
         let (body, payload) = ([5; 100], [7; 50]);
         let header = Header::request(Kind::Request(Operation::Put), RequestId::default());
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_refused_is_not_waited_for() {
+    fn a_rejected_header_fails_before_its_body_arrives() {
         let (mut reader, mut staging, mut scratch) = (Reader::new(), Staging::new(STAGING_BYTES), Vec::new());
         let header = Header::request(Kind::Request(Operation::Get), RequestId::default()).with_body(&[1; 64], 1);
         staging.give_to(1, &header.encode());

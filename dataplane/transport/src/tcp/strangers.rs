@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_first_of_its_address_and_then_of_all() {
+    fn at_a_limit_the_oldest_of_its_address_or_of_all_is_closed() {
         let limits = StrangerLimits { of_address: 2, total: 4, ..StrangerLimits::default() };
         let mut strangers = Strangers::new(limits);
         assert_eq!(strangers.add(id(0), address(1)), None);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn memory_for_unauthenticated_connections_is_bounded() {
         let limits = StrangerLimits { of_address: 8, total: 16, ..StrangerLimits::default() };
         let mut strangers = Strangers::new(limits);
         for round in 0..10_000u32 {

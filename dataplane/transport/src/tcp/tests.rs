@@ -27,7 +27,7 @@ fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
 }
 
 #[test]
-fn an_idle_connection_owns_next_to_nothing() {
+fn an_idle_connection_owns_little_memory() {
     const CONNECTIONS: usize = 20;
     const FRAMES: usize = 700;
     let (poller, mut asking, mut asked) = (Poller::new().expect("a poller"), Tcp::default(), Tcp::default());
@@ -123,7 +123,7 @@ fn wait_for(poller: &Poller, tcp: &mut Tcp, wanted: impl Fn(&Event) -> bool) {
 }
 
 #[test]
-fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
+fn a_late_notification_is_replaced_by_a_reply_and_acknowledged_bytes() {
     let Some((poller, mut asking, other, mut asked)) = one_lost_notice() else { return };
     let reply = Header::reply(Kind::Reply(Operation::Put), RequestId::default(), Status::Ok);
     assert!(asked.send(ConnectionId { index: 0, generation: 1 }, &reply, b"", None));
@@ -142,7 +142,7 @@ fn a_late_notice_is_replaced_by_an_answer_and_the_kernels_count() {
 }
 
 #[test]
-fn an_end_does_not_wait_for_ever_for_a_notice() {
+fn closing_does_not_wait_forever_for_a_notification() {
     let Some((poller, mut asking, _other, _asked)) = one_lost_notice() else { return };
     let id = ConnectionId { index: 0, generation: 1 };
     asking.close(id, CloseCause::Closed);

@@ -480,7 +480,7 @@ mod tests {
 
     /// Another connection uses the staging between any two calls.
     #[test]
-    fn what_the_kernel_does_not_take_at_once_is_kept_and_leaves_later() {
+    fn unsent_bytes_are_kept_and_sent_later() {
         const PAYLOAD_BYTES: usize = 4 << 20;
         let ((ours, theirs), (other_socket, other_peer)) = (pair(), pair());
         let (mut writer, mut other, mut staging) = (Writer::new(), Writer::new(), OutputStaging::new());

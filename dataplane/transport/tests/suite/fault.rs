@@ -133,7 +133,7 @@ fn pair(sender: Option<&FaultPlan>, receiver: Option<&FaultPlan>) -> (End, End) 
 }
 
 #[test]
-fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
+fn a_delayed_frame_delays_the_frames_behind_it() {
     const FRAMES: u32 = 20;
     let plan = FaultPlan { seed: 3, delay_per_frame: 0.5, delay_max_ns: 1_000_000, ..FaultPlan::default() };
     let (mut sender, mut receiver) = pair(None, Some(&plan));
@@ -176,7 +176,7 @@ fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
 }
 
 #[test]
-fn a_corrupted_payload_is_wrong_in_memory_and_in_its_checksum() {
+fn a_corrupted_payload_differs_in_memory_and_checksum() {
     let plan = FaultPlan { seed: 5, corrupt_per_payload: 1.0, ..FaultPlan::default() };
     let (mut sender, mut receiver) = pair(None, Some(&plan));
     let sent: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| (i * 31 / 7) as u8).collect();
@@ -204,7 +204,7 @@ fn a_cut_on_arrival_ends_both_sides() {
 }
 
 #[test]
-fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
+fn a_cut_on_departure_loses_the_frame_or_its_reply() {
     let (mut before, mut after) = (0, 0);
     for seed in 0..12 {
         let plan = FaultPlan { seed, cut_per_frame: 1.0, ..FaultPlan::default() };
@@ -222,7 +222,7 @@ fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
 }
 
 #[test]
-fn a_refused_connection_is_gone_as_by_the_kernel() {
+fn a_refused_connection_ends_like_a_kernel_refusal() {
     let plan = FaultPlan { refuse_connect: 1.0, ..FaultPlan::default() };
     let (sender, _receiver) = pair(Some(&plan), None);
     assert_eq!((sender.gone, sender.tcp.open()), (Some(CloseCause::Kernel(111)), 0));
@@ -230,7 +230,7 @@ fn a_refused_connection_is_gone_as_by_the_kernel() {
 }
 
 #[test]
-fn a_position_is_not_given_out_again_before_its_end_was_taken() {
+fn an_index_is_not_reused_before_its_end_was_taken() {
     let (mut sender, _receiver) = pair(None, None);
     let first = sender.connected.expect("a connection");
     sender.tcp.close(first, CloseCause::Closed);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_is_not_taken_for_it() {
+    fn a_library_without_verbs_is_rejected() {
         let Err(error) = load("libc.so.6") else { panic!("libc has no verbs") };
         assert!(error.to_string().contains("ibv_open_device@IBVERBS_1.1"), "{error}");
     }

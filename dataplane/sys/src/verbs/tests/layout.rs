@@ -140,7 +140,7 @@ fn constants() -> Vec<Fact> {
 }
 
 #[test]
-fn our_structs_are_laid_out_as_in_the_headers() {
+fn structs_have_the_layout_of_the_headers() {
     let facts = facts();
     let mut source =
         String::from("#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void){\n");

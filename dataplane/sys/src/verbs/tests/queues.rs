@@ -34,7 +34,7 @@ unsafe extern "C" fn picky(_: *mut ibv_qp, mut request: *mut ibv_send_wr, bad: *
 }
 
 #[test]
-fn what_a_device_refuses_stays_queued_in_order() {
+fn rejected_requests_stay_queued_in_order() {
     let fabric = Loopback::new(&[SoftPort::default()]);
     let context = Verbs::loopback(&fabric).device("loop0").expect("device").open().expect("opened");
     let domain = ProtectionDomain::new(&context).expect("domain");
@@ -74,7 +74,7 @@ fn what_a_device_refuses_stays_queued_in_order() {
 }
 
 #[test]
-fn slots_survive_the_end_of_their_numbers() {
+fn slots_survive_wrapping_sequence_numbers() {
     let mut slots = Slots::new(3, 0, false);
     let mut told = Vec::new();
     let mut sequence = 0;
@@ -94,14 +94,14 @@ fn slots_survive_the_end_of_their_numbers() {
 }
 
 #[test]
-fn ids_say_what_they_were_made_of() {
+fn ids_encode_kind_sequence_and_queue() {
     let id =
         super::super::completion::request_id(Kind::Receive, 0x2bcd_ef01, QueueId { index: 0xfffe, generation: 0x8001 });
     assert_eq!(id, (1 << 62) | (0x2bcd_ef01 << 32) | (0x8001 << 16) | 0xfffe);
 }
 
 #[test]
-fn the_software_device_notices_what_must_never_happen() {
+fn deregistration_under_a_posted_request_is_a_violation() {
     let fabric = Loopback::new(&[SoftPort::default()]);
     let context = Verbs::loopback(&fabric).device("loop0").expect("device").open().expect("opened");
     let domain = ProtectionDomain::new(&context).expect("domain");

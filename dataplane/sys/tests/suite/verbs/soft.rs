@@ -22,7 +22,7 @@ fn write_to(peer: &End, offset: usize) -> Operation {
 }
 
 #[test]
-fn ports_claim_what_they_were_told() {
+fn ports_report_their_configuration() {
     let fast = |giga: u64| SoftPort { bits_per_second: giga * 1_000_000_000, mtu: Mtu::Bytes1024 };
     let fabric = Loopback::new(&[fast(100), fast(400), fast(800), fast(250)]);
     let devices = Verbs::loopback(&fabric).devices().expect("devices");
@@ -39,7 +39,7 @@ fn ports_claim_what_they_were_told() {
 }
 
 #[test]
-fn a_pulled_cable_flushes_and_says_so() {
+fn a_port_set_down_flushes_and_reports_an_event() {
     let (fabric, devices) = fabric(2);
     let (mut a, mut b) = pair(&devices[0], &devices[1]);
     let poller = Poller::new().expect("poller");
@@ -114,7 +114,7 @@ fn memory_stays_registered_while_requests_wait() {
 }
 
 #[test]
-fn what_is_dropped_under_way_moves_nothing_more() {
+fn dropped_queue_pairs_move_no_more_bytes() {
     let (fabric, devices) = fabric(2);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     fill(&a.region, 3, 0, 64);
@@ -132,7 +132,7 @@ fn what_is_dropped_under_way_moves_nothing_more() {
 }
 
 #[test]
-fn unsignalled_requests_before_a_flush_are_not_called_done() {
+fn unsignalled_requests_before_a_flush_are_not_reported_as_successful() {
     let (fabric, devices) = fabric(2);
     let (mut a, b) = pair(&devices[0], &devices[1]);
     let memory = a.memory.clone();

@@ -165,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn a_peer_that_breaks_the_rules_is_noticed(grant in GRANT_LEAST..40, credits in 1u16..100) {
+        fn a_peer_that_violates_the_credit_protocol_is_detected(grant in GRANT_LEAST..40, credits in 1u16..100) {
             let mut side = Credits::new(grant, grant);
             prop_assert_eq!(side.arrived(credits), Err(CreditError), "credits for messages that were never sent");
             for _ in 0..grant {

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_asked_for_once_and_what_nobody_asked_for_is_not_learned() {
+    fn keys_are_requested_once_and_unrequested_keys_are_ignored() {
         let [one, other] = [1, 2].map(|index| SegmentId { index, generation: 1 });
         let key = SegmentKey { status: Status::Ok, writable: true, key: 7, address: 4096, bytes: 4096 };
         let mut keys = SegmentKeys::new();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_reached_of_a_stock_engine_that_asks_us() {
+    fn memory_of_a_connecting_stock_engine_is_not_accessed() {
         let mut keys = SegmentKeys::new();
         keys.set_source(KeySource::Nowhere);
         let segment = SegmentId { index: 0, generation: 0 };

@@ -144,7 +144,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
-    fn what_was_used_stays_and_what_was_not_leaves() {
+    fn unused_endpoints_are_evicted_first() {
         let mut pool = Endpoints::new(3);
         let ids: Vec<_> = (0..3).map(|_| pool.insert().expect("room")).collect();
         assert_eq!(pool.insert(), None);
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_bounded_set_and_evicts_only_idle_ones(capacity in 1usize..8, steps in steps()) {
+        fn the_pool_is_bounded_and_evicts_only_idle_endpoints(capacity in 1usize..8, steps in steps()) {
             let mut pool = Endpoints::new(capacity);
             // By order of arrival: the id, and whether it was used since the hand saw it.
             let mut model: BTreeMap<usize, EndpointId> = BTreeMap::new();

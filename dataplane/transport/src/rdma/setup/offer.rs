@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_work_is_refused() {
+    fn offers_below_the_minimum_are_rejected() {
         for bad in [Half { grant: 3, ..half() }, Half { message_bytes: 100, ..half() }] {
             assert!(Half::decode(&bad.encode()).is_err(), "{bad:?}");
         }

@@ -68,7 +68,7 @@ fn a_process_is_known_by_its_cookie() {
 /// One thread publishes, retracts and waits, as an owner does; the other claims and uses. A use after the owner's wait
 /// would be detected.
 #[test]
-fn nothing_is_used_after_its_owner_waited() {
+fn no_segment_is_used_after_its_owner_waited() {
     let fence = Fence::new().expect("a table");
     let ours = channel();
     let client = view(&fence, &ours, fence.cookie());

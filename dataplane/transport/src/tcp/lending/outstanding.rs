@@ -157,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_call_is_done_when_it_and_all_before_were_noticed(
+        fn a_call_is_done_when_it_and_all_earlier_ones_are_notified(
             start in prop_oneof![Just(0), Just(u32::MAX - 5), any::<u32>()],
             steps in proptest::collection::vec((any::<bool>(), 0_u8..140, 0_u8..140), 0..200),
         ) {
@@ -165,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_changes_nothing(first: u32, span in u32::MAX / 2 + 1..) {
+        fn invalid_notifications_are_ignored(first: u32, span in u32::MAX / 2 + 1..) {
             let mut found = Outstanding::default();
             found.issue();
             found.notice(first, first.wrapping_add(span));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_again_a_few_times_and_then_never() {
+    fn unprofitable_zero_copy_is_retried_a_few_times_only() {
         let mut worth = Worth::default();
         (0..UNPAID - 1).for_each(|_| worth.unpaid());
         worth.paid();

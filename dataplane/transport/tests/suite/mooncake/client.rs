@@ -364,7 +364,7 @@ fn closing_ends_everything_once() {
 }
 
 #[test]
-fn what_the_protocol_cannot_do_is_said() {
+fn unsupported_operations_are_rejected() {
     let (address, script) = peer(|listening| {
         serve(&mut listening.accept(), 1, 11);
     });

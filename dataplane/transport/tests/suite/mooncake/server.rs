@@ -219,7 +219,7 @@ fn a_large_rejected_write_is_answered_while_it_is_sent() {
 }
 
 #[test]
-fn a_rejected_peer_that_does_not_go_is_cut_off() {
+fn a_rejected_peer_that_does_not_close_is_closed() {
     let bed = bed();
     let mut peer = bed.peer();
     peer.ask(true, Dialect::V2, 1, 1);
@@ -311,7 +311,7 @@ fn requests_are_answered_in_order() {
 
 /// Whatever these peers do, a correct peer is served meanwhile.
 #[test]
-fn bad_company_delays_nobody() {
+fn misbehaving_peers_do_not_delay_others() {
     let bed = bed();
     bed.fill(6);
     let mut good = bed.peer();
@@ -352,7 +352,7 @@ fn bad_company_delays_nobody() {
 }
 
 #[test]
-fn a_payload_that_trickles_is_cut_off() {
+fn a_trickling_payload_times_out() {
     let bed = bed();
     let mut peer = bed.peer();
     peer.ask(true, Dialect::V2, BASE, 1000);
@@ -366,7 +366,7 @@ fn a_payload_that_trickles_is_cut_off() {
 }
 
 #[test]
-fn a_peer_that_dies_lets_go_of_memory() {
+fn a_dead_peer_releases_its_memory() {
     let bed = bed();
     for bytes in [0, 1, 100, 70_000] {
         let mut peer = bed.peer();
@@ -378,7 +378,7 @@ fn a_peer_that_dies_lets_go_of_memory() {
 }
 
 #[test]
-fn users_of_memory_that_leaves_are_closed() {
+fn users_of_a_retracted_range_are_closed() {
     let bed = bed();
     let mut peer = bed.peer();
     let mut idle = bed.peer();
@@ -412,7 +412,7 @@ fn connections_have_a_limit() {
 }
 
 #[test]
-fn many_idle_connections_are_held() {
+fn many_idle_connections_stay_open() {
     let bed = bed();
     let mut idle: Vec<Raw> = (0..400).map(|_| bed.peer()).collect();
     bed.until("all of them", |_, open| open == 400);

@@ -56,7 +56,7 @@ fn random_ranges_are_read_and_written() {
 }
 
 #[test]
-fn many_copies_take_few_doorbells() {
+fn many_copies_need_few_doorbells() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
@@ -103,7 +103,7 @@ fn rights_and_bounds_are_kept() {
 }
 
 #[test]
-fn a_segment_that_is_retracted_is_reached_by_nobody() {
+fn a_retracted_segment_is_not_accessible() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
@@ -123,7 +123,7 @@ fn a_segment_that_is_retracted_is_reached_by_nobody() {
 }
 
 #[test]
-fn memory_that_no_device_takes_is_said_so() {
+fn unregistrable_memory_is_reported() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { regions: 0, ..RdmaOptions::default() });
         let theirs = bed.asked.region.clone();

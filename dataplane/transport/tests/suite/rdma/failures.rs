@@ -162,7 +162,7 @@ fn check_outcomes(bed: &Bed, count: usize) {
 }
 
 #[test]
-fn whatever_fails_whenever_everything_is_over_once() {
+fn every_operation_completes_once_whatever_fails() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         bed.asking.places = into_place;
@@ -183,7 +183,7 @@ fn whatever_fails_whenever_everything_is_over_once() {
 }
 
 #[test]
-fn a_device_that_is_pulled_out_ends_everything_on_it() {
+fn a_removed_device_ends_all_of_its_connections() {
     on_devices(|devices, fabric| {
         let Some(fabric) = fabric else { return };
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
@@ -214,7 +214,7 @@ fn ports_of_different_packets_agree_on_the_shorter_ones() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_may_be_one_that_the_packets_do_not_reach() {
+fn an_unresponsive_peer_is_explained_by_the_path_mtu() {
     let fabric = Loopback::new(&[SoftPort::default(); 2]);
     let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
     let theirs = bed.asked.region.clone();

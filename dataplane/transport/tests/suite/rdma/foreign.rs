@@ -113,7 +113,7 @@ fn random_ranges_are_read_and_written_without_a_message() {
 }
 
 #[test]
-fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_the_rest() {
+fn retracted_memory_is_inaccessible_and_a_new_connection_reaches_the_rest() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, true);
         foreign.copy(0, 0, (0, 64), true);
@@ -141,7 +141,7 @@ fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_th
 }
 
 #[test]
-fn what_may_only_be_read_is_not_written() {
+fn read_only_segments_are_not_written() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, false);
         let theirs = foreign.bed.asked.region.clone();
@@ -155,7 +155,7 @@ fn what_may_only_be_read_is_not_written() {
 }
 
 #[test]
-fn peers_that_ask_have_bounded_room_and_the_oldest_makes_place() {
+fn connections_of_stock_engines_are_bounded_and_the_oldest_is_evicted() {
     on_devices(|devices, _| {
         let mut foreign = Foreign::new(devices, true);
         let device = foreign.bed.asked.rdma.device_names().next().expect("a device").to_owned();

@@ -11,7 +11,7 @@ use super::bed::{Bed, DEADLINE, asks, on_devices};
 const OFTEN: u64 = 1_000_000;
 
 #[test]
-fn idle_peers_are_asked_for_a_sign_of_life_and_those_that_are_gone_are_noticed() {
+fn keepalive_probes_idle_peers_and_detects_dead_ones() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { keepalive_ns: OFTEN, ..RdmaOptions::default() });
         let until = Instant::now() + DEADLINE;

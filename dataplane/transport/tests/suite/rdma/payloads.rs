@@ -52,7 +52,7 @@ fn requests_with_payloads_of_all_sizes() {
 }
 
 #[test]
-fn answers_are_written_to_where_they_are_wanted() {
+fn answers_are_pushed_to_offered_memory() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, MEMORY_BYTES, RdmaOptions::default());
         fill(&part(&bed.asked.region, 0, MEMORY_BYTES), 2);
@@ -80,7 +80,7 @@ fn answers_are_written_to_where_they_are_wanted() {
 }
 
 #[test]
-fn answers_that_nobody_offered_a_place_for_are_fetched() {
+fn answers_without_offered_memory_are_fetched() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, MEMORY_BYTES, RdmaOptions::default());
         fill(&part(&bed.asked.region, 0, MEMORY_BYTES), 3);
@@ -108,7 +108,7 @@ fn answers_that_nobody_offered_a_place_for_are_fetched() {
 }
 
 #[test]
-fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
+fn payloads_in_many_pieces_or_unregistered_memory_use_bounce_buffers() {
     on_devices(|devices, _| {
         for regions in [65_536, 0] {
             let options = RdmaOptions { regions, ..RdmaOptions::default() };
@@ -141,7 +141,7 @@ fn payloads_in_too_many_pieces_or_in_no_registered_memory_go_through_buffers() {
 }
 
 #[test]
-fn what_nobody_wants_is_passed_over() {
+fn discarded_payloads_are_skipped() {
     on_devices(|devices, _| {
         for regions in [65_536, 0] {
             let options = RdmaOptions { regions, ..RdmaOptions::default() };

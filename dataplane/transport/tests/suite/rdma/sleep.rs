@@ -32,7 +32,7 @@ fn a_message_wakes_the_parked() {
 }
 
 #[test]
-fn what_is_there_already_keeps_awake() {
+fn pending_input_prevents_sleep() {
     on_devices(|devices, fabric| {
         let mut bed = Bed::new(devices, 4096, RdmaOptions::default());
         assert!(bed.asking.rdma.send(bed.ask, &asks(Operation::Abort, 1), &[], None));

@@ -59,7 +59,7 @@ fn send_all(sender: &mut End, receiver: &mut End) {
 }
 
 #[test]
-fn every_call_is_noticed_and_every_byte_arrives() {
+fn every_call_is_notified_and_every_byte_arrives() {
     let Some((mut sender, mut receiver)) = lending(1, 40, lengths_at_the_receiver) else { return };
     send_all(&mut sender, &mut receiver);
     let counters = *sender.tcp.zero_copy();
@@ -70,7 +70,7 @@ fn every_call_is_noticed_and_every_byte_arrives() {
 
 /// On loopback zero-copy never pays: payloads are lent only if forced, and short ones not even then.
 #[test]
-fn what_would_not_pay_is_copied() {
+fn unprofitable_payloads_are_copied() {
     let (mut sender, mut receiver) = pair(1, 40, lengths_at_the_receiver);
     send_all(&mut sender, &mut receiver);
     assert_eq!(*sender.tcp.zero_copy(), Default::default());
@@ -84,7 +84,7 @@ fn what_would_not_pay_is_copied() {
 
 /// Memory is not returned before the kernel has released it, and after that none of it can be sent.
 #[test]
-fn a_reset_gives_memory_back_by_notice() {
+fn a_reset_returns_memory_after_notification() {
     let Some((mut sender, mut receiver)) = lending(1, 9, |_, bytes| Some(vec![bytes])) else { return };
     let id = sender.connections[0];
     for number in 0..9 {
@@ -121,7 +121,7 @@ fn a_reset_gives_memory_back_by_notice() {
 
 /// A reply from a peer that has not taken the payload is deferred until the kernel has released the memory.
 #[test]
-fn an_answer_waits_for_the_notice_of_its_request() {
+fn a_reply_is_deferred_until_its_requests_notification() {
     let Some((mut client, mut server)) = lending(1, 3, |_, bytes| Some(vec![bytes])) else { return };
     let (asked, asking) = (client.connections[0], server.connections[0]);
     for number in 0..3 {
@@ -150,7 +150,7 @@ fn an_answer_waits_for_the_notice_of_its_request() {
 }
 
 #[test]
-fn answers_come_after_the_memory_of_their_requests() {
+fn replies_arrive_after_the_memory_of_their_requests_is_returned() {
     let Some((mut client, mut server)) = lending(3, 60, |_, bytes| Some(vec![bytes])) else { return };
     let mut answered = 0;
     for number in 0..60 {
@@ -173,7 +173,7 @@ fn answers_come_after_the_memory_of_their_requests() {
 }
 
 #[test]
-fn what_is_lent_leaves_before_a_closing_end() {
+fn lent_payloads_are_sent_before_a_graceful_close() {
     let Some((mut sender, mut receiver)) = lending(1, 3, |_, bytes| Some(vec![bytes])) else { return };
     let id = sender.connections[0];
     for number in 0..3 {
@@ -186,7 +186,7 @@ fn what_is_lent_leaves_before_a_closing_end() {
 }
 
 #[test]
-fn a_driver_that_is_dropped_resets_what_it_has_lent() {
+fn a_dropped_driver_resets_connections_with_lent_payloads() {
     let Some((mut sender, mut receiver)) = lending(2, 2, |_, bytes| Some(vec![bytes])) else { return };
     for number in 0..2 {
         sender.send(sender.connections[number as usize], number, b"", &[PART_BYTES]);
