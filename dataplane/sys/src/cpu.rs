@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn counts_involuntary_context_switches() {
-        // Two threads on one core, which both want all of it.
+        // Two spinning threads that compete for one core.
         let core = allowed_cores()[0];
         let spin = move || {
             pin_current_thread(core).expect("a core of ours");

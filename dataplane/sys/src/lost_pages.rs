@@ -107,14 +107,14 @@ mod tests {
     /// Environment variable that makes the restarted test process touch the pages.
     const PART: &str = "KVPLANE_TEST_LOST_PAGES";
 
-    /// Runs the test again in a process of its own, which is to end as it does.
+    /// Runs the test again in a process of its own; returns its output and exit status.
     fn ended(part: &str) -> Output {
         let mut command = Command::new(std::env::current_exe().expect("a program"));
         command.args(["--exact", "lost_pages::tests::the_end_is_explained", "--nocapture"]).env(PART, part);
         command.output().expect("it is started")
     }
 
-    /// A file of two pages is mapped and made shorter, and its second page is touched.
+    /// Maps a file of two pages, truncates it, and touches its second page.
     fn touch(part: &str) {
         let path = std::env::temp_dir().join(format!("kvplane-lost-{}", std::process::id()));
         std::fs::write(&path, [1u8; 8192]).expect("a file");
@@ -137,7 +137,7 @@ mod tests {
         let said = String::from_utf8_lossy(&known.stderr);
         assert_eq!((known.status.code(), known.status.signal()), (Some(STATUS), None), "{said}");
         assert!(said.ends_with("kvplane: /models/a: was made shorter\n"), "{said}");
-        // Memory of which nothing is known ends the process as before.
+        // A SIGBUS in unwatched memory kills the process as before.
         let other = ended("other");
         assert_eq!(other.status.signal(), Some(libc::SIGBUS), "{}", String::from_utf8_lossy(&other.stderr));
     }

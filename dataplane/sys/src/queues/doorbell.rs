@@ -185,7 +185,7 @@ mod tests {
         Region::allocate(&options).expect("memory")
     }
 
-    /// An owner that parks whenever its ring is empty gets every value; a lost wake-up would leave it parked.
+    /// An owner that parks whenever its ring is empty receives every value; a lost wakeup would leave it parked.
     #[test]
     fn no_wakeup_is_lost() {
         const VALUES: u32 = 20_000;
@@ -209,7 +209,7 @@ mod tests {
             }
             bell.prepare_sleep();
             if consumer.is_empty() {
-                assert!(park(bell.fd()), "a wake-up was lost before {expected}");
+                assert!(park(bell.fd()), "a wakeup was lost before {expected}");
             }
             bell.awake();
             bell.drain();
@@ -236,7 +236,7 @@ mod tests {
         assert!(!ringer.ring());
     }
 
-    /// A peer holds the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
+    /// A peer has the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
     #[test]
     fn a_hostile_eventfd_blocks_nobody() {
         let event = event_fd().expect("eventfd");

@@ -185,8 +185,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Every value arrives once and in order, through many wraps of a ring whose capacity is no power of two.
-    /// Boxed, so that a value read twice or before it was written is caught (by miri for certain).
+    /// Every value arrives once and in order, through many wraps of a ring whose capacity is not a power of two. Boxed,
+    /// so that a value that is read twice or before it was written is detected (certainly by miri).
     #[test]
     fn two_threads_see_every_value_in_order() {
         let values: u64 = if cfg!(miri) { 300 } else { 200_000 };

@@ -99,7 +99,7 @@ fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
             (HugePages::Never, kind) => assert_eq!((kind, huge_kib(region.address())), (PageKind::Plain, 0)),
             (_, PageKind::TransparentHuge) => assert_eq!(huge_kib(region.address()), 8 << 10),
             (_, PageKind::Plain) => {
-                assert!(!kernel_puts_pages_together(), "the kernel can, and was not asked as it should be");
+                assert!(!kernel_puts_pages_together(), "the kernel collapses pages, but was not called correctly");
                 println!("skipped: this kernel puts no shared pages together");
             }
         }
@@ -281,7 +281,7 @@ fn adopted_memory_is_used_and_left_alone() {
 #[test]
 fn unmapped_adopted_memory_is_detected() {
     let page = 4096;
-    let memory = Arc::into_inner(private(4 * page)).expect("nobody else has it");
+    let memory = Arc::into_inner(private(4 * page)).expect("no other holder");
     assert!(memory.is_mapped(0, 4 * page), "what is ours stays");
     let start = memory.address() as *mut u8;
     // SAFETY: never accessed through this region, only queried.

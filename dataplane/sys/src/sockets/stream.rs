@@ -269,7 +269,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// More than the sockets hold.
+    /// More bytes than the sockets hold.
     const BYTES: usize = 12_000_000;
 
     fn buffer() -> IoBuf {
@@ -280,7 +280,7 @@ mod tests {
     fn pair(poller: &Poller) -> (OwnedFd, OwnedFd) {
         let any = "127.0.0.1:0".parse().expect("address");
         let listener = net::tcp_listener(any, 4).expect("listener");
-        assert!(accept(listener.as_fd()).expect("nobody").is_none());
+        assert!(accept(listener.as_fd()).expect("no error").is_none());
         let address = listener.local_addr().expect("address");
         let client = net::tcp_socket(address).expect("socket");
         start_connect(client.as_fd(), address).expect("started");

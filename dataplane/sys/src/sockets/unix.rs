@@ -286,7 +286,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("kvplane-unix-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         let path = directory.join("socket");
-        let kind = |path: &Path| connect(path).expect_err("nobody is there").kind();
+        let kind = |path: &Path| connect(path).expect_err("no listener").kind();
         assert_eq!(kind(&path), io::ErrorKind::NotFound);
         let listener = std::os::unix::net::UnixListener::bind(&path).expect("a listener");
         // Without accepts the backlog fills up.

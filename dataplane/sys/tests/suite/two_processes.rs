@@ -61,7 +61,7 @@ impl Link {
             if self.input.is_empty() {
                 woken.clear();
                 self.poller.wait(Duration::from_secs(20), &mut woken).expect("wait");
-                assert!(!woken.is_empty(), "nobody rang");
+                assert!(!woken.is_empty(), "the doorbell did not ring");
             }
             self.own.awake();
             self.own.drain();

@@ -113,7 +113,7 @@ fn neighbours_that_share_a_block_do_not_undo_each_other() {
         .collect();
     let ended = run(&mut files, transfers);
     assert!(ended.iter().all(|(_, result)| result.is_ok()), "{:?}", files.take_problem());
-    assert!(std::fs::read(&scratch.0).expect("readable") == whole, "every byte of every neighbour is there");
+    assert!(std::fs::read(&scratch.0).expect("readable") == whole, "all bytes of all neighbours are written");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn out_of_range_transfers_are_rejected_and_a_truncated_file_is_an_error() {
     std::fs::OpenOptions::new().write(true).open(&scratch.0).and_then(|file| file.set_len(32 << 10)).expect("shrunk");
     let ended = run(&mut files, vec![transfer(4, 0, 64 << 10, false), transfer(5, 100, 40_000, false)]);
     assert!(ended.iter().all(|(_, result)| *result == Err(Status::OutOfRange)), "a short read is an error: {ended:?}");
-    assert!(files.take_problem().expect("said why").contains("ended at"));
+    assert!(files.take_problem().expect("a description").contains("ended at"));
     files.close(file);
     assert_eq!(run(&mut files, vec![transfer(6, 0, 4096, false)]), [(6, Err(Status::Stale))]);
     assert!(files.is_idle());
@@ -187,7 +187,7 @@ fn end_releases_all_memory() {
     let scratch = Scratch::new("end");
     let bytes = 8 << 20;
     let mut files = Files::new();
-    assert!(files.end(Duration::ZERO), "there never was a ring");
+    assert!(files.end(Duration::ZERO), "no ring was created");
     for write in [false, true] {
         let mut files = Files::new();
         let file = files.open(&scratch.0, options(bytes as u64)).expect("a file");

@@ -235,7 +235,7 @@ fn a_truncated_file_causes_errors_not_wrong_bytes() {
     let file = std::fs::File::options().write(true).open(&scratch.0).expect("the file");
     file.set_len(4096).expect("cut");
     assert_eq!(bed.get(6, 1 << 20), Err(Miss::Fault(Fault::Io)));
-    let problem = bed.nvme.take_problem().expect("it is said");
+    let problem = bed.nvme.take_problem().expect("a description");
     assert!(problem.contains("only 0 bytes were moved"), "{problem}");
     assert_eq!(bed.tier.stats().harm.unread, 1);
 }
@@ -317,7 +317,7 @@ fn an_operation_outside_the_part_is_refused() {
     let op = block_op(&mut bed, 6);
     bed.nvme.start(BlockOp { offset: FILE_BYTES - 4096, ..op });
     assert_eq!(bed.nvme.poll_done(), Some((op.id, Err(Fault::Io))));
-    assert!(bed.nvme.take_problem().expect("it is said").contains("outside a part"));
+    assert!(bed.nvme.take_problem().expect("a description").contains("outside a part"));
     assert!(bed.nvme.end(Duration::from_secs(10)));
 }
 

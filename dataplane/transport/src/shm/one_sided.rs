@@ -167,7 +167,7 @@ mod tests {
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let lingering = ClosingChannel::new(ours, Region::allocate(&options).expect("memory"), 1);
-        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
+        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is notified");
         std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
         for _ in 0..10 {
             assert!(!lingering.is_over());

@@ -226,7 +226,7 @@ impl SharedSegment {
 mod tests {
     use super::*;
 
-    /// Memory whose first word says whose it is.
+    /// Creates memory whose first word identifies it.
     fn memory(word: u64) -> Arc<Region> {
         let options = RegionOptions { shared: true, ..RegionOptions::new("setup-test", 4096) };
         let region = Region::allocate(&options).expect("memory");
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Whatever the client makes of the answer's words: the descriptor itself gives no right to write.
+    /// Whatever the client does with the words of the reply: the descriptor itself grants no right to write.
     #[test]
     fn read_only_segments_cannot_be_mapped_writable() {
         const EACCES: i32 = 13;
@@ -289,7 +289,7 @@ mod tests {
         let view = Region::map_shared(fd, 4096, false).expect("mapped");
         region.copy_in(0, &43u64.to_le_bytes());
         assert_eq!(view.load_u64(0), 43);
-        // Registered again, for writing: what no new mapping can write is left to other ways.
+        // Registered again, as writable: memory that no new mapping can write is not shared.
         offer_segment(&answering, segment, Some(&region), true).expect("sent");
         assert!(take_answer(&asking).expect("answered").expect("there").1.map().is_err());
     }

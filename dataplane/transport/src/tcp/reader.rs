@@ -371,7 +371,7 @@ mod tests {
         };
         reader.enter(1, &mut staging);
         staging.take(&frame[..HEADER_BYTES + 10]).expect("there is room");
-        assert_eq!(take(&mut reader, &mut staging), None, "the rest of its body has not come");
+        assert_eq!(take(&mut reader, &mut staging), None, "the rest of its body has not arrived");
         staging.take(&frame[HEADER_BYTES + 10..]).expect("there is room");
         assert_eq!(take(&mut reader, &mut staging), Some(header));
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("reader", 4096) };

@@ -151,12 +151,12 @@ mod tests {
         assert_eq!(strangers.add(id(0), address(1)), None);
         assert_eq!(strangers.add(id(1), address(2)), None);
         assert_eq!(strangers.add(id(2), address(2)), None);
-        assert_eq!(strangers.add(id(3), address(2)), Some(id(1)), "the third from there");
+        assert_eq!(strangers.add(id(3), address(2)), Some(id(1)), "the third from that address");
         strangers.remove(id(1));
         assert_eq!(strangers.add(id(4), address(3)), None);
-        assert_eq!(strangers.add(id(5), address(4)), Some(id(0)), "the fifth in all");
+        assert_eq!(strangers.add(id(5), address(4)), Some(id(0)), "the fifth in total");
         strangers.remove(id(0));
-        // One that was let in counts no more.
+        // An authenticated connection does not count any more.
         strangers.remove(id(2));
         assert_eq!(strangers.add(id(6), address(2)), None);
         assert_eq!((strangers.len(), strangers.of_address.len()), (4, 3));

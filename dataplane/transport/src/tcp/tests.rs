@@ -40,7 +40,7 @@ fn an_idle_connection_owns_little_memory() {
     }
     let limit = Instant::now() + Duration::from_secs(30);
     while asked.open() < CONNECTIONS {
-        assert!(Instant::now() < limit, "nobody comes any more");
+        assert!(Instant::now() < limit, "no connection arrives any more");
         round(&poller, &mut asking);
         round(&other, &mut asked);
     }
@@ -53,7 +53,7 @@ fn an_idle_connection_owns_little_memory() {
     }
     let mut seen = 0;
     while seen < CONNECTIONS * FRAMES {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         round(&poller, &mut asking);
         seen += round(&other, &mut asked);
     }

@@ -114,7 +114,7 @@ impl End {
 fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !done(ends) {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         ends.iter_mut().for_each(|end| end.round());
     }
 }

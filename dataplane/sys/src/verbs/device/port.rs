@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(port(32, 0, 2).bits_per_second, 100_000_000_000, "EDR x4");
         assert_eq!(port(64, 0, 2).bits_per_second, 200_000_000_000, "HDR x4");
         assert_eq!(port(128, 0, 2).bits_per_second, 400_000_000_000, "NDR x4");
-        assert_eq!(port(128, 256, 2).bits_per_second, 800_000_000_000, "XDR x4, told beside a clamped old field");
+        assert_eq!(port(128, 256, 2).bits_per_second, 800_000_000_000, "XDR x4, with the old field clamped");
         assert_eq!(port(77, 0, 2).bits_per_second, 0, "unknown is not guessed");
     }
 

@@ -24,8 +24,8 @@ pub(crate) fn pulled_and_put_back(first: &Device, second: &Device) {
     cable("up");
     assert_eq!(next_event(&a), AsyncEvent::PortActive { port: a.port.port });
     // A failed queue pair recovers by a reset of both ends.
-    a.queue_pair.reset(|_| panic!("all were told")).expect("reset");
-    b.queue_pair.reset(|_| panic!("all were told")).expect("reset");
+    a.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
+    b.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
     connect(&mut a, &mut b);
     a.post(2, Operation::Write { to }, 0, 4096);
     assert_eq!(a.wait_one().status, Status::Success);
@@ -43,7 +43,7 @@ fn next_event(end: &End) -> AsyncEvent {
     poller.add(end.context.as_fd(), 1, Interest::Readable).expect("watched");
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < DEADLINE, "no event came");
+        assert!(start.elapsed() < DEADLINE, "no event arrived");
         match end.context.next_event().expect("asked") {
             Some(event @ (AsyncEvent::PortError { .. } | AsyncEvent::PortActive { .. })) => return event,
             Some(other) => eprintln!("{other:?}"),

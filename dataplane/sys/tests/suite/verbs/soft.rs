@@ -30,7 +30,7 @@ fn ports_report_their_configuration() {
         .iter()
         .map(|device| device.open().expect("opened").port(1).expect("port").bits_per_second / 1_000_000_000)
         .collect();
-    assert_eq!(speeds, [100, 400, 800, 200], "the next lower speed there is");
+    assert_eq!(speeds, [100, 400, 800, 200], "the next lower existing speed");
     let context = devices[0].open().expect("opened");
     assert_eq!(context.port(1).expect("port").active_mtu, Mtu::Bytes1024);
     assert_eq!(context.gids(1).expect("gids")[0].gid.to_string(), "::ffff:10.88.0.1");
@@ -68,8 +68,8 @@ fn a_port_set_down_flushes_and_reports_an_event() {
     fabric.set_port(0, true);
     fabric.pause(0, false);
     assert_eq!(a.context.next_event().expect("asked"), Some(AsyncEvent::PortActive { port: 1 }));
-    a.queue_pair.reset(|_| panic!("all were told")).expect("reset");
-    b.queue_pair.reset(|_| panic!("all were told")).expect("reset");
+    a.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
+    b.queue_pair.reset(|_| panic!("all requests were retired")).expect("reset");
     connect(&mut a, &mut b);
     fill(&a.region, 1, 0, 64);
     a.post(4, write_to(&b, 0), 0, 64);
@@ -141,7 +141,7 @@ fn unsignalled_requests_before_a_flush_are_not_reported_as_successful() {
     let silent = |token| kvplane_sys::verbs::Request::new(token, write_to(&b, 0), payload);
     a.queue_pair.push(&silent(1)).expect("pushed");
     a.queue_pair.flush(false).expect("posted");
-    assert!(a.poll().is_empty() && a.queue_pair.has_silent_tail(), "done, but nobody says so");
+    assert!(a.poll().is_empty() && a.queue_pair.has_silent_tail(), "completed, but not reported");
     fabric.pause(0, true);
     a.queue_pair.push(&silent(2)).expect("pushed");
     a.queue_pair.flush(false).expect("posted");
@@ -182,7 +182,7 @@ fn completions_without_room_fail_the_queue_and_hold_the_memory() {
     let (mut a, mut b) = (End::new(&devices[0], &options(), false), End::new(&devices[1], &options(), true));
     let small = QueuePairOptions { send_depth: 4, ..options() };
     let queue = CompletionQueue::new(&b.context, 4, None).expect("queue");
-    assert!(matches!(queue.arm(), Err(VerbsError::NotOffered { .. })), "nobody would be told");
+    assert!(matches!(queue.arm(), Err(VerbsError::NotOffered { .. })), "no channel to signal");
     b.queue_pair = QueuePair::new(&b.domain, &queue, b.shared.as_ref(), &small).expect("queue pair");
     b.queue = queue;
     connect(&mut a, &mut b);

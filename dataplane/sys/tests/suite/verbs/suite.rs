@@ -313,7 +313,7 @@ fn a_parked_thread_is_woken(first: &Device, second: &Device) {
     for round in 0..3 {
         b.receive(round, 0, 64);
         b.queue.arm().expect("armed");
-        assert!(b.poll().is_empty(), "nothing came before it was armed");
+        assert!(b.poll().is_empty(), "no completion before it was armed");
         a.post(round, Operation::Send, 0, 64);
         let mut ready = Vec::new();
         while ready.is_empty() {
@@ -371,7 +371,7 @@ fn bad_requests_change_nothing(first: &Device, second: &Device) {
     assert_eq!((dropped, a.queue_pair.unsent(), a.queue_pair.room()), (2, 0, 2));
     assert!(a.queue_pair.has_silent_tail());
     a.post(9, Operation::Write { to }, 0, 0);
-    assert_eq!(a.wait(3).len(), 3, "what was posted goes its way");
+    assert_eq!(a.wait(3).len(), 3, "posted requests proceed");
 }
 
 fn states_are_kept(first: &Device, second: &Device) {

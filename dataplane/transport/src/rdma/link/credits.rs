@@ -83,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    /// One side, with the messages that it wants to send and those that have arrived and were not looked at.
+    /// One side, with the number of messages that it wants to send and of those received but not handled.
     struct Side {
         credits: Credits,
         wants: u32,
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Moves a message from one side's wire to the other; whether there was one.
+    /// Moves a message from one side's wire to the other side; returns false if there was none.
     fn arrive(from: &mut Side, to: &mut Side, posted: u16) -> bool {
         let Some(credits) = from.wire.pop_front() else { return false };
         assert!(to.inbox < posted, "a message without a receive");
@@ -151,14 +151,14 @@ mod tests {
                     _ => { consume(&mut b); }
                 }
             }
-            // Whatever happened, from here on everything goes through, and then there is silence.
+            // Whatever happened before, from here on everything is delivered, and then both sides are quiet.
             let mut rounds = 0;
             while [
                 a.flush(), b.flush(), arrive(&mut a, &mut b, b_grant), arrive(&mut b, &mut a, a_grant),
                 consume(&mut a), consume(&mut b),
             ].contains(&true) {
                 rounds += 1;
-                prop_assert!(rounds < 10_000, "they talk about credits for ever");
+                prop_assert!(rounds < 10_000, "credit messages do not end");
             }
             prop_assert_eq!((a.wants, b.wants), (0, 0));
             prop_assert_eq!((a.sent, b.sent), (a_wants, b_wants));

@@ -155,7 +155,7 @@ mod tests {
         let fresh = pool.insert().expect("room again");
         assert_ne!(fresh, ids[1], "the place is the same, the name is not");
         pool.touch(ids[1]);
-        // The hand stands behind the one that left; a new one has not been used and is first.
+        // The hand is behind the removed endpoint; a new one has not been used and comes first.
         assert_eq!(pool.victim(|id| id != ids[2]), Some(fresh));
         assert_eq!(pool.victim(|_| false), None, "all are in use");
     }
@@ -182,7 +182,7 @@ mod tests {
         #[test]
         fn the_pool_is_bounded_and_evicts_only_idle_endpoints(capacity in 1usize..8, steps in steps()) {
             let mut pool = Endpoints::new(capacity);
-            // By order of arrival: the id, and whether it was used since the hand saw it.
+            // In order of arrival: the id of each endpoint.
             let mut model: BTreeMap<usize, EndpointId> = BTreeMap::new();
             let mut arrivals = 0;
             let nth = |model: &BTreeMap<usize, EndpointId>, n: usize| {
@@ -209,7 +209,7 @@ mod tests {
                         let busy: Vec<_> = busy.iter().filter_map(|n| nth(&model, *n)).collect();
                         let idle = model.values().any(|id| !busy.contains(id));
                         let victim = pool.victim(|id| !busy.contains(&id));
-                        prop_assert_eq!(victim.is_some(), idle, "one is found when there is one");
+                        prop_assert_eq!(victim.is_some(), idle, "a victim is found if there is an idle endpoint");
                         if let Some(victim) = victim {
                             prop_assert!(model.values().any(|held| *held == victim) && !busy.contains(&victim));
                         }

@@ -124,10 +124,11 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Issues calls and gives notice of runs of outstanding ones, in any order, some too far, some twice.
+    /// Issues calls and delivers notifications for runs of outstanding ones, in any order, some out of range, some
+    /// twice.
     fn run(start: u32, steps: &[(bool, u8, u8)]) {
         let mut found = Outstanding { oldest: start, ..Outstanding::default() };
-        // The twin counts calls without wrapping.
+        // The model counts calls without wrapping.
         let (mut issued, mut open) = (0_u64, BTreeSet::new());
         let number = |call: u64| start.wrapping_add(call as u32);
         for &(issue, at, length) in steps {
@@ -191,7 +192,7 @@ mod tests {
         assert!(worth.pays(ZeroCopy::Auto) && !worth.pays(ZeroCopy::Never), "one that paid was between them");
         worth.unpaid();
         for pause in 0..PAUSES {
-            // Notices of what was sent before the pause come late.
+            // Notifications of sends before the pause arrive late.
             (0..UNPAID).for_each(|_| worth.unpaid());
             assert!(!worth.pays(ZeroCopy::Auto) && worth.pays(ZeroCopy::Always));
             worth.copied((PAUSE_BYTES << pause) - 1);

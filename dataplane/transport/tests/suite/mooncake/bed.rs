@@ -146,12 +146,12 @@ impl Bed {
         while let Some(event) = self.lanes.poll_event() {
             match event {
                 Event::Connected(_) => self.connected += 1,
-                Event::Sent(hold) => assert!(self.lent.remove(&hold).is_some(), "memory came back twice"),
+                Event::Sent(hold) => assert!(self.lent.remove(&hold).is_some(), "memory was returned twice"),
                 Event::Gone(_, why) => {
                     self.receiving = None;
                     self.gone.push(why);
                 }
-                Event::Accepted(_) => panic!("nobody listens"),
+                Event::Accepted(_) => panic!("there is no listener"),
             }
         }
     }

@@ -87,7 +87,7 @@ fn a_large_rejected_write_stops() {
         // Until its end, which comes before the payload's.
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut peer.0, &mut rest);
-        assert!(rest.len() < BYTES, "all {} bytes came", rest.len());
+        assert!(rest.len() < BYTES, "all {} bytes arrived", rest.len());
         serve(&mut listening.accept(), 2, 3);
     });
     let mut bed = Bed::new();
@@ -273,7 +273,7 @@ fn a_version_1_servers_zeros_are_found_out_too() {
 fn nonsense_ends_the_lane() {
     type Script = fn(&mut Raw);
     let scripts: [(&str, Script); 5] = [
-        ("bytes that nobody asked for", |peer| peer.send(&[0; 9])),
+        ("bytes that answer no request", |peer| peer.send(&[0; 9])),
         ("an answer before the payload", |peer| {
             serve(peer, 1, 9);
             peer.send(&OK);
@@ -357,7 +357,7 @@ fn closing_ends_everything_once() {
         lanes.close(poller, lane, CloseCause::Closed);
         bed.round();
         assert_eq!(bed.gone, [CloseCause::Closed]);
-        assert!(bed.lent.is_empty(), "the bed checks that none comes back twice");
+        assert!(bed.lent.is_empty(), "the bed checks that none is returned twice");
         assert_eq!(bed.lanes.open(), 0);
         script.join().expect("the script was followed");
     }

@@ -112,7 +112,7 @@ impl Bed {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        panic!("the server never came to {what}: {:?}", self.counters());
+        panic!("the server did not reach {what}: {:?}", self.counters());
     }
 
     fn unused(&self) {

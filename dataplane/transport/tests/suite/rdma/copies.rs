@@ -18,7 +18,7 @@ fn copy(bed: &mut Bed, token: u64, offset: usize, (at, bytes): (usize, usize), w
 fn outcome(bed: &mut Bed, token: u64) -> Result<(), Status> {
     bed.until("the copy is over", |bed| bed.asking.copied.iter().any(|copied| copied.0 == token));
     let found: Vec<_> = bed.asking.copied.iter().filter(|copied| copied.0 == token).collect();
-    assert_eq!(found.len(), 1, "each copy is over once");
+    assert_eq!(found.len(), 1, "each copy completes once");
     found[0].1
 }
 
@@ -70,7 +70,7 @@ fn many_copies_need_few_doorbells() {
         bed.until("all are over", |bed| bed.asking.copied.len() == 201);
         let after = *bed.asking.rdma.counters();
         assert!(after.requests - before.requests >= 200);
-        assert_eq!(after.messages, before.messages, "the owner is not asked again");
+        assert_eq!(after.messages, before.messages, "no further request to the owner");
         assert!((after.doorbells - before.doorbells) * 8 <= 200, "{before:?} {after:?}");
     });
 }
@@ -117,7 +117,7 @@ fn a_retracted_segment_is_not_accessible() {
         bed.until("the news are there", |bed| bed.asking.frames.len() == 1);
         copy(&mut bed, 1, 0, (0, 64), true);
         assert_eq!(outcome(&mut bed, 1), Err(Status::Stale));
-        assert!(bed.asking.gone.is_empty(), "who was told does not try");
+        assert!(bed.asking.gone.is_empty(), "a notified peer does not try");
         check(&part(&theirs, 0, 1 << 20), 3, 0);
     });
 }

@@ -142,7 +142,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
 fn check_outcomes(bed: &Bed, count: usize) {
     let mut copies = BTreeMap::new();
     for (token, result) in &bed.asking.copied {
-        assert!(copies.insert(*token, *result).is_none(), "copy {token} was over twice");
+        assert!(copies.insert(*token, *result).is_none(), "copy {token} completed twice");
         match result {
             Ok(()) => check(&part(&bed.asking.region, *token as usize * LENGTH, LENGTH), 6, *token * LENGTH as u64),
             Err(status) => assert!(matches!(status, Status::Stale | Status::Unreachable), "{status}"),
@@ -195,7 +195,7 @@ fn a_removed_device_ends_all_of_its_connections() {
         fabric.remove(0);
         bed.until("the end is told", |bed| bed.asking.gone.len() == 1 && bed.asking.copied.len() == 10);
         assert_eq!(bed.asking.holds.len(), 10);
-        let error = bed.asking.rdma.offer(0, 0).expect_err("there is no device").to_string();
+        let error = bed.asking.rdma.offer(0, 0).expect_err("the device is gone").to_string();
         assert!(error.contains("loop0"), "{error}");
     });
 }

@@ -76,7 +76,7 @@ impl Foreign {
     fn outcome(&mut self, token: u64) -> Result<(), Status> {
         self.bed.until("the copy is over", |bed| bed.asking.copied.iter().any(|copied| copied.0 == token));
         let found: Vec<_> = self.bed.asking.copied.iter().filter(|copied| copied.0 == token).collect();
-        assert_eq!(found.len(), 1, "each copy is over once");
+        assert_eq!(found.len(), 1, "each copy completes once");
         found[0].1
     }
 }

@@ -112,7 +112,7 @@ fn unusable_offers_are_rejected_with_the_reason() {
             "{:?}",
             asking.gone
         );
-        assert!(asking.rdma.offer(5, 0).is_err(), "there is no such device");
+        assert!(asking.rdma.offer(5, 0).is_err(), "no such device");
         let Some(fabric) = fabric else { return };
         let (_, offer) = asking.rdma.offer(0, 0).expect("an offer");
         fabric.set_port(1, false);
@@ -126,6 +126,6 @@ fn unusable_offers_are_rejected_with_the_reason() {
         fabric.set_port(0, true);
         fabric.set_port(1, true);
         asking.round();
-        assert!(asking.rdma.offer(0, 0).is_ok(), "it has come back");
+        assert!(asking.rdma.offer(0, 0).is_ok(), "it is active again");
     });
 }

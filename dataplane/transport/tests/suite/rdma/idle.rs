@@ -18,7 +18,7 @@ fn keepalive_probes_idle_peers_and_detects_dead_ones() {
         while bed.asking.rdma.counters().keepalives < 5 || bed.asked.rdma.counters().keepalives < 5 {
             bed.asking.round();
             bed.asked.round();
-            assert!(Instant::now() < until, "nobody is asked");
+            assert!(Instant::now() < until, "no probe was sent");
         }
         assert!(bed.asking.gone.is_empty() && bed.asked.gone.is_empty(), "{:?}", bed.asking.gone);
         assert!(bed.asked.frames.is_empty(), "a sign of life is no message");
@@ -36,7 +36,7 @@ fn keepalive_probes_idle_peers_and_detects_dead_ones() {
         fabric.set_port(1, false);
         while bed.asking.gone.is_empty() {
             bed.asking.round();
-            assert!(Instant::now() < until, "nobody notices");
+            assert!(Instant::now() < until, "the dead peer was not detected");
         }
         fabric.set_port(1, true);
     });

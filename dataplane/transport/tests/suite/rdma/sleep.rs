@@ -22,7 +22,7 @@ fn a_message_wakes_the_parked() {
             bed.asking.rdma.flush();
             let mut readiness = Vec::new();
             bed.asked.poller.wait(Duration::from_secs(30), &mut readiness).expect("a working poller");
-            assert!(!readiness.is_empty(), "nobody woke the parked");
+            assert!(!readiness.is_empty(), "the parked end was not woken");
             for one in readiness {
                 bed.asked.rdma.ready(Token::from_bits(one.token).expect("a token"));
             }

@@ -177,7 +177,7 @@ pub(crate) fn cut(seed: u64, bytes: usize, about: usize) -> Vec<usize> {
 pub(crate) fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
     let limit = Instant::now() + Duration::from_secs(30);
     while !done(ends) {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         ends.iter_mut().for_each(|end| end.round());
     }
 }

@@ -155,7 +155,7 @@ fn a_graceful_close_times_out_if_the_peer_does_not_read() {
 fn only_connections_that_expect_input_are_tried() {
     let (mut client, mut server) = pair(1, 1, |_, _| None);
     let (asked, asking) = (client.connections[0], server.connections[0]);
-    assert!(!client.tcp.try_active() && !server.tcp.try_active(), "nothing was asked yet");
+    assert!(!client.tcp.try_active() && !server.tcp.try_active(), "no request was sent yet");
     client.send(asked, 0, b"question", &[]);
     assert!(client.tcp.try_active());
     until(&mut [&mut client, &mut server], |ends| ends[1].frames.len() == 1);

@@ -128,7 +128,7 @@ fn a_requiring_client_sends_no_frame_to_a_plaintext_server() {
     let (mut sender, mut receiver, address) = keyed_pair(1, |_, _| None, client, None);
     sender.tcp.connect(&sender.poller, address).expect("a socket");
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
-    assert!(sender.connections.is_empty(), "it was never there for the host");
+    assert!(sender.connections.is_empty(), "it was never reported to the host");
     assert!(text(&receiver.gone).contains("--data-tls is off here"), "{}", text(&receiver.gone));
 }
 
@@ -152,7 +152,7 @@ fn a_requiring_client_cannot_be_downgraded() {
     assert!(sender.connections.is_empty() && sender.frames.is_empty());
     assert!(matches!(sender.gone[0], CloseCause::Tls(_)), "{:?}", sender.gone);
     let heard = server.join().expect("a server");
-    assert!(heard.first() == Some(&22) && !heard.windows(4).any(|part| part == b"KVPF"), "nothing but TLS was said");
+    assert!(heard.first() == Some(&22) && !heard.windows(4).any(|part| part == b"KVPF"), "only TLS was sent");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn replies_arrive_after_the_memory_of_their_requests_is_returned() {
     until(&mut [&mut client, &mut server], |_| true);
     let limit = Instant::now() + Duration::from_secs(30);
     while client.frames.len() < 60 {
-        assert!(Instant::now() < limit, "nothing comes any more");
+        assert!(Instant::now() < limit, "no event arrives any more");
         client.round();
         server.round();
         while let Some(&(number, _, _)) = server.payloads.get(answered) {
