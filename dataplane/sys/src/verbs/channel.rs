@@ -53,7 +53,7 @@ impl CompletionChannel {
         // SAFETY: the context is open; the library returns a new channel for this caller, or null.
         let raw = unsafe { (context.functions().create_comp_channel)(context.raw()) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused("make a completion channel", io::Error::last_os_error()));
+            return Err(context.refused("create a completion channel", io::Error::last_os_error()));
         };
         let channel = Self { inner: Arc::new(Channel { raw, context: Arc::clone(context) }) };
         // SAFETY: the channel is alive; its descriptor does not change.

@@ -63,7 +63,7 @@ impl CompletionQueue {
         // SAFETY: context and channel are alive and stay so; the token is returned and never dereferenced.
         let raw = unsafe { (context.functions().create_cq)(context.raw(), entries as c_int, token, raw_channel, 0) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused(format!("make a queue of {entries} completions"), io::Error::last_os_error()));
+            return Err(context.refused(format!("create a queue of {entries} completions"), io::Error::last_os_error()));
         };
         // SAFETY: the queue is alive, and its function table was filled when the device was opened.
         let poll = unsafe { (*(*raw.as_ptr()).context).ops.poll_cq };

@@ -100,7 +100,7 @@ impl ProtectionDomain {
         let raw = unsafe { (context.functions().alloc_pd)(context.raw()) };
         match NonNull::new(raw) {
             Some(raw) => Ok(Self { inner: Arc::new(Domain { raw, context: Arc::clone(context) }) }),
-            None => Err(context.refused("make a protection domain", io::Error::last_os_error())),
+            None => Err(context.refused("create a protection domain", io::Error::last_os_error())),
         }
     }
 

@@ -223,7 +223,7 @@ impl QueuePair {
             }
             error => {
                 let source = io::Error::from_raw_os_error(error.saturating_abs());
-                Err(self.context().refused(format!("take queue pair {} from {from:?} to {to:?}", self.qp_num), source))
+                Err(self.context().refused(format!("move queue pair {} from {from:?} to {to:?}", self.qp_num), source))
             }
         }
     }
@@ -445,7 +445,7 @@ fn create(
         Some(raw) => Ok((raw, wanted.cap.max_inline_data)),
         None => {
             let source = io::Error::last_os_error();
-            Err(context.refused(format!("make a queue pair with {options:?}"), source))
+            Err(context.refused(format!("create a queue pair with {options:?}"), source))
         }
     }
 }

@@ -106,7 +106,7 @@ impl Channel {
         let stated_bytes = u64::from(header.body_bytes).saturating_add(header.payload_bytes);
         if header.payload_bytes > Limits::PAYLOAD_ALONG_BYTES || body.len() as u64 != stated_bytes {
             let payload_bytes = header.payload_bytes;
-            let what = format!("{} bytes follow a header of {} and {payload_bytes}", body.len(), header.body_bytes);
+            let what = format!("{} bytes follow a header, not {} and {payload_bytes}", body.len(), header.body_bytes);
             return Err(CloseCause::Setup(what));
         }
         let (body, payload) = body.split_at(header.body_bytes as usize);

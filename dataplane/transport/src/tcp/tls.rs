@@ -137,7 +137,7 @@ impl Tls {
             self.begun.pop_front();
             if open {
                 let seconds = PATIENCE.as_secs();
-                return Some((id, CloseCause::Tls(format!("the TLS handshake was not done after {seconds} s"))));
+                return Some((id, CloseCause::Tls(format!("the TLS handshake did not complete within {seconds} s"))));
             }
         }
         None

@@ -191,7 +191,9 @@ impl SharedReceiveQueue {
         // SAFETY: the domain is alive and stays so; the library reads and updates the options.
         let raw = unsafe { (context.functions().create_srq)(domain.inner().raw(), &raw mut options) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(context.refused(format!("share {depth} receives"), io::Error::last_os_error()));
+            return Err(
+                context.refused(format!("create a shared queue of {depth} receives"), io::Error::last_os_error())
+            );
         };
         // SAFETY: the queue is alive, and its function table was filled when the device was opened.
         let post = unsafe { (*(*raw.as_ptr()).context).ops.post_srq_recv };

@@ -220,7 +220,7 @@ impl Intake {
             let began = match (self.began.take(), envelope.kind) {
                 (None, MessageKind::Frame) => envelope,
                 (Some(began), MessageKind::More) => began,
-                _ => return Err(broken("a record was continued that had not begun")),
+                _ => return Err(broken("a record was continued before it was started")),
             };
             if self.assembly.is_empty() && !envelope.more {
                 let content = core::mem::take(&mut books.message);

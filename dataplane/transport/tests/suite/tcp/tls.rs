@@ -169,7 +169,7 @@ fn slow_or_invalid_handshakes_time_out() {
     let start = Instant::now();
     until(&mut [&mut receiver], |ends| ends[0].tcp.open() == 0);
     assert!(start.elapsed() < Duration::from_secs(20));
-    assert!(text(&receiver.gone).contains("was not done after 5 s"), "{}", text(&receiver.gone));
+    assert!(text(&receiver.gone).contains("did not complete within 5 s"), "{}", text(&receiver.gone));
     drop((slow, silent));
 }
 
