@@ -12,7 +12,7 @@
 //! A descriptor is resolved to its file when the operation is submitted, by the next [`Ring::poll`] or
 //! [`Ring::submit`], not when it is queued; after that, it may be closed. A caller that closes a descriptor of
 //! operations queued since the last of those calls must submit first, or the operation may act on another file that
-//! reuses the number. It never accesses memory other than its buffers.
+//! reuses the number. An operation never accesses memory other than its buffers.
 //!
 //! The ring does not retry, time out or order operations.
 

@@ -1,10 +1,10 @@
 //! Verbs: RDMA through libibverbs, which is loaded at run time, or through software devices.
 //!
 //! [`Verbs`] is the source: the library of this machine, [`Loopback`] devices inside this process, or a `null` device
-//! that completes requests without executing them. All of them provide the same table of C functions, so the code above
-//! is the same. A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`], [`MemoryRegion`]s,
-//! [`CompletionQueue`]s and [`QueuePair`]s; each holds the objects that it was created from, so they may be dropped in
-//! any order.
+//! that completes requests at once and moves only messages. All of them provide the same table of C functions, so the
+//! code above is the same. A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`],
+//! [`MemoryRegion`]s, [`CompletionQueue`]s and [`QueuePair`]s; each holds the objects that it was created from, so they
+//! may be dropped in any order.
 //!
 //! ```
 //! use kvplane_sys::verbs::*;

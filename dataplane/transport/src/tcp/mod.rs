@@ -1,8 +1,8 @@
 //! TCP driver with direct system calls: frames both ways, payloads directly into their final memory.
 //!
-//! The host's poller is edge-triggered: a connection receives and sends until the socket would block. A host that spins
-//! calls the poller only now and then, and receives on the recently active connections that expect input
-//! ([`Tcp::try_active`]).
+//! The host's poller reports the readiness of connections edge-triggered: a connection receives and sends until the
+//! socket would block. A host that spins calls the poller only now and then, and receives on the recently active
+//! connections that expect input ([`Tcp::try_active`]).
 //!
 //! Small frames are gathered: one call sends many pieces of headers, bodies and payloads, and one receive may return
 //! many frames. A long payload is received in place; only the part that arrives together with its header is copied. The
