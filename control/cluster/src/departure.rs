@@ -1,60 +1,61 @@
-//! Deadlines of a member that leaves while slots move: [`MovesWait`].
+//! Deadlines of a member that leaves while slots migrate: [`MovesWait`].
 //!
-//! A member that leaves in order sends [`Input::PrepareLeave`] until nothing moves to it or from it any more. What it
-//! has not given away is lost to others when it ends, and what it has not fetched is gone with its former owner. The
-//! wait is bounded by progress and in all, since a peer that has failed must not keep a process from ending.
+//! A member that leaves in order repeats [`Input::PrepareLeave`] until no migration to it or from it is in progress.
+//! Objects that their new owners have not fetched are lost when the member ends, and objects that it has not fetched
+//! are lost with their former owner. The wait is bounded by progress and in total, because a failed peer must not keep
+//! a process from ending.
 //!
 //! [`Input::PrepareLeave`]: crate::Input::PrepareLeave
 
-/// How long a member that leaves waits for a first answer of the control plane, in nanoseconds: a map that moves slots
-/// to it may be on its way.
+/// Time that a leaving member waits for a first reply of the control plane, in nanoseconds: a map that moves slots to
+/// it may be in flight.
 pub const FIRST_ANSWER_NS: u64 = 1_000_000_000;
 
-/// Slots and objects that are left to move, at one moment.
+/// Slots and objects that remain to be migrated, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovesLeft {
-    /// Slots that others may not have yet.
+    /// Slots that their new owners may not have fetched yet.
     pub leaving: u64,
-    /// Slots that are not here yet.
+    /// Slots that this member has not fetched yet.
     pub coming: u64,
-    /// Objects here, of which others take those of slots that leave.
+    /// Objects of this member, some of them in slots that leave it.
     pub objects: u64,
-    /// Objects that were taken over so far.
+    /// Objects that this member has imported so far.
     pub imported: u64,
-    /// An SSD is still being recovered: others cannot list yet what leaves, so the lack of progress means nothing.
+    /// An SSD is still being recovered: peers cannot list yet what leaves, so the lack of progress means nothing.
     pub recovering: bool,
 }
 
-/// The control plane's last answer to [`Input::PrepareLeave`](crate::Input::PrepareLeave).
+/// Last reply of the control plane to [`Input::PrepareLeave`](crate::Input::PrepareLeave).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MovesNews {
-    /// Other owners that may not have all yet that moved to them.
+    /// Other owners that may not have fetched everything that migrated to them.
     pub unsettled: u64,
-    /// Slots have moved by a map that the member has not said to follow.
+    /// True if slots have moved by a map that the member has not reported to follow.
     pub behind: bool,
 }
 
-/// Deadlines of a member that leaves while slots move; all times are nanoseconds of one monotonic clock.
+/// Deadlines of a member that leaves while slots migrate; all times are nanoseconds of one monotonic clock.
 #[derive(Debug)]
 pub struct MovesWait {
     begun_ns: u64,
     patience_ns: u64,
     most_ns: u64,
-    /// When something moved last, or was seen to be left first.
+    /// Time of the last progress, or of the first observation of remaining slots.
     progress_ns: u64,
-    /// The slots and objects that were left then.
+    /// Slots and objects that remained at that time.
     last: MovesLeft,
 }
 
 impl MovesWait {
-    /// A wait that begins now, goes on for `patience_ns` without progress, and for `most_ns` in all.
+    /// Creates a wait that begins now, ends after `patience_ns` without progress, and after `most_ns` in total.
     #[must_use]
     pub fn new(now_ns: u64, patience_ns: u64, most_ns: u64) -> Self {
         Self { begun_ns: now_ns, patience_ns, most_ns, progress_ns: now_ns, last: MovesLeft::default() }
     }
 
-    /// The number of slots that are still to move, once the member need not wait for them, or not any longer; nothing
-    /// while the wait goes on.
+    /// Returns the number of slots that remain to be migrated, once the wait is over, because nothing remains or a
+    /// deadline has passed; `None` while the member has to wait.
     pub fn is_over(&mut self, left: MovesLeft, news: Option<MovesNews>, now_ns: u64) -> Option<u64> {
         let leaving = if news.is_some_and(|news| news.unsettled == 0) { 0 } else { left.leaving };
         let left = MovesLeft { leaving, ..left };
@@ -65,7 +66,7 @@ impl MovesWait {
             (self.last, self.progress_ns) = (left, now_ns);
         }
         let waited_ns = now_ns.saturating_sub(self.begun_ns);
-        // A map that moves slots may not have come here yet. A control plane that does not answer at once may do so.
+        // A map that moves slots may be in flight. A control plane that does not reply at once may still do so.
         let behind = news.map_or(waited_ns < FIRST_ANSWER_NS, |news| news.behind);
         let is_late = now_ns.saturating_sub(self.progress_ns) >= self.patience_ns || waited_ns >= self.most_ns;
         (slots == 0 && !behind || is_late).then_some(slots)
