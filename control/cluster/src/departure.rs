@@ -86,9 +86,9 @@ mod tests {
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let new = || MovesWait::new(7, 5_000 * MS, 20_000 * MS);
         let at = |ms: u64| 7 + ms * MS;
-        // Nobody moves anything.
+        // No slots are to migrate.
         assert_eq!(new().is_over(leaving(0, 9), news(0, false), at(1)), Some(0));
-        // A map gave it slots that it has not heard of. They come, object by object, longer than the patience.
+        // A map that it has not received gave it slots. They migrate object by object, for longer than the patience.
         let mut wait = new();
         assert_eq!(wait.is_over(coming(0, 0), news(0, true), at(900)), None);
         for second in 1..15 {
@@ -96,7 +96,7 @@ mod tests {
         }
         assert_eq!(wait.is_over(coming(0, 20), news(0, true), at(15_000)), None, "the control plane does not know");
         assert_eq!(wait.is_over(coming(0, 20), news(0, false), at(15_200)), Some(0));
-        // Others have what left, whatever is counted here; where they have not, it is waited for, object by object.
+        // New owners have fetched what left, despite the count here; otherwise the member waits, object by object.
         assert_eq!(new().is_over(leaving(9, 9), news(0, false), at(1)), Some(0));
         let mut wait = new();
         for second in 0..9 {
@@ -109,7 +109,7 @@ mod tests {
             assert_eq!(wait.is_over(coming(8, second), news(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(coming(8, 20), news(1, false), at(20_000)), Some(8), "the longest wait");
-        // Others wait for the recovery of an SSD here, within the longest wait.
+        // Peers wait for the recovery of an SSD here, within the longest wait.
         let recovering = |recovering| MovesLeft { recovering, ..leaving(8, 3) };
         let mut wait = new();
         for second in 1..12 {
@@ -117,7 +117,7 @@ mod tests {
         }
         assert_eq!(wait.is_over(recovering(false), news(1, false), at(15_999)), None);
         assert_eq!(wait.is_over(recovering(false), news(1, false), at(16_000)), Some(8));
-        // Without an answer a map may still be on its way, for a moment.
+        // Without an answer a map may still be in flight, for a moment.
         let mut wait = new();
         assert_eq!(wait.is_over(coming(0, 0), None, at(999)), None);
         assert_eq!(wait.is_over(coming(0, 0), None, at(1000)), Some(0));

@@ -226,7 +226,8 @@ impl Membership {
         match self.members.get_mut(node) {
             Some(row) if given <= row.member.incarnation => {
                 if row.capacity_bytes == 0 && row.version.is_empty() && row.member == joiner.member {
-                    // The node is known from an adopted map, which lacks both, and has not received the reply to its join.
+                    // The node is known from an adopted map, which lacks both, and has not received the reply to its
+                    // join.
                     (row.capacity_bytes, row.version) = (joiner.capacity_bytes, joiner.version.clone());
                     self.effects.put(row.record());
                 }

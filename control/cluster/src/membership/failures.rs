@@ -152,7 +152,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Four owners of slots: the first was last heard at 0, the others at these times.
+    /// Returns four owners of slots: the first was last heard from at 0, the others at these times.
     fn members(heard_ns: [u64; 3]) -> Members {
         let mut members = Members::default();
         for (node, heard_ns) in (1..).zip([0, heard_ns[0], heard_ns[1], heard_ns[2]]) {
@@ -184,7 +184,7 @@ mod tests {
     fn a_dead_member_with_devices_waits_until_no_other_owner_may_have_died_with_it() {
         let (config, mut devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (node, incarnation) = (NodeId(1), Incarnation(1));
-        // The second was not heard after the first could have died.
+        // The second was not heard from after the first could have died.
         let mut members = members([SECOND / 4, 2 * SECOND, 2 * SECOND]);
         members.row_mut(node).seen.dead = true;
         assert_eq!(detector(&config, &members, &devices).expellable(), [node]);

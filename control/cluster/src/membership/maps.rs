@@ -188,7 +188,7 @@ mod tests {
         Member { node, incarnation, weight, failure_domain, host, shards: Vec::new() }
     }
 
-    /// Publishes a map with these members; whether the layout is another.
+    /// Publishes a map with these members; returns true if the layout changed.
     fn publish(maps: &mut MapHistory, members: &[Member], replicas: u8) -> bool {
         let before = maps.advance(members.to_vec(), replicas);
         maps.note_layout(&before)

@@ -169,7 +169,7 @@ fn a_source_with_wrong_bytes_is_found_and_left() {
     fluid.run(60 * SECOND).expect("everybody is done");
     let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).expect("there");
     let row = rows.iter().find(|row| row.member == bad).expect("a member");
-    assert!(row.excluded.contains("is not what its hash says"), "{}", row.excluded);
+    assert!(row.excluded.contains("does not match its hash"), "{}", row.excluded);
     assert_eq!((rows.iter().filter(|row| !row.excluded.is_empty()).count(), lost), (1, 0));
 }
 
