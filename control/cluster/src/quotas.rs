@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Strategy of a step: the shard, true if it gets its answer, the bytes it wants, true if the control plane restarts.
+    /// Strategy of a step: shard, true if it gets its answer, wanted bytes, true if the control plane restarts.
     fn step() -> impl Strategy<Value = (usize, bool, u64, bool)> {
         (0..4usize, prop::bool::weighted(0.7), 0..400u64, prop::bool::weighted(0.03))
     }

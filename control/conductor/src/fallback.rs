@@ -1,21 +1,22 @@
-//! Where a request goes while the Conductor cannot be asked: a rule that a client can follow with the last table.
+//! Fallback placement while the Conductor is unreachable: a rule that a client can follow with the last table.
 //!
-//! Rendezvous hashing over the instances, by a block near the beginning of the prompt, so that prompts that begin alike
-//! meet; but nobody gets more than a quarter above the mean of what this client has under way, so that a beginning that
-//! all prompts share does not send them all to one.
+//! Rendezvous hashing over the instances, by a block near the beginning of the prompt, so that prompts with a common
+//! prefix meet; but no instance gets more than a quarter above the mean of this client's requests in flight, so that a
+//! prefix that all prompts share does not overload one instance (consistent hashing with bounded loads).
 
 use kvplane_proto::rng::mix64;
 
-/// Which block decides: beyond a system prompt's first, before what is each prompt's own.
+/// Index of the hashed block: beyond the first block of a system prompt, before the blocks that are unique to each
+/// prompt.
 const DECIDES: usize = 2;
 
-/// The instance for a prompt: a place in `instances`, which are a number of each and what this client has under way
-/// there. None where there are none.
+/// Chooses the instance for a prompt: returns an index into `instances`, which are the number of each instance and this
+/// client's requests in flight there. `None` if there are no instances.
 #[must_use]
 pub fn choose(instances: &[(u64, u32)], hashes: &[u64]) -> Option<usize> {
     let block = hashes.get(DECIDES.min(hashes.len().saturating_sub(1))).copied().unwrap_or(0);
     let under_way: u64 = instances.iter().map(|(_, requests)| u64::from(*requests)).sum();
-    // The mean with this request, and a quarter, rounded up.
+    // Mean including this request, plus a quarter, rounded up.
     let most = ((under_way + 1) * 5).div_ceil(4 * (instances.len().max(1) as u64));
     let free = instances.iter().enumerate().filter(|(_, (_, requests))| u64::from(*requests) < most);
     free.max_by_key(|(_, (number, _))| mix64(block ^ mix64(*number))).map(|(at, _)| at)
