@@ -37,7 +37,7 @@ mod tests {
             met += usize::from(chosen == first);
             instances[chosen].1 += 1;
         }
-        // All begin alike: one gets a quarter more than its share, and nobody beyond that.
+        // All prompts share a prefix: one instance gets a quarter more than the mean, and none gets more.
         assert!((100..=126).contains(&met), "{met}");
         assert!(instances.iter().all(|(_, requests)| *requests <= 126), "{instances:?}");
         assert_eq!(choose(&[], &[1]), None);

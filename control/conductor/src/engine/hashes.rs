@@ -1,7 +1,7 @@
 //! Block hashes of vLLM (`sha256_cbor`): SHA-256 (FIPS 180-4) over canonical CBOR of the previous hash, the tokens, and
 //! further inputs of the block. For requests that contain tokens instead of hashes.
 
-/// Maximum number of blocks that are hashed in one call.
+/// Maximum number of tokens to be hashed in one call.
 pub const MAX_TOKENS: usize = 2 << 20;
 
 /// Returns the hashes of the full blocks of a prompt, the last 64 bits of each. `seed` is the engines'
