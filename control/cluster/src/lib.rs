@@ -12,7 +12,6 @@
 //!
 //! Out of scope: leader election, object placement (owners follow from the map), and the recovery of a member that is
 //! alive but unhealthy.
-//! alive but ill should do.
 
 #![forbid(unsafe_code)]
 

@@ -22,8 +22,8 @@ use kvplane_proto::digest::tenant_number;
 use crate::tenants::Tenant;
 
 /// Shard of one incarnation of a node.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardIncarnation {
     pub node: u64,
     pub incarnation: u64,
@@ -31,8 +31,8 @@ pub struct ShardIncarnation {
 }
 
 /// Use of a tenant on a shard, as the shard reports it.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardUse {
     pub number: u32,
     /// Bytes of the tenant's objects on the shard.
@@ -46,8 +46,8 @@ pub struct ShardUse {
 }
 
 /// Lease of a tenant on a shard.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ShardLease {
     pub number: u32,
     /// Maximum bytes of the tenant's objects on the shard; none without a quota.

@@ -29,7 +29,7 @@ state_machine! {
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
-        /// The member is to give its slots away, for the rest of its incarnation or until [`Self::Undrain`].
+        /// The member is to give its slots away, for the rest of its incarnation or until `Undrain`.
         Drain,
         /// The member is to have its share again.
         Undrain,

@@ -88,8 +88,8 @@ pub enum TaskRefusal {
 }
 
 /// State of a task, for queries.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Task {
     /// Number of the task: greater than those of all earlier ones.
     pub id: u64,

@@ -16,12 +16,12 @@ pub const MAX_TENANTS: usize = 1023;
 /// Maximum weight of a tenant.
 pub const MAX_TENANT_WEIGHT: u32 = 1000;
 
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
+/// Name, memory quota and weight of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// Name in UTF-8; empty for the default tenant.
     pub name: String,
-    /// Quota of its objects in the memory of all nodes, in bytes; without one, the tenant competes for what is free.
+    /// Quota of its objects in the memory of all nodes, in bytes; none for a part by weight of the rest.
     pub dram_bytes: Option<u64>,
     /// Weight among tenants without a quota: they divide the memory that the others leave in proportion to it.
     pub weight: u32,

@@ -79,6 +79,7 @@ pub struct Counts {
     pub disbelieved: u64,
 }
 
+/// Scheduling front end of all models: pools, instances, requests and replicas.
 pub struct Conductor {
     config: ConductorConfig,
     pools: Pools,

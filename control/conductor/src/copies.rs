@@ -83,6 +83,7 @@ pub struct Copies<K> {
     config: CopyConfig,
     kept: BTreeMap<K, CopyState>,
     left_alone: BTreeMap<K, u64>,
+    /// Counters since the start.
     pub counts: CopyCounts,
 }
 

@@ -148,8 +148,8 @@ pub struct DecodeView {
 }
 
 /// State of the cluster at one moment, for one request.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct View<'a> {
     /// Present time.
     pub now_ns: u64,
@@ -195,8 +195,8 @@ impl Slo {
 }
 
 /// Placement of a request.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Placement {
     pub prefill: usize,
     pub decode: Option<usize>,
@@ -260,6 +260,7 @@ pub enum Choice {
 /// Request in the central queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedRequest {
+    /// Request as a policy sees it.
     pub ask: Ask,
     /// Predicted prefill duration with the best cache that any instance had when the request arrived.
     pub best_ns: u64,

@@ -14,8 +14,8 @@ pub enum Fate {
 }
 
 /// Result of one request.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RequestOutcome {
     pub fate: Fate,
     /// Time to first token.

@@ -23,8 +23,8 @@ use crate::tenants::{MAX_TENANTS, Tenants};
 pub(super) const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
 
 /// Reason that a cluster does not start from the stored records.
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum StartError {
     /// The settings contradict each other.
     Config(ConfigError),

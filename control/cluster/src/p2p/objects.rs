@@ -359,7 +359,7 @@ impl Objects {
     /// Releases a member: no further fetch from it begins. Returns the number of fetches from it in flight; the member
     /// is removed at once if that is 0 or it does not wait for them.
     ///
-    /// When it is not a member, or not any more.
+    /// # Errors
     /// When it is not a member, or not any more.
     pub fn release(&mut self, now_ns: u64, client: u64, member: u64, wait: bool) -> Result<usize, ObjectError> {
         let (id, swarm) = self.swarm_of(client, member)?;

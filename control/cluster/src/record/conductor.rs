@@ -6,8 +6,9 @@
 //!
 //! ```text
 //! instance:  16 u8 | incarnation u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
-//! capacity_tokens u64 | report_ns u64 | flags u8 (1 held, 2 reports its cache, 4 has events, 8 events are vLLM's) |
-//! name, tenant, model, address, and with events publisher, replay, topic: long texts
+//!            capacity_tokens u64 | report_ns u64 | flags u8 | name, tenant, model, address: long texts |
+//!            with events: publisher, replay, topic: long texts
+//!            flags: 1 held, 2 reports its cache, 4 has events, 8 events are vLLM's
 //! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
 //! placement: 18 u8 | ttft_ns u64 | tbt_ns u64 | policy text
 //! seed:      19 u8 | block_tokens u32 | tenant, model, seed: long texts
