@@ -1,4 +1,4 @@
-//! Small simulated clusters whose outcome is plain to see.
+//! Small simulated clusters with predictable outcomes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
     Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
 }
 
-/// Sessions whose prompts grow, on a shared head, a little faster than one instance could serve.
+/// Returns sessions with growing prompts and a shared head, which arrive a little faster than one instance could serve.
 fn sessions(count: usize, seed: u64) -> Vec<Work> {
     let mut rng = Rng::new(seed, "sessions");
     let mut trace: Vec<Work> = Vec::new();
@@ -52,7 +52,7 @@ fn a_prefix_is_computed_once_and_reused() {
 #[test]
 fn blocks_are_there_when_they_are_computed_or_at_once() {
     let blocks: Vec<u64> = (0..16).collect();
-    // A second prompt that comes while the first is computed, for an instance that is not the first's.
+    // The second prompt arrives while the first is being computed, and is placed on another instance.
     let trace = [work(0, 8192, &blocks), work(1, 8192, &blocks)];
     let model = PrefillModel::default();
     let all = SimConfig { prefill: 2, ..SimConfig::default() };
@@ -117,7 +117,7 @@ fn admission_refuses_at_arrival() {
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
 }
 
-/// Long documents: each is read once, and then asked about again and again, one much more than the others.
+/// Returns requests for long documents: each is read once, and then used repeatedly, one much more than the others.
 fn documents(count: u64, seed: u64, gap: u64) -> Vec<Work> {
     let mut rng = Rng::new(seed, "documents");
     let document = |number: u64| (0..40).map(move |block| 1 + number * 100 + block);
@@ -142,7 +142,7 @@ fn copies_relieve_the_node_that_everybody_fetches_from() {
     let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
     let ours = || Box::new(Ours::default());
     let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
-    // All of it was sent by one of eight.
+    // All of it was sent by one of eight instances.
     assert_eq!((without.copied, without.egress_imbalance), (0, 8.0));
     assert!((1..=8).contains(&with.copied) && with.egress_imbalance < 6.0, "{}", with.egress_imbalance);
     assert!(with.transfer_s() < without.transfer_s() / 2.0, "{} and {} s", with.transfer_s(), without.transfer_s());

@@ -1,4 +1,4 @@
-//! Nodes that go and come back with their devices: whose the slots are meanwhile, and what the map tells of that.
+//! Absence and return of nodes with devices: the owners of their slots meanwhile, and the layout in the map.
 
 use crate::support;
 
@@ -24,7 +24,7 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
         driver.admit(node, 5);
     }
     let since = driver.cluster.layout_since();
-    // One after the other, at once.
+    // The nodes restart one after the other, at once.
     for node in 1..=3 {
         restart(&mut driver, node, 5);
         driver.sleep(250 * MS);
@@ -34,7 +34,7 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
     }
     assert_eq!(driver.in_map(), [(1, 6), (2, 6), (3, 6)]);
     assert_eq!((driver.cluster.layout_since(), driver.cluster.counters().restarts), (since, 3));
-    // From another place too: nothing is heard of the incarnation before any more.
+    // A restart from another place is accepted too: the former incarnation sends nothing any more.
     restart(&mut driver, 3, 6);
     attach(&mut driver, 3, 7);
     driver.join(support::member(3, 7, 7900)).expect("it is taken at once");
@@ -59,7 +59,7 @@ fn whose_next_incarnation_does_not_come_is_dead_at_the_deadline() {
     assert_eq!((driver.in_map(), driver.state(1)), (vec![(2, 5)], Some(MemberState::Dead)));
 }
 
-/// A cluster of three nodes with devices, whose slots have so many owners.
+/// Returns a cluster of three nodes with devices, whose slots have this many owners.
 fn three(replicas: u8) -> Driver {
     let mut driver = Driver::new(ClusterConfig { replicas, ..config() });
     for node in 1..=3 {
@@ -87,7 +87,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
     assert_eq!((driver.in_map(), driver.lost.len()), (vec![], 3));
     assert_eq!(driver.cluster.layout_since(), since, "slots passed to nobody who is dead");
 
-    // One of them lives: it gets the slots of both, by one map.
+    // One node lives: it gets the slots of both dead ones, by one map.
     let mut driver = three(2);
     let epoch = driver.published.epoch;
     driver.sleep(201 * MS);
@@ -95,7 +95,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
     refuse(&mut driver, 3);
     driver.beat(1, 5).expect("it is alive");
     assert_eq!((driver.in_map(), driver.published.epoch), (vec![(1, 5)], Epoch(epoch.0 + 1)));
-    // So does the next incarnation of one that had died with them.
+    // So does the next incarnation of a node that had died with them.
     let mut driver = three(2);
     driver.sleep(201 * MS);
     (1..=2).for_each(|node| refuse(&mut driver, node));
@@ -108,7 +108,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
 fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together_too() {
     let mut driver = three(2);
     let since = driver.cluster.layout_since();
-    // All die at one moment, up to an interval after each was heard.
+    // All nodes die at one moment, each up to an interval after its last heartbeat.
     for node in [2, 3, 1] {
         driver.sleep(45 * MS);
         driver.beat(node, 5).expect("it is alive");
@@ -128,7 +128,7 @@ fn silence_that_lasts_expels_members_together_too() {
     for replicas in [1, 2] {
         let mut driver = three(replicas);
         let since = driver.cluster.layout_since();
-        // The last signs of life are spread over more than a heartbeat.
+        // The last signs of life are spread over more than a heartbeat interval.
         for node in 1..=3 {
             driver.sleep(90 * MS);
             (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
@@ -142,7 +142,7 @@ fn silence_that_lasts_expels_members_together_too() {
 
 #[test]
 fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
-    // Its ports told: two more heartbeats.
+    // Its ports were the evidence: the wait is two more heartbeat intervals.
     let mut driver = three(2);
     driver.sleep(100 * MS);
     driver.beat(1, 5).expect("it is alive");
@@ -157,7 +157,7 @@ fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
     assert_eq!(driver.in_map().len(), 3);
     beat(&mut driver, 20);
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(1, 5), (3, 5)], &[(2, 5)][..]));
-    // Where silence told, one that fell silent after it: until that one's deadline, and no other's.
+    // Silence was the evidence: the wait for a node that fell silent later lasts until that one's deadline.
     let mut driver = three(1);
     for silent_for in 0..12 {
         driver.sleep(100 * MS);
@@ -170,7 +170,7 @@ fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
 
 #[test]
 fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
-    // A heartbeat that was on its way when all died is the last sign of life of one of them.
+    // A heartbeat that was in flight when all nodes died is the last sign of life of one of them.
     let restart = || {
         let mut driver = three(2).restart();
         driver.sleep(100 * MS);
@@ -187,7 +187,7 @@ fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
     assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to nobody");
     assert_eq!(driver.cluster.counters().late_calls, 0);
 
-    // It waits for no longer than until they are heard.
+    // The wait ends once the other nodes are heard from.
     let mut driver = restart();
     for after in 1..=6 {
         driver.sleep(100 * MS);
@@ -238,7 +238,7 @@ fn owners(driver: &Driver) -> Vec<u64> {
     driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
 }
 
-/// Each of these incarnations is heard, and has all that moved by the newest map; also by one that begins a liveness
+/// Each of these incarnations sends a heartbeat, and reports the newest map as settled, also one that begins a liveness
 /// probe.
 fn settle(driver: &mut Driver, incarnations: &[(u64, u64)]) {
     for (node, incarnation) in incarnations.iter().chain(incarnations) {
@@ -249,7 +249,7 @@ fn settle(driver: &mut Driver, incarnations: &[(u64, u64)]) {
     }
 }
 
-/// Nodes 1 and 2 live, node 3 is dead, and all of them have devices. Patience of five seconds.
+/// Returns a cluster in which nodes 1 and 2 live and node 3 is dead, all with devices. Moves wait at most five seconds.
 fn three_without_3() -> Driver {
     let mut driver = Driver::new(ClusterConfig { replicas: 1, settle_most_ns: 5000 * MS, ..config() });
     for node in 1..=3 {
@@ -266,7 +266,7 @@ fn three_without_3() -> Driver {
     driver
 }
 
-/// Objects on node 3's devices are compared with changes by others only in the slots that node 3 gets back.
+/// Objects on node 3's devices are reconciled only in the slots that node 3 gets back.
 #[test]
 fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
     let mut driver = three_without_3();
@@ -312,7 +312,7 @@ fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one
     assert_eq!(owners(&driver), [1, 2, 4]);
 }
 
-/// Nodes that died come back whoever else is away: nobody but them has what they have on their devices.
+/// Nodes that died return regardless of other absent nodes: only they have the objects on their devices.
 #[test]
 fn absent_nodes_do_not_wait_for_each_other_and_nobody_waits_where_no_node_owns_slots() {
     let mut driver = three_without_3();

@@ -1,6 +1,6 @@
-//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call makes at most
-//! one, that what is published is durable before, and that the store alone gives the same state; here are the
-//! histories, and what must hold over a restart at any point.
+//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call publishes at
+//! most one, that a map is durable before it is published, and that the store alone restores the same state; this
+//! module generates the histories, and checks the invariants over a restart at any point.
 
 use crate::support;
 
@@ -53,7 +53,7 @@ enum Step {
     Sleep {
         ms: u64,
     },
-    /// Time jumps without a tick: a driver that was stopped.
+    /// Time jumps without a tick: the driver was stopped.
     Stall {
         ms: u64,
     },
@@ -88,7 +88,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 fn apply(mut driver: Driver, step: Step) -> Driver {
-    // Refusals are part of the history: that they change nothing durable is checked by the driver.
+    // Rejections are part of the history: the driver checks that they change nothing durable.
     let _ = match step {
         Step::Join { node, incarnation, port } => driver.join(member(node, incarnation, port)),
         Step::Beat { node, incarnation } => driver.beat(node, incarnation),
@@ -132,7 +132,7 @@ fn check(driver: &Driver) {
         .filter(|view| view.state.in_map())
         .map(|view| match view.shared {
             true => view.member.clone(),
-            // It is there, and owns nothing.
+            // The member is in the map, and owns nothing.
             false => Member { weight: 0, ..view.member.clone() },
         })
         .collect();
@@ -149,7 +149,7 @@ fn check(driver: &Driver) {
     assert!(!live || at_the_end_of_time || driver.cluster.poll_timeout().is_some(), "a live member has a deadline");
 }
 
-/// What a map says of the layout before fits the map.
+/// Checks that the former layout in a map is consistent with the map.
 fn check_former(map: &ClusterMap) {
     let Some(former) = &map.former else { return };
     assert!(former.from <= former.since && former.since <= map.epoch, "{former:?} in epoch {}", map.epoch);
@@ -190,7 +190,7 @@ proptest! {
         for &(node, incarnation) in &first {
             prop_assert!(driver.beat(node, incarnation).is_ok(), "every member goes on as if nothing had happened");
         }
-        // Shares that waited for a member to be heard are given now.
+        // Shares that waited for a heartbeat of a member are assigned now.
         prop_assert_eq!(driver.in_map(), first);
     }
 }

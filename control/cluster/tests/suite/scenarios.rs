@@ -1,5 +1,4 @@
-//! Single stories: joining, restarting, falling silent, leaving, sharing an id by mistake, and a control plane that
-//! was away.
+//! Scenarios: join, restart, silence, departure, an id that two nodes share by mistake, and an absent control plane.
 
 use crate::support;
 
@@ -329,7 +328,7 @@ fn contradictions_at_the_start_are_named() {
         refuse(ClusterConfig { cluster: "other".to_owned(), ..config() }, stored.clone()),
         StartError::OtherCluster { stored, .. } if stored == "test"
     ));
-    // The member, and since when slots are where they are.
+    // The member, and the epoch since which slots have their owners.
     assert_eq!(refuse(config(), stored[1..].to_vec()), StartError::NoHeader { records: 2 });
 }
 
@@ -350,18 +349,18 @@ fn devices_count_only_while_no_incarnation_went_without_them() {
             other => panic!("{other:?}"),
         }
     };
-    // The first incarnation with devices: what they knew before is not known to be of any use.
+    // The first incarnation with devices: whether older records on them are valid is unknown.
     let since = attach(&mut driver, 5, 7);
     driver.admit(1, 5);
     assert!(since <= driver.cluster.map().epoch, "a note of this incarnation is of a map that counts");
     let noted = driver.cluster.map().epoch;
-    // Lives with the same ones, one that never joined among them, and a control plane that was killed between.
+    // Incarnations with the same devices, among them one that never joined, and a killed control plane in between.
     assert_eq!(attach(&mut driver, 6, 7), since);
     let mut driver = Driver::start(config(), driver.store, driver.now_ns);
     assert_eq!(attach(&mut driver, 7, 7), since);
     driver.admit(1, 7);
     assert!(noted >= since);
-    // An incarnation without: it says nothing. Then the devices are as good as new.
+    // An incarnation that reports no devices: from then on the devices count as new.
     driver.admit(1, 8);
     let noted = driver.cluster.map().epoch;
     let since = attach(&mut driver, 9, 7);
@@ -369,13 +368,13 @@ fn devices_count_only_while_no_incarnation_went_without_them() {
     driver.admit(1, 9);
     let noted = driver.cluster.map().epoch;
     assert!(since <= noted);
-    // Others count as little, and so do the first ones after them.
+    // Other devices count as new too, and so do the first ones after them.
     let since = attach(&mut driver, 10, 8);
     assert!(since > noted);
     driver.admit(1, 10);
     let noted = driver.cluster.map().epoch;
     assert!(attach(&mut driver, 11, 7) > noted);
-    // An incarnation that is over says nothing any more.
+    // The report of an ended incarnation is rejected.
     let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
     assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
 }

@@ -1,4 +1,4 @@
-//! Changes of owners that wait until what moved before has come.
+//! Changes of owners that wait until the migrations of the previous change are complete.
 
 use crate::support;
 
@@ -6,7 +6,7 @@ use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Rejection, Reply};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member};
 
-/// Patience of five seconds.
+/// Returns settings with a wait for moves of at most five seconds.
 fn patient() -> ClusterConfig {
     ClusterConfig { settle_most_ns: 5000 * MS, ..config() }
 }
@@ -15,7 +15,7 @@ fn settled(driver: &mut Driver, node: u64, epoch: u64) -> Result<Reply, Rejectio
     driver.handle(Input::Settled { node: NodeId(node), incarnation: Incarnation(1), epoch: Epoch(epoch) })
 }
 
-/// Joins as a node does that says what has come.
+/// Joins as a node does that reports finished migrations.
 fn admit(driver: &mut Driver, node: u64) {
     driver.join(member(node, 1, 7000)).unwrap();
     settled(driver, node, 0).unwrap();
@@ -26,7 +26,7 @@ fn owners(driver: &Driver) -> Vec<u64> {
     driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
 }
 
-/// These nodes follow the newest map, and have all that moved by it.
+/// Reports that these nodes follow the newest map, and have fetched everything that migrated to them by it.
 fn follow(driver: &mut Driver, nodes: &[u64]) {
     let epoch = driver.published.epoch.0;
     for node in nodes {
@@ -34,7 +34,7 @@ fn follow(driver: &mut Driver, nodes: &[u64]) {
     }
 }
 
-/// All members follow the newest map, and have all that moved by it.
+/// Reports that all members follow the newest map, and have fetched everything that migrated to them by it.
 fn all_settled(driver: &mut Driver) {
     let members: Vec<u64> = driver.in_map().into_iter().map(|(node, _)| node).collect();
     follow(driver, &members);
@@ -44,7 +44,7 @@ fn drain(driver: &mut Driver, node: u64) {
     driver.handle(Input::Drain { node: NodeId(node), incarnation: None }).unwrap();
 }
 
-/// Nodes 1 and 2 own everything, and node 2 does not have all of its share yet.
+/// Returns a cluster whose nodes 1 and 2 own everything, and node 2 has not fetched its whole share yet.
 fn two(config: ClusterConfig) -> Driver {
     let mut driver = Driver::new(config);
     admit(&mut driver, 1);
@@ -86,7 +86,7 @@ fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
     driver.sleep(100 * MS);
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     assert_eq!(owners(&driver), [1, 2]);
-    // After five seconds: who still has moves to finish is alive by its heartbeats, others have to follow a map.
+    // After five seconds, heartbeats prove that members with unfinished migrations live; the others must follow a map.
     let mut waits = false;
     for _ in 0..50 {
         waits |= owners(&driver) == [1, 2];
@@ -166,7 +166,7 @@ fn a_control_plane_that_starts_anew_knows_who_waits() {
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
 }
 
-/// Three nodes that own everything; each has all of its share.
+/// Returns a cluster whose three nodes own everything, and have fetched their shares.
 fn three() -> Driver {
     let mut driver = two(patient());
     all_settled(&mut driver);
@@ -177,7 +177,7 @@ fn three() -> Driver {
     driver
 }
 
-/// All but node 3 are heard, and have all that moved to them, for so many heartbeats.
+/// Sends heartbeats and settled reports of all nodes except node 3, this many times.
 fn without_3(driver: &mut Driver, heartbeats: u64) {
     for _ in 0..heartbeats {
         driver.sleep(100 * MS);
@@ -188,11 +188,11 @@ fn without_3(driver: &mut Driver, heartbeats: u64) {
 
 #[test]
 fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
-    // Killed just after a heartbeat: no other has been missed yet.
+    // The node was killed just after a heartbeat: no other one has been missed yet.
     let mut driver = three();
     driver.sleep(50 * MS);
     drain(&mut driver, 1);
-    // Heartbeats that were sent before the drain may be handled after it.
+    // Heartbeats that were sent before the drain may be processed after it.
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     without_3(&mut driver, 4);
     assert_eq!(owners(&driver), [1, 2, 3], "node 3 may be dead");
@@ -200,7 +200,7 @@ fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
     without_3(&mut driver, 5);
     assert_eq!(owners(&driver), [2], "it was, and is expelled");
     assert!(driver.published.former.clone().unwrap().from.0 > before.from.0, "its heirs had its slots first");
-    // It was slow only.
+    // The node was only slow.
     let mut driver = three();
     driver.sleep(50 * MS);
     drain(&mut driver, 1);
@@ -209,7 +209,7 @@ fn a_drain_gives_nothing_to_a_node_that_may_be_dead() {
     driver.beat(3, 1).unwrap();
     follow(&mut driver, &[3]);
     assert_eq!(owners(&driver), [2, 3]);
-    // So slow that node 2 may have died after its answer: all answer again.
+    // It was so slow that node 2 may have died after its answer: all nodes answer again.
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
@@ -235,7 +235,7 @@ fn a_drain_waits_for_a_node_that_restarts() {
     without_3(&mut driver, 4);
     assert_eq!(owners(&driver), [1, 2, 3], "it is still to come back");
     driver.join(member(3, 2, 7000)).unwrap();
-    // First it has what is its own, and then it answers.
+    // First it fetches its own share, and then it answers.
     for owned in [&[1, 2, 3][..], &[2, 3]] {
         let epoch = driver.published.epoch;
         follow(&mut driver, &[1, 2]);
@@ -244,7 +244,7 @@ fn a_drain_waits_for_a_node_that_restarts() {
     }
 }
 
-/// As when all are told to drain and to end at once. Any order: whoever has no heir stays the owner of what it has.
+/// All nodes are drained and end at once, in any order: a node without an heir stays the owner of its slots.
 #[test]
 fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
     let mut driver = three();
@@ -333,7 +333,7 @@ fn a_drain_that_is_taken_back_outlives_the_control_plane() {
     assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
 }
 
-/// All these nodes send a heartbeat each 100 ms, and report nothing.
+/// Sends a heartbeat of each of these nodes every 100 ms, without settled reports.
 fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
     for _ in 0..times {
         driver.sleep(100 * MS);
@@ -348,7 +348,7 @@ fn a_life_that_has_only_joined_has_not_proven_that_it_lives() {
         beats(&mut driver, &[1, 2, 3], 1);
         all_settled(&mut driver);
     }
-    // Nothing moves any more, and no move is waited for.
+    // No migration is in progress or waited for any more.
     driver.join(member(3, 2, 7000)).unwrap();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
@@ -393,7 +393,7 @@ fn a_control_plane_that_stood_still_begins_the_probe_again() {
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
-    // Heartbeats wait unread, for longer than answers are waited for.
+    // Heartbeats wait unread, for longer than the wait for answers.
     driver.now_ns += 6000 * MS;
     driver.handle(Input::Tick).unwrap();
     assert_eq!(owners(&driver), [1, 2, 3], "who died meanwhile is not known");
@@ -438,7 +438,7 @@ fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
     assert_eq!(owners(&driver), [2, 3]);
 }
 
-/// Says that a node is about to end; other owners that have not all yet, and whether it has not.
+/// Announces that a node is about to end; returns the number of other unsettled owners, and true if the node itself is.
 fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
     match driver.handle(Input::PrepareLeave { node: NodeId(node), incarnation: Incarnation(1) }) {
         Ok(Reply::Moves { unsettled, behind }) => (unsettled, behind),
@@ -451,12 +451,12 @@ fn nothing_moves_to_or_from_a_node_that_is_about_to_end() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     assert_eq!(ends(&mut driver, 2), (0, false));
-    // One that is to give its slots away, and one that is to get some.
+    // A node that is to give its slots away, and one that is to get some.
     assert!(driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(), "nobody is left to take them");
     admit(&mut driver, 3);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that nobody fetches");
-    // It says so again as long as it waits, and is believed no longer than that.
+    // It repeats the announcement while it waits, and the announcement expires after the last one.
     for _ in 0..10 {
         driver.sleep(config().heartbeat_interval_ns);
         (1..=3).for_each(|node| drop(driver.beat(node, 1)));
@@ -495,7 +495,7 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
     assert_eq!(ends(&mut driver, 1), (0, false));
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2], "what it gave away now would be lost with it");
-    // Where it goes on after all, a new probe decides.
+    // If it continues after all, a new probe decides.
     driver.sleep(ENDS_INTERVALS * config().heartbeat_interval_ns);
     (1..=2).for_each(|node| drop(driver.beat(node, 1)));
     all_settled(&mut driver);

@@ -1,4 +1,4 @@
-//! Members that say nothing: what else has to be known of them before they are taken for dead.
+//! Silent members: the evidence for their deaths.
 
 use crate::support;
 
@@ -24,7 +24,8 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     driver.beat(2, 5).unwrap();
     (1..=3).for_each(|node| refused(&mut driver, node));
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]), "3 has a device");
-    // What is on a device counts only if its node is back before others get its slots: two intervals are left for that.
+    // Records on a device count only if its node returns before its slots pass to other owners: it has two intervals
+    // for that.
     driver.sleep(100 * MS);
     driver.beat(2, 5).unwrap();
     refused(&mut driver, 3);
@@ -36,7 +37,7 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     assert_eq!(driver.in_map().len(), 2, "nobody has what it had");
 }
 
-/// A control plane that starts anew gives everybody a grace; who died meanwhile needs none.
+/// A restarted control plane gives every member a grace, except those that died meanwhile.
 #[test]
 fn a_member_that_died_while_the_control_plane_was_away_is_lost_when_its_ports_refuse() {
     for replicas in [1, 2] {
@@ -82,7 +83,7 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
         unanswered(&mut driver, silent);
         assert_eq!((driver.in_map().len(), driver.lost.as_slice()), (2, &[(silent, 5)][..]));
     }
-    // A control plane that hears nobody may be the one that is cut off.
+    // A control plane that receives no heartbeats may itself be cut off.
     let mut driver = start();
     driver.sleep(201 * MS);
     (1..=3).for_each(|node| unanswered(&mut driver, node));
@@ -90,7 +91,7 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
     driver.beat(1, 5).unwrap();
     unanswered(&mut driver, 2);
     assert_eq!(driver.in_map().len(), 2, "half of the others are heard");
-    // Without a second owner nobody takes over.
+    // Without a replica owner, no other node can take over.
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     driver.sleep(150 * MS);
@@ -100,7 +101,8 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
     assert_eq!(driver.in_map().len(), 2);
 }
 
-/// Whom the control plane cannot ask first-hand others may report; that is heeded only where it hears nothing either.
+/// Peers may report members that the control plane cannot probe; a report counts only if they send no heartbeats
+/// either.
 #[test]
 fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_ports_cannot_be_asked() {
     let told = |driver: &mut Driver, node: u64, first_hand: bool| {
@@ -123,12 +125,12 @@ fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_
     driver.sleep(51 * MS);
     driver.beat(2, 5).unwrap();
     assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
-    // Who is heard is not lost, whatever is said of it; nor is one whose ports answer, though it is slow.
+    // A member that sends heartbeats is not lost despite reports, nor is one whose ports answer, although it is slow.
     driver.sleep(300 * MS);
     driver.beat(2, 5).unwrap();
     (2..=3).for_each(|node| told(&mut driver, node, false));
     assert_eq!(driver.in_map().len(), 2);
-    // What was said long ago counts for nothing, nor what is said while nobody is heard, or nobody would take over.
+    // Old reports do not count, nor do reports while no heartbeats arrive at all, or no node could take over.
     let mut driver = start(2);
     told(&mut driver, 1, false);
     driver.sleep(250 * MS);

@@ -1,4 +1,4 @@
-//! Which shards copies take as a whole, against a twin that looks at every byte.
+//! Detection of completely copied shards, against a byte-wise reference model.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use kvplane_cluster::p2p::Layout;
 use kvplane_cluster::reshard::{Copy, Piece, whole_shards};
 use proptest::prelude::*;
 
-/// What is told: each shard with its pieces; and how often the copies were asked for.
+/// Returns each reported shard with its pieces, and the number of passes over the copies.
 fn told(layout: &Layout, buffer: usize, copies: &[Copy], most: usize) -> (Vec<(u32, Vec<Piece>)>, usize) {
     let (mut told, asked) = (Vec::new(), Cell::new(0));
     let all = || {
@@ -24,7 +24,7 @@ fn copies(size: u64) -> impl Strategy<Value = Vec<Copy>> {
         bytes: bytes.min(size - source_offset),
     });
     let short = prop::collection::vec(copy, 0..24);
-    // Cut from one copy of everything and shuffled: everything is whole.
+    // Cut from one copy of the whole buffer and shuffled: every shard is complete.
     let cuts = prop::collection::vec(1..size.max(2), 0..12).prop_map(move |mut cuts| {
         cuts.extend([0, size]);
         cuts.sort_unstable();

@@ -1,4 +1,4 @@
-//! Engines whose events nobody reaches, and what is known again after all was cleared.
+//! Engines whose publisher is unreachable, and the state of their caches after they return.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use kvplane_conductor::conductor::{
 use kvplane_conductor::index::Tiers;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
 
-/// A conductor with one engine that promised no reports and holds ten blocks.
+/// Returns a Conductor with one engine that sends no load reports and holds ten blocks.
 fn engine() -> Conductor {
     let mut conductor = Conductor::new(config(), 0);
     conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
@@ -17,7 +17,7 @@ fn engine() -> Conductor {
     conductor
 }
 
-/// Blocks that the engine is said to have, and whether something is not known of it.
+/// Returns the number of tokens that the engine is known to hold, and true if it is degraded.
 fn held(conductor: &mut Conductor) -> Option<(u32, bool)> {
     let found = conductor.query(&context(), &prompt(1, 10), 4, Tiers::SAID).expect("served");
     found.holders.first().map(|held| (held.dram_tokens / support::BLOCK, held.degraded))
@@ -47,7 +47,7 @@ fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
     assert!(conductor.table(0).instances[0].doubted);
     assert!(conductor.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
     assert_eq!(held(&mut conductor), None);
-    // It is back, and says everything from the first batch on.
+    // The engine is back, and repeats everything from the first batch on.
     conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 4))]), AWAY_FORGOTTEN_NS).expect("known");
     conductor.reached("e0", 1, AWAY_FORGOTTEN_NS).expect("known");
     assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((4, false)), 0));
@@ -62,7 +62,7 @@ fn who_is_heard_of_otherwise_is_believed() {
     conductor.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
     conductor.away("e0", 1, at_ns, at_ns).expect("known");
     assert!(!conductor.table(at_ns).instances[0].doubted);
-    // Who promised reports is judged by these.
+    // An engine that sends load reports is judged by these.
     conductor
         .register(InstanceSpec { report_ns: SECOND, incarnation: 2, ..spec("e0", Part::Mixed) }, at_ns)
         .expect("a later incarnation");

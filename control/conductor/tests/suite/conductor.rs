@@ -1,4 +1,5 @@
-//! the Conductor: retried ids, incarnations, silence, gaps, lies, floods; and at random that nothing is left behind.
+//! Tests of the Conductor: retried ids, incarnations, silence, gaps, false reports, overload; and at random that no
+//! state is leaked.
 
 use crate::support;
 
@@ -98,7 +99,7 @@ fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
     let elsewhere = conductor.reschedule(reservation, &[silent], 11 * SECOND).expect("known");
     assert_eq!(assigned(&elsewhere).prefill.as_ref(), other);
     assert_eq!(assigned(&elsewhere).reservation, reservation);
-    // A report that comes late says nothing but that the instance lives.
+    // A late report only proves that the instance lives.
     report(&mut conductor, other, 3, 12 * SECOND);
     assert_eq!(conductor.counts().stale_reports, 1);
 }
@@ -115,11 +116,11 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
     let busy = conductor.schedule(&asked("busy", prompt(90, 100)), 0).expect("good");
     let held = assigned(&busy).prefill.to_string();
     let version = conductor.instances().version();
-    // What it has goes on.
+    // Its requests continue.
     assert_eq!(conductor.hold(&held, true, 0).expect("known"), 1);
     assert_ne!(conductor.instances().version(), version, "whoever watches is told");
     assert!((0..20).all(|at| takes(&mut conductor, at) != held));
-    // Neither a report nor the same registration changes that.
+    // Neither a report nor a repeated registration changes that.
     conductor.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
     conductor.register(spec(&held, Part::Prefill), 0).expect("the same again");
     assert!((20..40).all(|at| takes(&mut conductor, at) != held));
@@ -131,7 +132,7 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
     assert!((40..60).all(|at| takes(&mut conductor, at) == held));
     let answer = conductor.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
     conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
-    // A new incarnation is not what was taken out.
+    // A new incarnation is not held.
     conductor.register(InstanceSpec { incarnation: 2, ..spec(other, Part::Prefill) }, 0).expect("a later incarnation");
     assert!(conductor.table(0).instances.iter().all(|row| !row.held));
     assert!(matches!(conductor.hold("nobody", true, 0), Err(ConductorError::UnknownInstance { .. })));
@@ -145,7 +146,7 @@ fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
     conductor.schedule(&second, 0).expect("good");
     let third = conductor.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
     assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
-    // It has no queue: who waits is placed, behind the others.
+    // The policy has no queue: the waiting request is placed, behind the others.
     conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
     let told: Vec<String> = std::iter::from_fn(|| conductor.take_told()).map(|told| told.request.to_string()).collect();
     assert!(told.contains(&"c".to_owned()), "{told:?}");
@@ -174,7 +175,7 @@ fn incarnations_and_bodies_are_compared() {
     assert!(matches!(conductor.deregister("p0", 1, 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(conductor.deregister("p0", 2, 0).expect("its own incarnation"));
     assert!(!conductor.deregister("p0", 2, 0).expect("gone already"));
-    // Bytes of a token are one number for a model.
+    // Bytes per token must be equal for all instances of a model.
     let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
     assert!(matches!(conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
 }
@@ -194,7 +195,7 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
     assert_eq!(deep(&mut conductor), (5, true));
     let ack = cache(&mut conductor, batch(1, vec![stored(long[..10].to_vec())]));
     assert_eq!(ack.next, 2);
-    // A batch that comes twice changes nothing.
+    // A duplicate batch changes nothing.
     assert_eq!(cache(&mut conductor, batch(0, vec![CacheEvent::Cleared])).next, 2);
     assert_eq!((deep(&mut conductor).0, conductor.counts().duplicates, conductor.counts().gaps), (10, 1, 1));
     let lost = CacheBatch { seq: 9, change: CacheChange::Lost, events: vec![stored(long[..3].to_vec())] };
@@ -228,7 +229,7 @@ fn an_instance_that_never_has_what_it_says_is_not_believed() {
     assert_eq!(conductor.counts().disbelieved, 1);
     let held = conductor.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
     assert_eq!(held.holders, vec![]);
-    // Its next batch is answered with what would make it good.
+    // The answer to its next batch requests a snapshot.
     assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheRequest::Snapshot);
 }
 
@@ -305,7 +306,7 @@ fn what_makes_no_sense_is_said() {
     wrong(|asked| asked.context.tenant = "t".to_owned(), "tenant \"t\"");
     wrong(|asked| asked.context.lora = "l".repeat(300), "300 bytes");
     wrong(|asked| asked.hashes = vec![1; MAX_PROMPT_BLOCKS + 1], "larger blocks");
-    // A million tokens are a prompt like any other.
+    // A million tokens are a valid prompt.
     let long = prompt(1, 62_500);
     conductor.cache("p0", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
     assert_eq!(assigned(&conductor.schedule(&asked("b", long), 0).expect("good")).reuse_tokens, 1_000_000);
@@ -331,7 +332,7 @@ fn blocks_of_the_store_count_for_all_and_are_nobodys() {
     assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
 }
 
-/// More contexts than there may be share one, and nothing else.
+/// Contexts beyond the limit share one context, but no blocks.
 #[test]
 fn contexts_beyond_the_limit_share_nothing() {
     let mut conductor = conductor(1);
@@ -379,8 +380,8 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Whatever is said in whatever order: a placed request goes to an instance that is there, and when all requests
-    /// have ended nothing is booked any more.
+    /// For any sequence of calls: a placed request is placed on a registered instance, and once all requests have ended
+    /// nothing is booked any more.
     #[test]
     fn nothing_is_left_behind(acts in prop::collection::vec(act(), 1..120)) {
         let mut conductor = conductor(1);
@@ -403,7 +404,7 @@ proptest! {
                 Act::Ask(id, seed, now) => {
                     let mode = if now { Mode::Now } else { Mode::Reserve };
                     let mut asked = ScheduleRequest { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
-                    // Some have the longest prompt there may be.
+                    // Some prompts have the maximum length.
                     asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
                     match conductor.schedule(&asked, now_ns) {
                         Ok(Answer::Assigned(placed)) => {

@@ -1,4 +1,4 @@
-//! What engines publish: every shape that is about, golden bytes, and bytes that are none.
+//! Decoding of engines' events: every known format, golden bytes, and invalid bytes.
 
 use kvplane_conductor::conductor::CacheEvent;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
@@ -8,7 +8,7 @@ use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
 use kvplane_conductor::index::Tier;
 use proptest::prelude::*;
 
-/// MessagePack, as the tests need it.
+/// Subset of MessagePack for the tests.
 #[derive(Clone, Debug)]
 enum Pack {
     Nil,
@@ -117,7 +117,7 @@ fn maps_of_vllm_are_read() {
     assert_eq!(read_batch(&list.bytes(), 16), Some(expected));
 }
 
-/// A part of a block at the end of a prompt is no block: nobody reuses 48 tokens of a prompt of 40.
+/// A partial block at the end of a prompt does not count: no request reuses 48 tokens of a prompt of 40.
 #[test]
 fn a_last_block_that_is_not_full_is_left_out() {
     let event = |tokens: i64, blocks: i64| {
@@ -145,7 +145,7 @@ fn a_last_block_that_is_not_full_is_left_out() {
     }
 }
 
-/// Older engines, and SGLang with its signed numbers: tuples that end early.
+/// Older engines, and SGLang with its signed numbers: tuples that are truncated.
 #[test]
 fn tuples_are_read_however_short() {
     let long = Pack::List(vec![
@@ -196,19 +196,19 @@ fn what_cannot_be_read_costs_its_event_only() {
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
 }
 
-/// Bytes as a published engine sends them: `[1.0, [["BlockRemoved", [7, 2**63]]]]`.
+/// Bytes of a released engine: `[1.0, [["BlockRemoved", [7, 2**63]]]]`.
 #[test]
 fn golden_bytes_are_read() {
     let bytes = b"\x92\xcb\x3f\xf0\0\0\0\0\0\0\x91\x92\xacBlockRemoved\x92\x07\xcf\x80\0\0\0\0\0\0\0";
     let batch = read_batch(bytes, 16).expect("a batch");
     assert_eq!(batch.events, vec![removed(None, &[7, 1 << 63])]);
-    // Deep, and longer than it is.
+    // Nested too deeply, and a length beyond the end.
     assert_eq!(Value::read(&[0x91; 64]), None);
     assert_eq!(Value::read(b"\xdd\xff\xff\xff\xff\x01"), None);
     assert_eq!(Value::read(b"\x01\x01"), None);
 }
 
-/// `[0, events, 0]`.
+/// Encodes `[0, events, 0]`.
 fn store_batch(events: Vec<Pack>) -> Vec<u8> {
     Pack::List(vec![Pack::Float(0.0), Pack::List(events), Pack::Int(0)]).bytes()
 }
@@ -233,11 +233,11 @@ fn events_of_mooncakes_master_are_read() {
         ),
         event("removed", vec![("medium", Pack::Nil), ("object_key", Pack::Nil), ("object_digest", text("0a"))]),
         event("cleared", vec![("medium", text("cpu"))]),
-        // No block's key; another rank; on a GPU.
+        // The key is not a block's; another rank; on a GPU.
         event("stored", vec![("object_key", text("photo"))]),
         event("stored", vec![("object_key", text(key)), ("tp_rank", Pack::Int(1))]),
         event("stored", vec![("object_key", text(key)), ("medium", text("GPU"))]),
-        // What cannot be read.
+        // Events that cannot be decoded.
         event("moved", vec![]),
         event("removed", vec![("object_digest", text("x"))]),
         event("stored", vec![("object_key", text(key)), ("medium", text("tape"))]),
@@ -275,7 +275,7 @@ fn a_first_block_shows_the_seed_of_hashes() {
     let found = root(&event(Pack::Nil, Pack::Nil, tokens()));
     assert_eq!(found, Some(RootBlock { tokens: vec![1, 2, 3, 4], hash }));
     assert!(found.as_ref().is_some_and(|root| root.is_of("0") && !root.is_of("1") && !root.is_of("")));
-    // What says nothing: a later block, one of an adapter, one without its tokens.
+    // Events without evidence: a later block, one of an adapter, one without its tokens.
     assert_eq!(root(&event(Pack::Big(7), Pack::Nil, tokens())), None);
     assert_eq!(root(&event(Pack::Nil, Pack::Int(3), tokens())), None);
     assert_eq!(root(&event(Pack::Nil, Pack::Nil, Pack::List(vec![Pack::Int(1)]))), None);

@@ -1,4 +1,4 @@
-//! The central queue: one that cannot go keeps nobody from going, and is told when it never will.
+//! Central queue: a request that cannot start does not block others, and is rejected once it never can.
 
 use crate::support;
 
@@ -12,7 +12,8 @@ fn told(conductor: &mut Conductor) -> Vec<ClientNotice> {
     std::iter::from_fn(|| conductor.take_told()).collect()
 }
 
-/// Two instances of which `p1` is busy for long, and a request that may only go there and waits, before others.
+/// Returns a Conductor with two instances, of which `p1` is busy for long, and a request that may only be placed there
+/// and waits, before others.
 fn kept_from_the_free_one() -> (Conductor, u64) {
     let mut conductor = conductor(2);
     let long = |at: u64| asked(&format!("long{at}"), prompt(at, 60_000));
@@ -105,7 +106,7 @@ fn a_promised_pace_of_tokens_binds_only_where_somebody_decodes() {
     assert!(retry_after_ns >= SECOND, "not worth trying again at once");
 }
 
-/// How many are let in before the first is refused.
+/// Returns the number of requests that are admitted before the first rejection.
 fn let_in(conductor: &mut Conductor) -> usize {
     let answers = (0..1_000u64).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0));
     answers.take_while(|answer| !matches!(answer, Ok(Answer::Refused { why: Why::Ttft, .. }))).count()

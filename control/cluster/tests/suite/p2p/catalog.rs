@@ -62,8 +62,8 @@ proptest! {
         prop_assert_eq!(layout.place(layout.shards()), None);
     }
 
-    /// Whatever members say, the catalog gives nobody what it has, from nobody who lacks it; and who is served ends up
-    /// with everything.
+    /// Whatever members report, the catalog grants no member a shard that it has, or from a source that lacks it; and
+    /// every served member ends up with the whole object.
     #[test]
     fn grants_make_sense_whatever_is_said(
         steps in prop::collection::vec((0u8..8, 0u64..5, 0u32..40, 1u64..400_000_000), 1..200),
@@ -78,7 +78,7 @@ proptest! {
     }
 }
 
-/// One client: its member, what it has, and what it was told to fetch.
+/// A client: its member, the shards that it has, and the grants that it received.
 #[derive(Clone)]
 struct Client {
     member: u64,
@@ -105,7 +105,7 @@ impl CatalogReply {
         match (what, self.members[at].clone()) {
             (0, None) => self.join(who, who == 0)?,
             (1 | 2, Some(client)) => {
-                // The oldest grant is carried out, or another shard is had from elsewhere.
+                // The oldest grant is carried out, or another shard arrives from elsewhere.
                 let shard = if what == 1 { client.told.first().map_or(shard, |grant| grant.shard) } else { shard };
                 self.got(at, shard);
             }
@@ -121,7 +121,7 @@ impl CatalogReply {
                 self.members[at] = None;
             }
             (5, Some(client)) => {
-                // Nonsense harms nobody.
+                // An invalid report does no harm.
                 let failed = [Failure { shard, source: 999, kind: FailureKind::Corrupt }];
                 let got = [(u32::MAX, 3), (shard, u32::MAX)];
                 self.objects.report(now_ns, who, client.member, &got, &failed).unwrap();
@@ -134,7 +134,7 @@ impl CatalogReply {
 
     fn join(&mut self, who: u64, origin: bool) -> Result<(), TestCaseError> {
         let digest = spec(4000, 100).digest();
-        // It may have been forgotten meanwhile.
+        // The object may have been forgotten meanwhile.
         self.objects.publish(self.now_ns, ObjectName::new("", "o"), Some(1), spec(4000, 100)).unwrap();
         let member = self
             .objects
@@ -162,7 +162,7 @@ impl CatalogReply {
             let Some(client) = self.members[grant.client as usize].as_mut() else { continue };
             if client.member == grant.member {
                 prop_assert!(!client.have.contains(grant.shard), "{grant:?} to one who has it");
-                // The one before is given up.
+                // The previous grant of the shard is aborted.
                 client.told.retain(|other| other.shard != grant.shard);
                 client.told.push(grant);
             }
@@ -170,7 +170,7 @@ impl CatalogReply {
         Ok(())
     }
 
-    /// With an origin there, and everything carried out, everybody has everything.
+    /// With an origin present, and all grants carried out, every member has the whole object.
     fn finish(mut self) -> Result<(), TestCaseError> {
         if self.members[0].is_none() {
             self.join(0, true)?;
@@ -209,7 +209,7 @@ fn objects_do_not_change_and_versions_grow() {
         matches!(objects.find(ObjectName::new("", "a/b"), None), Err(ObjectError::NotFound { .. })),
         "nobody has any"
     );
-    // The newest that is there as a whole, and else the newest that anybody has something of.
+    // The newest version that sources hold completely, or else the newest with a member.
     objects.hold(0, ObjectName::new("", "a/b"), 2, other.digest(), hold(9, 11, false)).unwrap();
     assert_eq!(objects.find(ObjectName::new("", "a/b"), None).unwrap(), (2, &other));
     let first = objects.hold(0, ObjectName::new("", "a/b"), 1, one.digest(), hold(8, 10, true)).unwrap();
@@ -222,7 +222,7 @@ fn objects_do_not_change_and_versions_grow() {
         matches!(objects.find(ObjectName::new("t", "a/b"), None), Err(ObjectError::NotFound { .. })),
         "tenants are apart"
     );
-    // Nor is one held as another.
+    // A member cannot hold it with another object's digest.
     assert_eq!(objects.hold(0, ObjectName::new("", "a/b"), 1, other.digest(), hold(1, 10, true)), Err(differs));
 }
 
@@ -280,7 +280,7 @@ fn what_makes_no_sense_is_refused_and_says_why() {
     assert!(matches!(objects.report(0, 1, 99, &[], &[]), Err(ObjectError::UnknownMember { member: 99 })));
 }
 
-/// 1 TB: what a join says and costs does not depend on how many there are.
+/// 1 TB: the size and cost of a join do not depend on the number of members.
 #[test]
 fn a_terabyte_of_16384_shards_works() {
     let mut objects = objects();
@@ -356,7 +356,7 @@ fn listings_go_by_prefix_and_page() {
     assert_eq!(names(Some(("b/3", 1)), 2), [] as [&str; 0]);
 }
 
-/// Limits hold, and what was taken is given back.
+/// Limits hold, and released memory is available again.
 #[test]
 fn there_is_room_for_so_many() {
     let config = ObjectsConfig { objects: 2, members: 1, table_rows: 32, ..ObjectsConfig::default() };
@@ -407,10 +407,10 @@ fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
         found.iter().map(|place| (place.member, place.address, place.distance)).collect()
     };
     assert_eq!(told(&objects, 0, 0), [(same_host, 4000, 0), (same_rack, 3000, 1), (far, 1000, 2)]);
-    // Of equals another one first for each client.
+    // Among equals, each client gets another one first.
     assert_eq!(told(&objects, 2, 0), [(same_rack, 3002, 1), (far, 1002, 2), (second_only, 2002, 2)]);
     assert_eq!(told(&objects, 2, 1), [(same_rack, 3002, 1), (second_only, 2002, 2), (far, 1002, 2)]);
-    // Who is about to go is not asked.
+    // A leaving member is not among the locations.
     objects.release(0, 3, same_rack, true).unwrap();
     assert_eq!(told(&objects, 2, 0).first(), Some(&(far, 1002, 2)));
     assert!(objects.locate(ObjectName::new("t", "o"), 1, 3, &near, 0).is_err());

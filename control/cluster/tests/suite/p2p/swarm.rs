@@ -1,4 +1,4 @@
-//! How fast everybody has everything, and who sends how much.
+//! Speed and fairness of swarms: time until every member has the whole object, and bytes that each member sends.
 
 use kvplane_cluster::p2p::{Layout, ObjectName, Place};
 
@@ -9,25 +9,25 @@ pub(crate) const BYTES: u64 = 64 * MIB;
 /// 200 Mbit/s.
 const RATE: f64 = 25e6;
 pub(crate) const LINK: Link = Link { up: RATE, down: RATE };
-/// How long one link takes.
+/// Duration of a transfer of the object over one link.
 pub(crate) const ALONE_NS: f64 = BYTES as f64 / RATE * 1e9;
 
 pub(crate) fn nowhere() -> Place {
     Place::default()
 }
 
-/// The time that no way of sending beats where links are equal and shards are sent whole.
+/// Returns the lower bound of the time with equal links and whole shards.
 pub(crate) fn binomial(receivers: u64, shards: u64) -> f64 {
     let rounds = shards + u64::from((receivers + 1).next_power_of_two().ilog2()) - 1;
     rounds as f64 / shards as f64 * ALONE_NS
 }
 
 struct SwarmOutcome {
-    /// Beside the bound.
+    /// Ratio to the bound.
     time: f64,
-    /// What the origin sent, in objects.
+    /// Bytes that the origin sent, in objects.
     egress: f64,
-    /// The most that a receiver sent.
+    /// Maximum that a receiver sent, in objects.
     most: f64,
 }
 
@@ -61,7 +61,7 @@ fn many_receivers_take_little_longer_than_one() {
     }
 }
 
-/// What nobody has said how to cut is in as many shards as that takes: beside the object at the speed of one link.
+/// Object without a given shard size: it takes little longer than its transfer over one link.
 #[test]
 fn an_object_that_nobody_has_said_how_to_cut_takes_little_longer_than_its_bytes() {
     for receivers in [2, 8, 16] {
@@ -85,7 +85,7 @@ fn without_its_origin_a_swarm_goes_on() {
     for _ in 0..16 {
         fluid.join(LINK, false, nowhere());
     }
-    // All of it has left, once and a little.
+    // The origin has sent the whole object once, and a little more.
     fluid.kill_at((1.1 * ALONE_NS) as u64, origin);
     let done_ns = fluid.run(60 * SECOND).expect("everybody is done");
     assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
@@ -102,7 +102,7 @@ fn one_who_seeds_and_dies_costs_the_others_little() {
     assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
 
-/// Its host is gone and nothing says so: what it was giving is late, then given up.
+/// The host of a source stops without notice: fetches from it become late, and are then aborted.
 #[test]
 fn one_whose_host_stops_costs_the_others_little() {
     let mut fluid = Fluid::new(BYTES, 256, 11);
@@ -173,7 +173,7 @@ fn a_source_with_wrong_bytes_is_found_and_left() {
     assert_eq!((rows.iter().filter(|row| !row.excluded.is_empty()).count(), lost), (1, 0));
 }
 
-/// One copy comes to a host, and its members share it.
+/// One copy of the object is sent to a host, and its members share it.
 #[test]
 fn a_host_fetches_once() {
     let mut fluid = Fluid::new(BYTES, 64, 10);
