@@ -288,7 +288,7 @@ fn tenant(reader: &mut Reader<'_>) -> Result<Tenant, DecodeError> {
     let has_quota = match reader.u8()? {
         0 => false,
         1 => true,
-        found => return Err(DecodeError::Field { what: "whether a tenant has a quota", found: found.into() }),
+        found => return Err(DecodeError::Field { what: "quota flag of a tenant", found: found.into() }),
     };
     let quota = reader.u64()?;
     if !has_quota && quota != 0 {

@@ -144,7 +144,7 @@ impl Rejection {
                 write!(f, "segment {name:?} belongs to {owner}: choose another name")
             }
             Self::TooManySegments { limit } => {
-                write!(f, "{limit} segments are registered already: withdraw one first")
+                write!(f, "{limit} segments are registered already: unregister one first")
             }
             _ => Ok(()),
         }
@@ -164,12 +164,12 @@ impl fmt::Display for Rejection {
             }
             Self::OfferRefused { node } => write!(
                 f,
-                "node {node} is no member, and the map that it follows is not adopted; drop its objects and join anew"
+                "node {node} is not a member, and the map that it follows is not adopted; drop its objects and rejoin"
             ),
             Self::Adopting { retry_after_ns } => write!(
                 f,
-                "the control plane has no map yet, and waits for members that know one, in case its state was lost: \
-                 try again in {} ms",
+                "the control plane has no map yet, and waits for members that follow one, in case its state was lost: \
+                 retry in {} ms",
                 retry_after_ns.div_ceil(1_000_000)
             ),
             Self::Ended { node, incarnation, state } => write!(
@@ -182,7 +182,7 @@ impl fmt::Display for Rejection {
             }
             Self::IncarnationReused { node, incarnation } => write!(
                 f,
-                "node {node} joined before with incarnation {incarnation} and another description; take a greater one"
+                "node {node} joined before with incarnation {incarnation} and another description; use a greater one"
             ),
             Self::NodeIdInUse { node, host, address, retry_after_ns } => {
                 write!(f, "node id {node} is in use by a live node on host {host:?}")?;
@@ -199,7 +199,7 @@ impl fmt::Display for Rejection {
             Self::Version { bytes } => {
                 write!(f, "a version text of {bytes} bytes is over the limit of {MAX_VERSION_BYTES}")
             }
-            Self::TooManyMembers { limit } => write!(f, "the cluster has its {limit} members already"),
+            Self::TooManyMembers { limit } => write!(f, "the cluster has {limit} members already, which is the limit"),
             Self::TooManyShards { wanted } => {
                 write!(f, "the cluster would have {wanted} shards, over the limit of {MAX_MAP_SHARDS}")
             }

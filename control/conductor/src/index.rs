@@ -204,8 +204,8 @@ pub enum IndexError {
 impl fmt::Display for IndexError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Config { field, value, most } => write!(f, "{field} is {value}; it can be 1 to {most}"),
-            Self::UnknownContext => write!(f, "unknown context; ask the index for its id first"),
+            Self::Config { field, value, most } => write!(f, "{field} is {value}; it must be 1 to {most}"),
+            Self::UnknownContext => write!(f, "unknown context; create it first"),
             Self::UnknownHolder => write!(f, "unknown holder; it was retired, register it again"),
             Self::TooManyContexts { most } => write!(f, "there are {most} contexts already; raise max_contexts"),
             Self::TooManyHolders { most } => write!(f, "there are {most} holders already; raise max_holders"),

@@ -180,7 +180,7 @@ impl Gateway {
     pub fn call(&self, method: &str, request: &Value, deadline: Instant) -> Result<Vec<u8>, GatewayError> {
         let body = request.to_string();
         let first = self.first.load(Ordering::Relaxed);
-        let mut last = GatewayError { endpoint: "none".to_owned(), reason: "there are no endpoints".to_owned() };
+        let mut last = GatewayError { endpoint: "none".to_owned(), reason: "no endpoints are configured".to_owned() };
         for turn in 0..self.urls.len() {
             let index = (first + turn) % self.urls.len();
             let endpoint = &self.urls[index];
@@ -196,7 +196,7 @@ impl Gateway {
                 // The endpoint has no leader, or is shutting down: another one may answer.
                 Ok((status, answer)) => {
                     let said = String::from_utf8_lossy(&answer[..answer.len().min(200)]).trim().to_owned();
-                    last = failed(format!("it answers {status}: {said}"));
+                    last = failed(format!("status {status}: {said}"));
                     if !(500..600).contains(&status) {
                         return Err(last);
                     }

@@ -32,7 +32,7 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
     let mut served = vec![None; jobs.len()];
     let (mut next, mut clock) = (0, 0);
     while next < jobs.len() || !queue.is_empty() {
-        let Reverse(free_ns) = free.pop().expect("as many as there are instances");
+        let Reverse(free_ns) = free.pop().expect("one entry per instance");
         // An instance that was free before the last start was idle for lack of work.
         let mut now = free_ns.max(clock);
         if queue.is_empty() {
@@ -44,7 +44,7 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
             queue.insert((key, next));
             next += 1;
         }
-        let (_, at) = queue.pop_first().expect("somebody came");
+        let (_, at) = queue.pop_first().expect("a request is queued");
         let (arrival_ns, took_ns, cached) = jobs[at];
         free.push(Reverse(now + took_ns));
         served[at] = Some(RequestOutcome {

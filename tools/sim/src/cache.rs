@@ -34,7 +34,8 @@ impl Cache {
             ..StoreConfig::for_pool(pool_bytes)
         };
         let policy = ChosenPolicy::new(&config);
-        let mut store = Store::with_policy(config, Version(1), policy).expect("limits that follow from a cache's size");
+        let mut store =
+            Store::with_policy(config, Version(1), policy).expect("the limits follow from the cache's size");
         store.keep_events(EVENTS);
         Self { store, next: 1, block_tokens }
     }
@@ -55,7 +56,7 @@ impl Cache {
 
     pub(crate) fn touch_block(&mut self, block: u64) {
         if let Ok((pin, _)) = self.store.get(digest(block)) {
-            self.store.unpin(pin).expect("a pin just given");
+            self.store.unpin(pin).expect("the pin was just taken");
         }
     }
 
@@ -65,7 +66,7 @@ impl Cache {
             let rest = u64::from(work.input_tokens).saturating_sub(at as u64 * self.block_tokens);
             let bytes = rest.clamp(1, self.block_tokens) * GRANULE_BYTES;
             if let Ok((reservation, _)) = self.store.reserve(digest(*block), bytes) {
-                self.store.commit(reservation, 0).expect("nobody else puts it");
+                self.store.commit(reservation, 0).expect("no other put of it is in flight");
             }
         }
     }

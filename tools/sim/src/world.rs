@@ -110,7 +110,7 @@ fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
 
 impl<'a> World<'a> {
     fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
-        let valid = "limits that follow from the trace";
+        let valid = "the limits follow from the trace";
         let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
         let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
         let context = scheduler.context(&key).expect(valid);

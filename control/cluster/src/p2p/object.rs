@@ -49,7 +49,7 @@ impl Layout {
     /// When there are too many buffers or shards, or more than 2^64 bytes; the error says what to change.
     pub fn new(sizes: Vec<u64>, shard_bytes: u64) -> Result<Self, ObjectError> {
         if shard_bytes == 0 {
-            return Err(ObjectError::Malformed("shards of 0 bytes: give at least 1, better 64 MiB".to_owned()));
+            return Err(ObjectError::Malformed("shards of 0 bytes: specify at least 1, preferably 64 MiB".to_owned()));
         }
         if sizes.len() > MAX_BUFFERS {
             let text = format!("{} buffers: an object has at most {MAX_BUFFERS}", sizes.len());
@@ -158,7 +158,7 @@ impl ObjectSpec {
             return Err(ObjectError::Malformed(format!("{hashes} hashes for {shards} shards")));
         }
         if self.about.len() > MAX_ABOUT_BYTES {
-            let text = format!("{} bytes about an object: at most {MAX_ABOUT_BYTES} are kept", self.about.len());
+            let text = format!("{} bytes of metadata: an object has at most {MAX_ABOUT_BYTES}", self.about.len());
             return Err(ObjectError::Malformed(text));
         }
         Ok(())
@@ -217,7 +217,7 @@ impl fmt::Display for ObjectError {
                  register another version",
                 shortened(name)
             ),
-            Self::UnknownMember { member } => write!(f, "replica {member} is not known any more: announce it again"),
+            Self::UnknownMember { member } => write!(f, "replica {member} is not known: announce it again"),
             Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
         }
     }

@@ -149,7 +149,10 @@ impl Objects {
         };
         // A version after the greatest one could not exist.
         if version == 0 || version == u64::MAX {
-            return Err(ObjectError::Malformed(format!("version {version}: give one from 1 to {}", u64::MAX - 1)));
+            return Err(ObjectError::Malformed(format!(
+                "version {version} is out of range: use 1 to {}",
+                u64::MAX - 1
+            )));
         }
         let key = name.version(version);
         if let Some((_, swarm)) = self.by_key.get(&key).and_then(|id| self.swarms.get_mut(id)) {
@@ -164,7 +167,7 @@ impl Objects {
             return Err(ObjectError::Limit { what: "objects", most: self.config.objects });
         }
         if self.table_rows + rows > self.config.table_rows {
-            return Err(ObjectError::Limit { what: "rows of tables", most: self.config.table_rows });
+            return Err(ObjectError::Limit { what: "table rows", most: self.config.table_rows });
         }
         self.last += 1;
         self.table_rows += rows;
@@ -238,7 +241,7 @@ impl Objects {
         let layout = &swarm.spec().layout;
         swarm.roster().locate(layout, buffer, near, client).ok_or_else(|| {
             let buffers = layout.sizes().len();
-            ObjectError::Malformed(format!("buffer {buffer} of an object that has {buffers}"))
+            ObjectError::Malformed(format!("there is no buffer {buffer}: the object has {buffers} buffers"))
         })
     }
 
@@ -272,7 +275,7 @@ impl Objects {
         let (client, number) = (hold.client, self.last + 1);
         let rows = hold.addresses.len() + swarm.spec().layout.shards() as usize / SHARDS_PER_ROW + 1;
         if self.table_rows + rows > self.config.table_rows {
-            return Err(ObjectError::Limit { what: "rows of tables", most: self.config.table_rows });
+            return Err(ObjectError::Limit { what: "table rows", most: self.config.table_rows });
         }
         swarm.join(number, hold, now_ns, now_ns.saturating_add(self.config.lease_ns))?;
         self.table_rows += rows;
@@ -483,7 +486,7 @@ fn rows_of(spec: &ObjectSpec) -> usize {
 
 fn check_name(name: &str) -> Result<(), ObjectError> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
-        let text = format!("a name of {} bytes: give 1 to {MAX_NAME_BYTES}", name.len());
+        let text = format!("a name of {} bytes: it must have 1 to {MAX_NAME_BYTES}", name.len());
         return Err(ObjectError::Malformed(text));
     }
     Ok(())

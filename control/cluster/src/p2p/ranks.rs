@@ -62,14 +62,14 @@ impl Jobs {
             return malformed(format!("a job's name of {} bytes: at most {MAX_LABEL_BYTES}", job.len()));
         }
         let Some(schedule) = Schedule::new(*ranks) else {
-            return malformed(format!("{ranks} ranks: give 1 to {MAX_RANKS}"));
+            return malformed(format!("{ranks} ranks: a job has 1 to {MAX_RANKS}"));
         };
         if rank >= ranks || half >= HALVES {
             return malformed(format!("half {half} for rank {rank} of {ranks}: ranks and halves count from 0"));
         }
         if let Some(known) = self.by_name.get(job).filter(|known| known.schedule != schedule) {
             let known = known.schedule.ranks();
-            return malformed(format!("job {job:?} has {known} ranks, and not {ranks}: give another job's name"));
+            return malformed(format!("job {job:?} has {known} ranks, not {ranks}: use another job name"));
         }
         Ok(schedule)
     }

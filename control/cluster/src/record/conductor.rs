@@ -259,7 +259,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
         0 => InstanceDuty::Prefill,
         1 => InstanceDuty::Decode,
         2 => InstanceDuty::Mixed,
-        found => return Err(DecodeError::Field { what: "what an instance does", found: found.into() }),
+        found => return Err(DecodeError::Field { what: "duty of an instance", found: found.into() }),
     };
     let (capacity_tokens, report_ns) = (reader.u64()?, reader.u64()?);
     let flags = reader.u8()?;

@@ -48,7 +48,7 @@ impl ScheduleRequest {
     pub(super) fn check(&self) -> Result<(), ConductorError> {
         let name = self.request.len();
         if name == 0 || name > MAX_ID_BYTES {
-            return Err(bad(format!("a request's id has 1 to {MAX_ID_BYTES} bytes, not {name}")));
+            return Err(bad(format!("a request's id must have 1 to {MAX_ID_BYTES} bytes, not {name}")));
         }
         let (blocks, tokens, of) = (self.hashes.len(), self.tokens, self.context.block_tokens);
         if blocks > MAX_PROMPT_BLOCKS {

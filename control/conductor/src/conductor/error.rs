@@ -60,7 +60,7 @@ impl fmt::Display for ConductorError {
             Self::StaleIncarnation { name, incarnation } => {
                 write!(
                     f,
-                    "instance {name:?} has registered again with incarnation {incarnation}; an earlier one is over"
+                    "instance {name:?} has registered again with incarnation {incarnation}; the earlier one is fenced"
                 )
             }
             Self::Scheduler(error) => error.fmt(f),

@@ -21,7 +21,10 @@ impl Conductor {
         if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
             let bytes = known.token_bytes;
             if spec.token_bytes != 0 && spec.token_bytes != bytes {
-                let what = format!("{} bytes of KV cache a token; others of this model have {bytes}", spec.token_bytes);
+                let what = format!(
+                    "{} bytes of KV cache per token; other instances of this model have {bytes}",
+                    spec.token_bytes
+                );
                 return Err(ConductorError::Conflict { what });
             }
         }

@@ -89,7 +89,7 @@ impl InstanceSpec {
     pub(super) fn check(&self) -> Result<(), ConductorError> {
         let name = self.name.len();
         if name == 0 || name > MAX_ID_BYTES {
-            return Err(bad(format!("an instance's name has 1 to {MAX_ID_BYTES} bytes, not {name}")));
+            return Err(bad(format!("an instance's name must have 1 to {MAX_ID_BYTES} bytes, not {name}")));
         }
         for (what, text) in [("tenant", &self.tenant), ("model", &self.model)] {
             if text.len() > MAX_NAME_BYTES {
@@ -109,14 +109,14 @@ impl InstanceSpec {
             }
         }
         if self.block_tokens == 0 || self.block_tokens > 1 << 20 {
-            return Err(bad(format!("blocks of {} tokens; 1 to {}", self.block_tokens, 1 << 20)));
+            return Err(bad(format!("blocks of {} tokens; must be 1 to {}", self.block_tokens, 1 << 20)));
         }
         if self.token_bytes > 1 << 30 {
-            return Err(bad(format!("{} bytes of KV cache a token; at most {}", self.token_bytes, 1 << 30)));
+            return Err(bad(format!("{} bytes of KV cache per token; at most {}", self.token_bytes, 1 << 30)));
         }
         if self.report_ns != 0 && !(REPORTS_NS.0..=REPORTS_NS.1).contains(&self.report_ns) {
             return Err(bad(format!(
-                "reports every {} ns; {} to {}, or 0",
+                "reports every {} ns; must be {} to {}, or 0",
                 self.report_ns, REPORTS_NS.0, REPORTS_NS.1
             )));
         }

@@ -219,7 +219,7 @@ impl InstanceRegistry {
         heard_ns: u64,
         pools: &mut Pools,
     ) -> Result<Arc<str>, ConductorError> {
-        let pool = pools.get_mut(number).ok_or_else(|| bad("the pool is gone"))?;
+        let pool = pools.get_mut(number).ok_or_else(|| bad("the pool was removed"))?;
         let name: Arc<str> = spec.name.as_str().into();
         let mut numbers = InstanceNumbers::default();
         if matches!(spec.part, Part::Prefill | Part::Mixed) {

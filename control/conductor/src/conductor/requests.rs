@@ -141,7 +141,7 @@ impl RequestLedger {
         let full = self.requests.len() >= self.limits.requests || self.blocks + asked.hashes.len() > self.limits.blocks;
         let (context, hashes) = match pools.get_mut(pool) {
             Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
-            None => return Err(bad("the pool is gone")),
+            None => return Err(bad("the pool was removed")),
         };
         let mark = fingerprint(asked.tokens, context, &hashes);
         let names = self.by_name.get(asked.context.tenant.as_str());
@@ -180,7 +180,7 @@ impl RequestLedger {
         now_ns: u64,
         pools: &Pools,
     ) -> Result<Answer, ConductorError> {
-        let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("a request without an entry")) };
+        let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("the ledger has no such request")) };
         // Fingerprints of two models may be equal: each model numbers its contexts separately.
         if (kept.pool, kept.mark) != (pool, mark) {
             let other = if kept.pool == pool { "with another prompt" } else { "for another model or block size" };
@@ -235,7 +235,7 @@ impl RequestLedger {
         pools: &mut Pools,
     ) -> Result<Answer, ConductorError> {
         let (id, number) = (request.id, kept.pool);
-        let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
         let choice = match mode {
             Mode::Now => pool.scheduler.schedule_now(request, now_ns, scratch),
             _ => pool.scheduler.schedule(request, now_ns, scratch),

@@ -214,7 +214,7 @@ impl Conductor {
             return Err(bad(format!("a prompt of {} blocks; at most {MAX_PROMPT_BLOCKS}", hashes.len())));
         }
         let number = self.pools.of_context(context)?;
-        let Some((pool, scratch)) = self.pools.with_scratch(number) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = self.pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
         // One more than `most`, because the shared store is not an instance.
         let most = most.min(MOST_HOLDERS);
@@ -243,7 +243,7 @@ impl Conductor {
     /// When no instance serves the model, or there are too many contexts.
     pub fn in_store(&mut self, context: &ContextKey, hashes: &[u64]) -> Result<u32, ConductorError> {
         let number = self.pools.of_context(context)?;
-        let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool is gone")) };
+        let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool was removed")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
         let blocks = pool.index().held_by_anybody(context, &hashes, Tiers::only(Tier::Pool));
         Ok(blocks.map_err(SchedulerError::from)?.saturating_mul(pool.key.block_tokens))
@@ -263,7 +263,7 @@ impl Conductor {
             RequestState::Waiting => Answer::Queued { reservation: id, position: 0, eta_ns: 0 },
             RequestState::Orphan(_) => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
         };
-        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool is gone")) };
+        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool was removed")) };
         let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
         let Some(request) = pool.scheduler.request(id).or(orphan).cloned() else {
             return Err(bad("the scheduler has no such request"));

@@ -99,7 +99,7 @@ impl Arena {
     }
 
     fn take(&mut self, size: usize) -> u32 {
-        let unit = self.bins[size].pop().expect("only bins with extents are taken from");
+        let unit = self.bins[size].pop().expect("the bin has an extent");
         if self.bins[size].is_empty() {
             self.filled[size / 64] &= !(1 << (size % 64));
         }

@@ -49,13 +49,13 @@ impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Short { at } => write!(f, "the snapshot ends at byte {at}; take a new one"),
-            Self::Format { found } => write!(f, "these bytes begin with {found:#x}, a snapshot with {MAGIC:#x}"),
+            Self::Format { found } => write!(f, "not a snapshot: the bytes begin with {found:#x}, not {MAGIC:#x}"),
             Self::Checksum { stored, computed } => {
                 write!(f, "the snapshot is damaged: its checksum is {stored:#x}, its bytes have {computed:#x}")
             }
             Self::Invalid { what, value } => write!(f, "the snapshot has {value} for {what}, which is out of range"),
             Self::TooLarge { what, value, most } => {
-                write!(f, "the snapshot has {value} {what}, the index takes {most}; raise its limit")
+                write!(f, "the snapshot has {value} {what}, over the limit of {most}; raise it")
             }
             Self::Config(error) => error.fmt(f),
         }

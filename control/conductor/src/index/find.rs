@@ -309,7 +309,7 @@ impl Walk<'_> {
             Alive::Many => matches.extend(slots(many).take(most).map(whole)),
             Alive::Few => matches.extend(few.iter().take(most).map(|slot| whole(*slot))),
         }
-        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "who has nothing is not noted");
+        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "holders without blocks are not recorded");
         if out.len() > 1 {
             out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
         }

@@ -45,12 +45,12 @@ impl Table {
 
     fn bucket(&self, at: usize) -> &[u64; WORDS] {
         let from = self.skip + at * WORDS;
-        self.words[from..from + WORDS].try_into().expect("a slice of that length")
+        self.words[from..from + WORDS].try_into().expect("the slice has the length of a bucket")
     }
 
     fn bucket_mut(&mut self, at: usize) -> &mut [u64; WORDS] {
         let from = self.skip + at * WORDS;
-        (&mut self.words[from..from + WORDS]).try_into().expect("a slice of that length")
+        (&mut self.words[from..from + WORDS]).try_into().expect("the slice has the length of a bucket")
     }
 
     fn next(&self, at: usize) -> usize {

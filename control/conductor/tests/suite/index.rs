@@ -218,7 +218,7 @@ proptest! {
 #[test]
 fn limits_are_errors_that_say_the_numbers() {
     let refused = PrefixIndex::new(IndexConfig { max_holders: 0, ..IndexConfig::default() });
-    assert!(refused.is_err_and(|error| error.to_string().contains("max_holders is 0; it can be 1 to 8192")));
+    assert!(refused.is_err_and(|error| error.to_string().contains("max_holders is 0; it must be 1 to 8192")));
     let mut index = PrefixIndex::new(IndexConfig { max_contexts: 1, max_holders: 1, ..small(64) }).unwrap();
     let context = index.context(&key(0)).unwrap();
     assert_eq!(index.context(&key(0)), Ok(context));

@@ -74,7 +74,7 @@ impl Blocks {
         for at in 0..u32::from(len) {
             let key = reader.word()?;
             if self.locate(ContextId(context), key).is_some() {
-                return Err(invalid("a key that is there twice", key));
+                return Err(invalid("a duplicate key", key));
             }
             self.arena.set((start + at) as usize, key);
             if at == 0 {
