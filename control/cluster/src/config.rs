@@ -11,7 +11,7 @@ use crate::record::MAX_CLUSTER_NAME_BYTES;
 pub struct Limits {
     /// Members that are joining, active or suspect.
     pub members: usize,
-    /// Ended incarnations that are remembered, so that their late messages are recognized as stale. The one that ended
+    /// Ended incarnations that are remembered, so that their late messages are recognised as stale. The one that ended
     /// first is forgotten first.
     pub ended_incarnations: usize,
     /// Segments of all owners.

@@ -2,7 +2,7 @@
 //!
 //! Prefill of `n` tokens of which `p` are cached: `c0 + c1 (n-p) + c2 (n²-p²) + c3 p` seconds. The initial coefficients
 //! are a fit to Figure 14 of the FAST'25 paper (LLaMA3-70B on eight A800). They are refitted from the reports of
-//! instances: recursive weighted least squares with exponential forgetting, regularized toward the initial values, and
+//! instances: recursive weighted least squares with exponential forgetting, regularised toward the initial values, and
 //! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
 /// Tokens by which features are scaled, so that all are close to one.

@@ -68,7 +68,7 @@ impl DeviceTable {
         Ok(since)
     }
 
-    /// Notes the begin of an incarnation: it has no devices, unless it has reported some.
+    /// Notes the start of an incarnation: it has no devices, unless it has reported some.
     pub(super) fn begin(&mut self, node: NodeId, incarnation: Incarnation, effects: &mut Effects) {
         if self.by_node.get(&node).is_some_and(|said| said.incarnation != incarnation) {
             self.forget(node, effects);

@@ -38,8 +38,8 @@ use super::members::{Members, Row};
 use crate::config::ClusterConfig;
 use crate::state::MemberState;
 
-/// Fraction of a heartbeat interval: a heartbeat that arrived at most this long before a probe began is proof enough of
-/// a member that does not report.
+/// Divisor of the heartbeat interval: a heartbeat that arrived at most that part of an interval before a probe began is
+/// proof enough of a member that does not report.
 const HEARD_SLACK: u64 = 4;
 
 /// Validity of the answers to a probe, in heartbeat intervals: the first member to answer may have died before the last

@@ -3,7 +3,7 @@
 //! A [`Placement`] maps ranks to boxes of tensors; it contains no addresses. [`Plan::new`] cuts each box that a target
 //! rank needs along the boxes of the source, so that each of its bytes comes from exactly one place, and alternates
 //! between ranks that have the same box. The result is regular: a few strided [`Overlap`]s, which [`Plan::copies`]
-//! converts to copies of contiguous bytes, merging neighbors.
+//! converts to copies of contiguous bytes, merging neighbours.
 //!
 //! Bytes are only copied: nothing is cast, transposed or repacked. A box lies in memory in row-major order; the caller
 //! supplies its address.

@@ -121,7 +121,7 @@ impl Placement {
         for (tensor, claims) in self.tensors.iter().zip(self.claims()) {
             let mut boxes: Vec<(&TensorBox, usize)> =
                 claims.iter().map(|(area, owners)| (*area, owners[0].0)).collect();
-            // Sorted along the dimension with the most distinct offsets, only neighbors must be compared.
+            // Sorted along the dimension with the most distinct offsets, only neighbours must be compared.
             let begins = |dimension: usize| {
                 let mut all: Vec<u64> = boxes.iter().map(|(area, _)| area.offset()[dimension]).collect();
                 all.sort_unstable();
