@@ -80,7 +80,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_departure_waits_for_moves_for_maps_to_come_and_no_longer_than_for_progress() {
+    fn departure_waits_for_migrations_and_maps_while_there_is_progress() {
         let news = |unsettled, behind| Some(MovesNews { unsettled, behind });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unused_goes_where_puts_are_refused_and_comes_back() {
+    fn unused_quota_moves_to_shards_that_reject_puts_and_back() {
         let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 4]);
         let round = |quotas: &mut Quotas, reals: &mut [Real; 4]| {
             (0..4).for_each(|at| sync(quotas, reals, at, true, true));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_had_is_free_when_its_incarnation_is_over() {
+    fn leases_of_an_ended_incarnation_are_free_again() {
         let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 2]);
         for at in [0, 1, 0, 1, 0, 1] {
             sync(&mut quotas, &mut reals, at, true, true);

@@ -75,7 +75,7 @@ mod tests {
     use kvplane_proto::states::render;
 
     #[test]
-    fn the_whole_table() {
+    fn state_machine_has_the_expected_transitions() {
         assert_eq!(render(MemberState::ALL, MemberEvent::ALL, MemberState::on), TABLE);
     }
     const TABLE: &str = "\

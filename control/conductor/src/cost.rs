@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decode_model_is_read_as_it_is_written() {
+    fn decode_model_is_parsed() {
         let step = |text: &str| text.parse::<DecodeModel>().map(|model| model.step_ns(1000, 10));
         assert_eq!(step("26.2,36"), Ok(26_236_000));
         assert_eq!(step("5, 0, 100"), Ok(6_000_000));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_with_the_paper_and_learns_another_machine() {
+    fn model_starts_from_the_paper_and_learns_another_machine() {
         let mut model = PrefillModel::default();
         let seconds = |model: &PrefillModel, n, p| model.predict_ns(n, p) as f64 / 1e9;
         for (tokens, published) in [(8_192, 1.00), (32_768, 4.48), (131_072, 27.52)] {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_reports_do_not_break_it() {
+    fn extreme_reports_do_not_break_the_model() {
         let mut model = PrefillModel::default();
         for _ in 0..100 {
             model.report(0, 0, 0, 1.0);

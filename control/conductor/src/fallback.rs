@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_that_begin_alike_meet_until_it_is_too_much() {
+    fn prompts_with_a_common_prefix_meet_within_the_load_bound() {
         let mut instances: Vec<(u64, u32)> = (0..8).map(|number| (number * 77, 0)).collect();
         let first = choose(&instances, &[1, 2, 3, 4]).expect("some");
         assert_eq!(choose(&instances, &[1, 2, 3, 9, 9]), Some(first));
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn when_one_goes_only_its_own_prompts_move() {
+    fn removal_of_an_instance_moves_only_its_prompts() {
         let instances: Vec<(u64, u32)> = (0..10).map(|number| (mix64(number), 0)).collect();
         let fewer = &instances[..9];
         for prompt in 0..1_000u64 {

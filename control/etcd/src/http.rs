@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_key_that_others_may_read_is_refused() {
+    fn private_key_readable_by_others_is_rejected() {
         let directory = std::env::temp_dir().join(format!("kvplane-etcd-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         let key = directory.join(KEY);

@@ -69,7 +69,7 @@ fn ranges_come_in_pages_of_one_revision_and_transactions_are_all_or_nothing() {
 }
 
 #[test]
-fn tls_lets_in_whom_etcd_trusts_and_trusts_whom_it_was_told_to() {
+fn tls_authenticates_both_sides() {
     let directory = Directory::new("tls");
     let certificates = directory.0.join("certificates");
     std::fs::create_dir_all(&certificates).unwrap();

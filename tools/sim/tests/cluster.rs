@@ -50,7 +50,7 @@ fn a_prefix_is_computed_once_and_reused() {
 }
 
 #[test]
-fn blocks_are_there_when_they_are_computed_or_at_once() {
+fn blocks_are_held_when_computed_or_at_once() {
     let blocks: Vec<u64> = (0..16).collect();
     // The second prompt arrives while the first is being computed, and is placed on another instance.
     let trace = [work(0, 8192, &blocks), work(1, 8192, &blocks)];
@@ -65,7 +65,7 @@ fn blocks_are_there_when_they_are_computed_or_at_once() {
 }
 
 #[test]
-fn everybody_is_served_and_runs_repeat() {
+fn all_requests_are_served_and_runs_are_deterministic() {
     let trace = sessions(400, 3);
     let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };
     for (policy, again) in side_by_side().into_iter().zip(side_by_side()) {
@@ -78,7 +78,7 @@ fn everybody_is_served_and_runs_repeat() {
 }
 
 #[test]
-fn ours_is_between_the_bound_and_those_who_see_no_cache() {
+fn default_policy_is_between_the_bound_and_cache_blind_policies() {
     let trace = sessions(600, 5);
     let config = SimConfig { prefill: 3, load: 2.0, ..SimConfig::default() };
     let bound = bound(&trace, &config, Order::Shortest).mean_ttft_s();
@@ -89,7 +89,7 @@ fn ours_is_between_the_bound_and_those_who_see_no_cache() {
 }
 
 #[test]
-fn what_goes_wrong_loses_nobody() {
+fn faults_lose_no_request() {
     let trace = sessions(300, 9);
     let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
     let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
@@ -101,7 +101,7 @@ fn what_goes_wrong_loses_nobody() {
 }
 
 #[test]
-fn admission_refuses_at_arrival() {
+fn admission_rejects_at_arrival() {
     let trace = sessions(600, 11);
     let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
     let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
@@ -137,7 +137,7 @@ fn copying(config: &SimConfig) -> SimConfig {
 }
 
 #[test]
-fn copies_relieve_the_node_that_everybody_fetches_from() {
+fn replicas_relieve_a_hot_node() {
     let trace = documents(4_000, 7, 130);
     let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
     let ours = || Box::new(Ours::default());
@@ -151,7 +151,7 @@ fn copies_relieve_the_node_that_everybody_fetches_from() {
 }
 
 #[test]
-fn copies_make_nothing_worse_where_nobody_waits_for_a_nic() {
+fn replicas_do_no_harm_without_contention() {
     for (trace, config) in [
         (sessions(400, 3), SimConfig { prefill: 4, ..SimConfig::default() }),
         (documents(1_000, 9, 200), SimConfig { prefill: 8, ..SimConfig::default() }),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_do_not_answer_mean_death_unless_most_are_silent() {
+    fn unanswered_ports_mean_death_unless_most_members_are_silent() {
         let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (heard, silent) = (members([2 * SECOND; 3]), members([2 * SECOND, 0, 0]));
         assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1)));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_member_with_devices_waits_until_no_other_owner_may_have_died_with_it() {
+    fn dead_member_with_devices_waits_until_other_owners_are_known_to_live() {
         let (config, mut devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (node, incarnation) = (NodeId(1), Incarnation(1));
         // The second was not heard from after the first could have died.

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_change_hands_with_owners_and_not_with_members_that_own_nothing() {
+    fn layout_changes_with_owners_only() {
         let mut maps = MapHistory::new(1);
         assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "nobody owns anything");
         assert!(publish(&mut maps, &[member(1, 1, 10)], 1));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nobody_owns_slots_they_are_the_last_owners() {
+    fn slots_stay_with_the_last_owners_while_there_are_none() {
         let mut maps = MapHistory::new(1);
         publish(&mut maps, &[member(1, 1, 10)], 1);
         assert!(!publish(&mut maps, &[], 1));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn another_incarnation_of_an_owner_is_noted_where_slots_have_two() {
+    fn owner_restarts_are_recorded_with_two_replicas() {
         for (replicas, is_noted) in [(1, false), (2, true)] {
             let mut maps = MapHistory::new(replicas);
             publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], replicas);

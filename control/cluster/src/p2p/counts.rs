@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_copy_is_told_of_once() {
+    fn last_copy_is_reported_once() {
         let mut counts = ShardCounts::new(3);
         assert!(!counts.change(1, true) && !counts.change(1, true));
         assert_eq!((counts.of(1), counts.unseeded().count()), (2, 2));

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_follow_the_object() {
+    fn default_shard_size_follows_from_the_object_size() {
         for (mib, kib) in [(0, 64), (1, 64), (16, 64), (64, 256), (100, 256), (1 << 10, 4 << 10), (16 << 10, 64 << 10)]
         {
             assert_eq!(Layout::fitting_shard_bytes(&[mib << 20]), kib << 10, "{mib} MiB");
@@ -254,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_are_256_shards_where_the_object_allows_and_never_too_many(
+        fn default_shard_size_makes_256_shards_within_the_limits(
             sizes in prop::collection::vec(prop_oneof![0..1u64 << 20, 0..1u64 << 34, 0..1u64 << 44], 0..40),
         ) {
             let total: u64 = sizes.iter().sum();

@@ -41,7 +41,7 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
 }
 
 #[test]
-fn whose_next_incarnation_does_not_come_is_dead_at_the_deadline() {
+fn restarting_member_is_dead_at_the_deadline() {
     let mut driver = Driver::new(config());
     attach(&mut driver, 1, 5);
     (1..=2).for_each(|node| driver.admit(node, 5));
@@ -105,7 +105,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
 }
 
 #[test]
-fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together_too() {
+fn members_with_different_last_heartbeats_are_expelled_together() {
     let mut driver = three(2);
     let since = driver.cluster.layout_since();
     // All nodes die at one moment, each up to an interval after its last heartbeat.
@@ -124,7 +124,7 @@ fn members_whose_last_heartbeats_were_not_at_the_same_time_are_expelled_together
 }
 
 #[test]
-fn silence_that_lasts_expels_members_together_too() {
+fn lasting_silence_expels_members_together() {
     for replicas in [1, 2] {
         let mut driver = three(replicas);
         let since = driver.cluster.layout_since();
@@ -141,7 +141,7 @@ fn silence_that_lasts_expels_members_together_too() {
 }
 
 #[test]
-fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
+fn dead_member_waits_a_bounded_time_for_a_silent_one() {
     // Its ports were the evidence: the wait is two more heartbeat intervals.
     let mut driver = three(2);
     driver.sleep(100 * MS);
@@ -169,7 +169,7 @@ fn a_dead_member_does_not_wait_for_ever_for_one_that_is_only_silent() {
 }
 
 #[test]
-fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
+fn dead_member_waits_for_members_unheard_since_a_restart_of_the_control_plane() {
     // A heartbeat that was in flight when all nodes died is the last sign of life of one of them.
     let restart = || {
         let mut driver = three(2).restart();
@@ -197,7 +197,7 @@ fn a_dead_member_waits_for_one_that_a_restarted_control_plane_has_not_heard() {
 }
 
 #[test]
-fn members_without_devices_wait_for_nobody() {
+fn members_without_devices_are_expelled_at_once() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
     (1..=3).for_each(|node| driver.admit(node, 5));
     driver.sleep(111 * MS);
@@ -206,7 +206,7 @@ fn members_without_devices_wait_for_nobody() {
 }
 
 #[test]
-fn who_has_no_devices_or_is_drained_leaves_at_once() {
+fn restart_of_a_member_without_devices_or_drained_is_a_departure() {
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     attach(&mut driver, 3, 5);
@@ -219,7 +219,7 @@ fn who_has_no_devices_or_is_drained_leaves_at_once() {
 }
 
 #[test]
-fn slots_are_their_last_owners_while_there_are_none() {
+fn slots_stay_with_their_last_owners_while_there_are_none() {
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     let since = driver.cluster.layout_since();
@@ -268,7 +268,7 @@ fn three_without_3() -> Driver {
 
 /// Objects on node 3's devices are reconciled only in the slots that node 3 gets back.
 #[test]
-fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
+fn newcomer_gets_no_share_before_absent_nodes_have_theirs_again() {
     let mut driver = three_without_3();
     driver.admit(4, 1);
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
@@ -292,7 +292,7 @@ fn a_newcomer_gets_no_share_before_an_absent_node_has_its_own_again() {
 }
 
 #[test]
-fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one_that_was_removed() {
+fn newcomer_waits_a_bounded_time_for_absent_nodes_and_not_for_removed_ones() {
     let mut driver = three_without_3();
     driver.admit(4, 1);
     let all = [(1, 5), (2, 5), (4, 1)];
@@ -314,7 +314,7 @@ fn a_newcomer_waits_for_an_absent_node_no_longer_than_for_a_move_and_not_for_one
 
 /// Nodes that died return regardless of other absent nodes: only they have the objects on their devices.
 #[test]
-fn absent_nodes_do_not_wait_for_each_other_and_nobody_waits_where_no_node_owns_slots() {
+fn absent_nodes_do_not_wait_for_each_other() {
     let mut driver = three_without_3();
     while !owners(&driver).is_empty() {
         driver.sleep(100 * MS);

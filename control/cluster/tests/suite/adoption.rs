@@ -47,7 +47,7 @@ fn owners(map: &ClusterMap) -> Vec<u64> {
 }
 
 #[test]
-fn what_all_members_say_is_adopted_at_once_and_nothing_moves() {
+fn map_offered_by_all_members_is_adopted_at_once_without_migration() {
     let before = cluster_of(3).published;
     let mut driver = Driver::new(adopting());
     for node in 1..=3 {
@@ -74,7 +74,7 @@ fn what_all_members_say_is_adopted_at_once_and_nothing_moves() {
 }
 
 #[test]
-fn nobody_joins_before_members_had_time_to_come() {
+fn joins_are_rejected_while_members_may_offer() {
     let mut driver = Driver::new(adopting());
     let refused = driver.join(member(9, 1, 7900)).expect_err("too soon");
     assert!(
@@ -122,7 +122,7 @@ fn clients_wait_for_the_map_while_members_may_offer_theirs() {
 }
 
 #[test]
-fn the_newest_map_counts_and_who_is_silent_has_its_grace() {
+fn newest_map_is_adopted_and_silent_members_have_their_grace() {
     let mut lost = cluster_of(2);
     let older = lost.published.clone();
     lost.admit(3, 1);
@@ -147,7 +147,7 @@ fn the_newest_map_counts_and_who_is_silent_has_its_grace() {
 }
 
 #[test]
-fn a_restart_of_a_member_while_others_offer_is_one_of_a_known_member() {
+fn restart_of_a_member_during_adoption_is_accepted() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     offer(&mut driver, offer_of(&before, 1)).expect("taken");
@@ -181,7 +181,7 @@ fn who_is_in_an_adopted_map_may_join_in_the_incarnation_that_it_has_there() {
 }
 
 #[test]
-fn offers_that_make_no_sense_are_refused() {
+fn invalid_offers_are_rejected() {
     let before = cluster_of(2).published;
     let mut driver = Driver::new(adopting());
     let good = offer_of(&before, 1);
@@ -204,7 +204,7 @@ fn offers_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_state_that_most_members_follow_counts() {
+fn state_with_the_most_followers_is_adopted() {
     let before = cluster_of(3).published;
     let mut driver = Driver::new(adopting());
     // A member that was away since an earlier loss follows a map of a greater epoch, of another state.
@@ -224,7 +224,7 @@ fn the_state_that_most_members_follow_counts() {
 }
 
 #[test]
-fn devices_are_remembered_with_their_members() {
+fn offered_devices_are_adopted() {
     let before = cluster_of(1).published;
     let mut driver = Driver::new(adopting());
     offer(&mut driver, Offer { devices: Some((5, Epoch(1))), ..offer_of(&before, 1) }).expect("taken");

@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_at_any_point_loses_nobody(steps in prop::collection::vec(any_step(), 1..80)) {
+    fn restart_at_any_point_loses_no_member(steps in prop::collection::vec(any_step(), 1..80)) {
         let mut driver = Driver::new(config());
         for step in steps {
             driver = apply(driver, step);

@@ -166,7 +166,7 @@ fn suspicion_is_not_durable() {
 }
 
 #[test]
-fn texts_over_their_limit_are_refused() {
+fn texts_over_their_limit_are_rejected() {
     let mut bytes = Vec::new();
     let start = begin(&mut bytes, u32::from_le_bytes(*b"KVCR"), 1);
     bytes.extend_from_slice(&[0; 10]);

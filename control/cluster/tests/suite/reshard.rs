@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_byte_comes_once_from_where_it_is(case in cases()) {
+    fn every_byte_is_copied_once_from_its_source(case in cases()) {
         // Requested boxes of one tensor may overlap, which those of a source must not: they are tested one by one.
         for wanted in &case.wanted {
             let case = Case { wanted: vec![wanted.clone()], ..case.clone() };
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn a_piece_that_is_nowhere_is_named(case in cases(), lost in any::<prop::sample::Index>()) {
+    fn missing_piece_is_named(case in cases(), lost in any::<prop::sample::Index>()) {
         let pieces = case.pieces();
         let lost = lost.index(pieces.len());
         let kept = pieces.iter().enumerate().filter(|(at, _)| *at != lost);
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_of_a_box_and_what_is_common_make_it_up(
+    fn difference_and_overlap_make_up_a_box(
         (one, other) in (1usize..4).prop_flat_map(|dimensions| {
             let side = || prop::collection::vec((0u64..5, 1u64..5), dimensions);
             (side(), side())
@@ -209,7 +209,7 @@ proptest! {
 }
 
 #[test]
-fn those_who_have_the_same_are_asked_in_turn() {
+fn owners_of_equal_boxes_share_the_load() {
     // Four ranks have all of 64 equal tensors.
     let tensors: Vec<Tensor> = (0..64).map(|number| tensor(&format!("{number}"), &[8], "F32")).collect();
     let all: Vec<(usize, TensorBox)> = (0..64).map(|number| (number, area(&[0], &[8]))).collect();
@@ -228,7 +228,7 @@ fn those_who_have_the_same_are_asked_in_turn() {
 }
 
 #[test]
-fn rows_are_one_copy_and_columns_one_for_each_row() {
+fn rows_are_one_copy_and_columns_one_per_row() {
     let tensors = vec![tensor("w", &[1 << 20, 1 << 12], "BF16")];
     let source =
         placement(tensors.clone(), vec![part("s", &[(0, area(&[0, 0], &[1 << 20, 1 << 12]))])]).expect("whole");
@@ -255,7 +255,7 @@ fn refused(found: Result<Placement, ReshardError>, words: &[&str]) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words() {
+fn malformed_placements_are_rejected_with_their_cause() {
     let w = || tensor("w", &[4, 6], "F32");
     let one = |offset: &[u64], shape: &[u64]| part("r", &[(0, area(offset, shape))]);
     refused(placement(vec![w()], vec![one(&[0, 4], &[4, 3])]), &["\"w\"", "[0:4, 4:7]", "\"r\"", "[4, 6]"]);

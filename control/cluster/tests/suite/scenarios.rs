@@ -33,7 +33,7 @@ fn the_first_heartbeat_brings_a_member_into_the_map() {
 }
 
 #[test]
-fn a_join_that_is_never_followed_up_ends() {
+fn join_without_a_heartbeat_expires() {
     let mut driver = Driver::new(config());
     driver.join(member(1, 5, 7000)).unwrap();
     driver.sleep(600 * MS);
@@ -63,7 +63,7 @@ fn silence_makes_suspect_then_dead() {
 }
 
 #[test]
-fn a_suspect_that_speaks_is_active_without_an_epoch() {
+fn heartbeat_of_a_suspect_makes_no_epoch() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(400 * MS);
@@ -106,7 +106,7 @@ fn the_same_join_twice_is_one_join() {
 }
 
 #[test]
-fn two_live_nodes_with_one_id_are_told_apart() {
+fn second_live_node_with_the_same_id_is_rejected() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(100 * MS);
@@ -136,7 +136,7 @@ fn who_is_unknown_must_join() {
 }
 
 #[test]
-fn leaving_is_at_once_and_may_be_repeated() {
+fn leave_takes_effect_at_once_and_is_idempotent() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     assert_eq!(leave(&mut driver, 1, 5), Ok(Reply::Left { epoch: Epoch(2) }));
@@ -146,7 +146,7 @@ fn leaving_is_at_once_and_may_be_repeated() {
 }
 
 #[test]
-fn a_dead_member_has_nothing_any_more_and_may_be_taken_out() {
+fn dead_member_has_no_load_and_can_be_removed() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.sleep(600 * MS);
@@ -189,7 +189,7 @@ fn after_a_restart_of_all_a_node_may_come_back_on_another_port() {
 }
 
 #[test]
-fn a_control_plane_that_was_stopped_kills_nobody() {
+fn stopped_control_plane_expels_no_member() {
     let mut driver = Driver::new(config());
     driver.admit(1, 5);
     driver.now_ns += 3_600_000 * MS;
@@ -340,7 +340,7 @@ fn a_driver_that_skips_outputs_is_stopped() {
 }
 
 #[test]
-fn devices_count_only_while_no_incarnation_went_without_them() {
+fn devices_count_only_while_every_incarnation_has_them() {
     let mut driver = Driver::new(config());
     let attach = |driver: &mut Driver, incarnation: u64, devices: u128| {
         let input = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(incarnation), devices };

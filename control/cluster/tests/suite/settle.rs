@@ -58,7 +58,7 @@ fn two(config: ClusterConfig) -> Driver {
 }
 
 #[test]
-fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
+fn joins_wait_for_migrations_and_share_one_change() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     admit(&mut driver, 4);
@@ -76,7 +76,7 @@ fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
 }
 
 #[test]
-fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
+fn waits_are_bounded_and_skip_members_that_do_not_report() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     for _ in 0..49 {
@@ -108,7 +108,7 @@ fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
 }
 
 #[test]
-fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
+fn drain_waits_and_the_last_owner_stays_until_another_joins() {
     let mut driver = two(patient());
     drain(&mut driver, 1);
     assert_eq!(owners(&driver), [1, 2]);
@@ -128,7 +128,7 @@ fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
 }
 
 #[test]
-fn deaths_farewells_and_restarts_do_not_wait() {
+fn deaths_departures_and_restarts_do_not_wait() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
@@ -147,7 +147,7 @@ fn deaths_farewells_and_restarts_do_not_wait() {
 }
 
 #[test]
-fn a_control_plane_that_starts_anew_knows_who_waits() {
+fn restarted_control_plane_keeps_waiting_members() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     let mut driver = driver.restart();
@@ -246,7 +246,7 @@ fn a_drain_waits_for_a_node_that_restarts() {
 
 /// All nodes are drained and end at once, in any order: a node without an heir stays the owner of its slots.
 #[test]
-fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
+fn drained_nodes_that_all_restart_keep_their_slots() {
     let mut driver = three();
     for node in 1..=3 {
         let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: node.into() };
@@ -278,7 +278,7 @@ fn nodes_that_are_all_drained_and_restart_keep_what_they_have() {
 }
 
 #[test]
-fn a_join_waits_until_the_others_were_heard_too() {
+fn join_waits_for_heartbeats_of_the_others() {
     let mut driver = three();
     driver.sleep(50 * MS);
     admit(&mut driver, 4);
@@ -292,7 +292,7 @@ fn a_join_waits_until_the_others_were_heard_too() {
 }
 
 #[test]
-fn only_live_members_can_tell() {
+fn only_live_members_can_report_settled() {
     let mut driver = two(patient());
     assert!(matches!(settled(&mut driver, 9, 1), Err(Rejection::Unknown { .. })));
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
@@ -300,7 +300,7 @@ fn only_live_members_can_tell() {
 }
 
 #[test]
-fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
+fn undrain_restores_the_share_after_the_migrations() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     drain(&mut driver, 2);
@@ -323,7 +323,7 @@ fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
 }
 
 #[test]
-fn a_drain_that_is_taken_back_outlives_the_control_plane() {
+fn undrain_is_durable() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     drain(&mut driver, 2);
@@ -342,7 +342,7 @@ fn beats(driver: &mut Driver, nodes: &[u64], times: u64) {
 }
 
 #[test]
-fn a_life_that_has_only_joined_has_not_proven_that_it_lives() {
+fn incarnation_without_a_heartbeat_is_not_proven_alive() {
     let mut driver = three();
     for _ in 0..60 {
         beats(&mut driver, &[1, 2, 3], 1);
@@ -375,7 +375,7 @@ fn a_probe_ends_when_nobody_is_left_to_own_slots() {
 }
 
 #[test]
-fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
+fn after_the_longest_wait_only_recent_heartbeats_count() {
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 3]);
@@ -389,7 +389,7 @@ fn after_the_longest_wait_for_answers_heartbeats_have_to_be_new() {
 }
 
 #[test]
-fn a_control_plane_that_stood_still_begins_the_probe_again() {
+fn stopped_control_plane_restarts_the_probe() {
     let mut driver = three();
     drain(&mut driver, 1);
     follow(&mut driver, &[1, 2]);
@@ -404,7 +404,7 @@ fn a_control_plane_that_stood_still_begins_the_probe_again() {
 }
 
 #[test]
-fn a_member_whose_ports_said_that_it_is_dead_gets_nothing() {
+fn member_with_refused_ports_gets_no_slots() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..patient() });
     for node in 1..=3 {
         let devices = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(1), devices: 7 };
@@ -447,7 +447,7 @@ fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
 }
 
 #[test]
-fn nothing_moves_to_or_from_a_node_that_is_about_to_end() {
+fn slots_of_a_node_that_is_about_to_end_do_not_move() {
     let mut driver = two(patient());
     all_settled(&mut driver);
     assert_eq!(ends(&mut driver, 2), (0, false));
@@ -503,7 +503,7 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
 }
 
 #[test]
-fn a_wait_for_an_end_is_over_without_any_input() {
+fn wait_for_an_end_times_out() {
     let interval_ns = config().heartbeat_interval_ns;
     let mut driver = two(patient());
     all_settled(&mut driver);

@@ -64,7 +64,7 @@ fn unanswered(driver: &mut Driver, node: u64) {
 }
 
 #[test]
-fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_heard() {
+fn unanswering_member_is_lost_after_two_intervals_while_others_are_heard() {
     let start = || {
         let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
         driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
@@ -104,7 +104,7 @@ fn a_member_that_answers_nobody_is_lost_after_two_intervals_while_others_are_hea
 /// Peers may report members that the control plane cannot probe; a report counts only if they send no heartbeats
 /// either.
 #[test]
-fn a_member_that_is_reported_to_be_silent_is_lost_after_two_intervals_where_its_ports_cannot_be_asked() {
+fn reported_member_is_lost_after_two_intervals_if_its_ports_cannot_be_probed() {
     let told = |driver: &mut Driver, node: u64, first_hand: bool| {
         let (node, incarnation) = (NodeId(node), Incarnation(5));
         let input =

@@ -37,7 +37,7 @@ fn copies(size: u64) -> impl Strategy<Value = Vec<Copy>> {
 
 proptest! {
     #[test]
-    fn whole_is_what_has_every_byte(
+    fn only_completely_copied_shards_are_reported(
         (copies, size) in (1u64..90).prop_flat_map(|size| (copies(size), Just(size))),
         shard_bytes in 1u64..20,
         most in 1usize..12,
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_beyond_the_buffer_is_left_out() {
+fn copies_beyond_the_buffer_are_ignored() {
     let layout = Layout::new(vec![10], 4).expect("a layout");
     let beyond = [Copy { source_offset: 4, target_offset: 0, bytes: u64::MAX }];
     let (found, asked) = told(&layout, 0, &beyond, 1000);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_change_nothing_and_what_is_lost_wants_a_snapshot() {
+    fn gaps_change_nothing_and_losses_request_a_snapshot() {
         use CacheChange::{Goes, Lost, Snapshot};
         let mut feed = CacheFeed::new(false);
         assert!(feed.is_fresh() && !feed.is_reported());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn only_number_0_proves_that_nothing_came_before_where_something_was_missing() {
+    fn only_batch_0_proves_that_a_degraded_feed_is_complete() {
         for (seq, is_incomplete) in [(0, false), (1, true), (2, true)] {
             let mut feed = CacheFeed::restored(true, true);
             feed.take(&batch(seq, CacheChange::Goes));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_away_for_long_holds_nothing_and_is_degraded_when_it_is_back() {
+    fn unreachable_publisher_is_forgotten_and_degraded_after_its_return() {
         let mut feed = CacheFeed::new(true);
         feed.take(&batch(0, CacheChange::Goes));
         assert!(feed.set_away(true) && !feed.set_away(true) && feed.is_incomplete());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_what_it_said_four_times_in_a_row_is_not_believed() {
+    fn four_consecutive_false_reports_are_not_believed() {
         let mut feed = CacheFeed::new(true);
         let said: Vec<bool> = [10, 60, 10, 10, 10, 10].map(|reused| feed.note_reuse(100, reused)).into();
         assert_eq!(said, [false, false, false, false, false, true]);

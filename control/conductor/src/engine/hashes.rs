@@ -148,7 +148,7 @@ mod tests {
 
     /// Checks the vectors of FIPS 180-4.
     #[test]
-    fn sha256_is_sha256() {
+    fn sha256_matches_the_test_vectors() {
         let long = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
         for (text, digest) in [
             ("", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),

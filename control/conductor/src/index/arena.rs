@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_unit_can_be_had_in_pieces() {
+    fn every_unit_can_be_allocated_despite_fragmentation() {
         let mut arena = Arena::new(64);
         let parts: Vec<_> = (0..8).map(|run| arena.allocate(8, run).unwrap()).collect();
         assert_eq!(arena.allocate(1, 9), None);

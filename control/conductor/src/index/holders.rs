@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_free_after_a_whole_sweep_and_its_former_holder_stays_unknown() {
+    fn slot_is_free_after_a_whole_sweep_and_its_former_holder_is_rejected() {
         let mut holders = Holders::new(1);
         let first = holders.register().expect("a slot");
         assert!(holders.is_full() && holders.register().is_none());

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_is_not_found_by_who_still_knows_its_place() {
+    fn removed_entries_are_not_found_by_their_place() {
         // An empty entry above one with the tag 1 looks as if it had that tag too.
         let mut table = Table::new(600);
         for (key, place) in [(1, 10), (0, 11), (257, 12)] {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_what_a_map_does_however_full() {
+    fn table_matches_a_map_at_any_load() {
         let mut rng = Rng::new(7, "table");
         let mut table = Table::new(600);
         let mut map: BTreeMap<u64, u32> = BTreeMap::new();

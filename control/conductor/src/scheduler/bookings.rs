@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_waits_for_what_is_booked_and_for_what_it_says_that_others_have_booked() {
+    fn wait_covers_bookings_and_reported_load() {
         let mut bookings = Bookings::default();
         let at = bookings.add_prefill();
         let book = bookings.prefill(at).expect("an instance");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_instances_that_are_gone_are_used_again_and_transfers_are_divided() {
+    fn instance_numbers_are_reused_and_pool_transfers_are_divided() {
         let mut bookings = Bookings::default();
         assert_eq!((bookings.add_prefill(), bookings.add_prefill(), bookings.add_prefill()), (0, 1, 2));
         bookings.prefill(1).expect("an instance").alive = false;

@@ -24,7 +24,7 @@ fn held(conductor: &mut Conductor) -> Option<(u32, bool)> {
 }
 
 #[test]
-fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
+fn unreachable_engine_is_excluded_then_forgotten_until_it_returns() {
     let mut conductor = engine();
     assert_eq!((held(&mut conductor), conductor.instances().unreachable()), (Some((10, false)), 0));
     let takes = |conductor: &mut Conductor, id: &str, at_ns| match conductor.schedule(&asked(id, prompt(2, 1)), at_ns) {
@@ -56,7 +56,7 @@ fn an_engine_out_of_reach_counts_less_and_less_until_it_is_back() {
 }
 
 #[test]
-fn who_is_heard_of_otherwise_is_believed() {
+fn engine_heard_from_otherwise_is_not_excluded() {
     let mut conductor = engine();
     let at_ns = 2 * AWAY_DOUBTED_NS;
     conductor.cache("e0", 1, batch(1, vec![]), at_ns).expect("known");
@@ -71,7 +71,7 @@ fn who_is_heard_of_otherwise_is_believed() {
 }
 
 #[test]
-fn an_empty_cache_is_known_whatever_was_lost_before() {
+fn cleared_cache_is_known_despite_earlier_losses() {
     let mut conductor = engine();
     let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 2))] };
     assert_eq!(conductor.cache("e0", 1, lost, 0).expect("known").wanted, CacheRequest::Snapshot);
@@ -82,7 +82,7 @@ fn an_empty_cache_is_known_whatever_was_lost_before() {
 }
 
 #[test]
-fn a_snapshot_of_nothing_before_the_first_batch_leaves_that_to_come() {
+fn empty_snapshot_before_the_first_batch_is_accepted() {
     let mut conductor = engine();
     let nothing = CacheBatch { seq: u64::MAX, change: CacheChange::Snapshot, events: Vec::new() };
     assert_eq!(conductor.cache("e0", 1, nothing, 0).expect("known").next, 0);

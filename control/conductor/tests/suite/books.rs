@@ -38,7 +38,7 @@ fn seen(scheduler: &Scheduler, context: ContextId, blocks: u64) -> (u32, u64) {
 }
 
 #[test]
-fn only_what_is_kept_is_promised() {
+fn only_kept_blocks_are_promised() {
     let all = 12 * BLOCK;
     for (fetch, reuse, held) in [
         (Fetch::Nothing, 0, 12),
@@ -54,7 +54,7 @@ fn only_what_is_kept_is_promised() {
 }
 
 #[test]
-fn what_several_prompts_begin_with_was_routed_once() {
+fn common_prefixes_count_once_as_routed() {
     let (mut scheduler, context) = scheduler();
     for (id, blocks, size) in [(1, 4, 4), (2, 4, 4), (3, 12, 12), (4, 6, 12)] {
         scheduler.commit(request(id, context, blocks), &placed(1, 0, Fetch::Nothing), 0).unwrap();

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use support::{BLOCK, SECOND, asked, assigned, batch, conductor, context, prompt, spec, stored};
 
 #[test]
-fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
+fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
     let mut conductor = conductor(4);
     let long = prompt(1, 4_000);
     conductor.cache("p2", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
@@ -37,7 +37,7 @@ fn who_has_the_prefix_gets_the_request_and_the_same_id_the_same_answer() {
 }
 
 #[test]
-fn those_who_wait_are_told_later_and_again_until_they_answer() {
+fn waiting_clients_are_notified_until_they_answer() {
     let mut conductor = conductor(1);
     let mut answers = Vec::new();
     for at in 0..6 {
@@ -57,7 +57,7 @@ fn those_who_wait_are_told_later_and_again_until_they_answer() {
 }
 
 #[test]
-fn a_reservation_that_nobody_updates_ends() {
+fn reservation_without_updates_expires() {
     let mut conductor = conductor(1);
     let answer = conductor.schedule(&asked("a", prompt(1, 10)), 0).expect("good");
     let lease_ns = assigned(&answer).lease_ns;
@@ -77,7 +77,7 @@ fn a_reservation_that_nobody_updates_ends() {
 }
 
 #[test]
-fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
+fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
     let mut conductor = conductor(2);
     let report = |conductor: &mut Conductor, name: &str, seq, now_ns| {
         conductor.report(name, 1, Load { seq, ..Load::default() }, now_ns).expect("known");
@@ -105,7 +105,7 @@ fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
 }
 
 #[test]
-fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_again() {
+fn held_instance_gets_no_requests_until_released_or_restarted() {
     let mut conductor = conductor(2);
     let takes = |conductor: &mut Conductor, at: u64| {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 10)), 0).expect("good");
@@ -139,7 +139,7 @@ fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_agai
 }
 
 #[test]
-fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
+fn new_policy_applies_at_once_and_to_waiting_requests() {
     let mut conductor = conductor(1);
     let (first, second) = (asked("a", prompt(1, 60_000)), asked("b", prompt(2, 60_000)));
     conductor.schedule(&first, 0).expect("good");
@@ -181,7 +181,7 @@ fn incarnations_and_bodies_are_compared() {
 }
 
 #[test]
-fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
+fn gaps_are_replayed_and_lost_blocks_are_dropped() {
     let mut conductor = conductor(1);
     let long = prompt(1, 20);
     let deep = |conductor: &mut Conductor| {
@@ -215,7 +215,7 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
 }
 
 #[test]
-fn an_instance_that_never_has_what_it_says_is_not_believed() {
+fn instance_that_never_has_its_reported_blocks_is_not_believed() {
     let mut conductor = conductor(1);
     for at in 0..4 {
         let long = prompt(at, 100);
@@ -234,7 +234,7 @@ fn an_instance_that_never_has_what_it_says_is_not_believed() {
 }
 
 #[test]
-fn hashes_of_another_kind_are_noticed() {
+fn mismatched_hashes_are_detected() {
     let mut conductor = conductor(1);
     let mismatch = |conductor: &mut Conductor| conductor.table(0).pools[0].mismatch;
     for at in 0..16 {
@@ -248,7 +248,7 @@ fn hashes_of_another_kind_are_noticed() {
 }
 
 #[test]
-fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
+fn reported_idleness_gains_nothing_and_reported_load_is_respected() {
     let mut conductor = conductor(2);
     let wait = |conductor: &mut Conductor, name: &str| {
         let rows = conductor.table(0).instances;
@@ -270,7 +270,7 @@ fn who_says_that_it_is_idle_gains_nothing_and_who_says_it_is_busy_is_spared() {
 }
 
 #[test]
-fn floods_end_at_limits() {
+fn overload_ends_at_the_limits() {
     let mut conductor = conductor(2);
     let mut refused = 0;
     for at in 0..100 {
@@ -289,7 +289,7 @@ fn floods_end_at_limits() {
 }
 
 #[test]
-fn what_makes_no_sense_is_said() {
+fn malformed_requests_are_rejected_with_their_cause() {
     let mut conductor = conductor(1);
     let mut wrong = |change: fn(&mut ScheduleRequest), expected: &str| {
         let mut asked = asked("a", prompt(1, 10));
@@ -313,7 +313,7 @@ fn what_makes_no_sense_is_said() {
 }
 
 #[test]
-fn blocks_of_the_store_count_for_all_and_are_nobodys() {
+fn blocks_of_the_store_can_be_fetched_by_all_instances() {
     let mut conductor = conductor(1);
     let long = prompt(1, 600);
     for (at, hash) in long.iter().enumerate() {
@@ -383,7 +383,7 @@ proptest! {
     /// For any sequence of calls: a placed request is placed on a registered instance, and once all requests have ended
     /// nothing is booked any more.
     #[test]
-    fn nothing_is_left_behind(acts in prop::collection::vec(act(), 1..120)) {
+    fn no_booking_is_leaked(acts in prop::collection::vec(act(), 1..120)) {
         let mut conductor = conductor(1);
         let (mut now_ns, mut reservations) = (0, vec![0u64; 30]);
         for act in acts {

@@ -31,7 +31,7 @@ fn queued_s(per_s: f64, service_s: f64, seed: u64) -> f64 {
 }
 
 #[test]
-fn waiting_is_that_of_a_queue() {
+fn predicted_wait_matches_a_simulated_queue() {
     for load in [0.2, 0.5, 0.8] {
         let (service_s, horizon_s) = (0.1, 1e6);
         let fetched = one(1, load / service_s, 100_000);
@@ -42,7 +42,7 @@ fn waiting_is_that_of_a_queue() {
 }
 
 #[test]
-fn a_prefix_that_all_nodes_have_parts_of_is_not_copied() {
+fn prefix_spread_over_all_nodes_is_not_replicated() {
     // The load is half of the bandwidth of one of 2 nodes: one piece on one of them is worth a replica.
     let mut copies = Copies::new(CopyConfig { most_bytes: 1 << 30, ..CopyConfig::default() });
     let hot = one(7, 5.0, 100_000);
@@ -61,7 +61,7 @@ fn a_prefix_that_all_nodes_have_parts_of_is_not_copied() {
 }
 
 #[test]
-fn what_loses_least_makes_room() {
+fn least_valuable_replicas_make_room() {
     let config = CopyConfig { most_bytes: 250_000, ..CopyConfig::default() };
     let mut copies = Copies::new(config);
     let (cool, warm, hot) = (one(1, 3.0, 100_000), one(2, 4.0, 100_000), one(3, 8.0, 100_000));
@@ -180,7 +180,7 @@ impl Twin {
 
 proptest! {
     #[test]
-    fn waiting_grows_with_what_is_fetched_and_falls_with_places(
+    fn wait_grows_with_the_rate_and_falls_with_places(
         per_s in 0.001..100.0_f64, bytes in 1_u64..10_000_000, pieces in 1_u64..200, nodes in 1_u32..64,
         other in 0.0..2.0_f64,
     ) {
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn a_slow_twin_decides_the_same_and_limits_hold(seed in any::<u64>(), nodes in 1_u32..10, most_places in 2_u32..4) {
+    fn decisions_match_a_reference_model_within_the_limits(seed in any::<u64>(), nodes in 1_u32..10, most_places in 2_u32..4) {
         let config = CopyConfig { most_bytes: 3_000_000, most_places, under_way: 3, horizon_ns: 60 * SECOND };
         let mut rng = Rng::new(seed, "copies");
         let mut copies = Copies::new(config);

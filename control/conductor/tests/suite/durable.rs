@@ -68,7 +68,7 @@ fn publisher() -> Publisher {
 }
 
 #[test]
-fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
+fn registrations_holds_and_placement_survive_a_restart() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("quic", Part::Prefill), 0).expect("room");
     let followed = InstanceSpec { events: Some(publisher()), report_ns: 0, ..spec("http", Part::Mixed) };
@@ -108,7 +108,7 @@ fn registrations_holds_and_the_placement_survive_and_bookings_do_not() {
 }
 
 #[test]
-fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in() {
+fn token_bytes_do_not_depend_on_the_order_of_restoring() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
     // It gets the bytes per token of the other instances of its model.
@@ -121,7 +121,7 @@ fn bytes_of_a_token_are_those_of_the_model_whatever_order_instances_come_back_in
 }
 
 #[test]
-fn silence_counts_after_a_grace_and_then_as_ever() {
+fn silence_counts_after_the_restart_grace() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     kept.keep();
@@ -139,7 +139,7 @@ fn silence_counts_after_a_grace_and_then_as_ever() {
 }
 
 #[test]
-fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
+fn restored_instance_is_degraded_until_its_cache_is_known() {
     let restarted = || {
         let mut kept = DurableDesk::new();
         kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
@@ -174,7 +174,7 @@ fn a_restored_instance_is_degraded_until_all_that_it_has_is_known() {
 }
 
 #[test]
-fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
+fn restored_instance_without_cache_reports_is_not_degraded() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
     let decodes = InstanceSpec { events: Some(publisher()), ..spec("d0", Part::Decode) };
@@ -186,7 +186,7 @@ fn an_instance_that_never_said_anything_of_its_cache_is_as_it_was() {
 }
 
 #[test]
-fn one_that_was_forgotten_while_out_of_reach_is_degraded_when_it_is_back() {
+fn forgotten_instance_is_degraded_after_its_return() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
     kept.conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
@@ -234,7 +234,7 @@ proptest! {
     /// A kill after any step keeps the same instances, and an instance is degraded unless the index knows everything
     /// that it holds.
     #[test]
-    fn nothing_that_was_answered_is_forgotten(acts in prop::collection::vec(act(), 1..80)) {
+    fn answered_changes_survive_a_kill(acts in prop::collection::vec(act(), 1..80)) {
         let mut kept = DurableDesk::new();
         let mut now_ns = 0;
         // By name: true if the instance has blocks that were not reported to this Conductor.

@@ -49,7 +49,7 @@ fn ask(conductor: &mut Conductor, number: u64, hashes: Vec<u64>, now_ns: u64) {
 }
 
 #[test]
-fn what_is_reused_most_comes_first_and_is_forgotten() {
+fn hottest_prefix_comes_first_and_decays() {
     let mut conductor = conductor();
     let (head, other) = (prompt(1, 4), prompt(2, 2));
     hold(&mut conductor, "p0", 0, head.clone());
@@ -82,7 +82,7 @@ fn what_is_reused_most_comes_first_and_is_forgotten() {
 }
 
 #[test]
-fn what_the_store_has_is_said() {
+fn hot_prefixes_report_the_store() {
     let mut conductor = conductor();
     let head = prompt(3, 2);
     hold(&mut conductor, "p0", 0, head.clone());
@@ -142,7 +142,7 @@ fn fetch(conductor: &mut Conductor, hashes: &[u64], count: u64) {
 }
 
 #[test]
-fn what_is_fetched_often_is_to_be_copied_without_the_head_that_all_have() {
+fn hot_fetched_prefix_is_replicated_without_the_common_head() {
     let (mut conductor, prompt) = conductor_with_a_store();
     fetch(&mut conductor, &prompt[..1], 200);
     assert_eq!(conductor.copies_wanted(8, 0), vec![], "all have it");
@@ -163,7 +163,7 @@ fn what_is_fetched_often_is_to_be_copied_without_the_head_that_all_have() {
 proptest! {
     /// However many other prefixes there are, a frequent one is found, and never overestimated.
     #[test]
-    fn a_flood_of_others_hides_nothing(seed: u64, others in 100u64..400) {
+    fn frequent_prefix_survives_a_flood(seed: u64, others in 100u64..400) {
         let mut conductor = conductor();
         let head = prompt(1, 2);
         hold(&mut conductor, "p0", 0, head.clone());

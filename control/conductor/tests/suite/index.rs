@@ -163,7 +163,7 @@ fn small(max_blocks: usize) -> IndexConfig {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn it_answers_what_its_twin_answers(seed: u64, holders in 1_usize..140) {
+    fn index_matches_the_reference_model(seed: u64, holders in 1_usize..140) {
         let mut world = World::new(seed, holders, small(1 << 16));
         for _ in 0..400 {
             (0..6).for_each(|_| world.step());
@@ -181,7 +181,7 @@ proptest! {
 
     /// However full: a reported holder has the block, and everything can be removed again.
     #[test]
-    fn a_full_index_forgets_and_never_makes_up(seed: u64) {
+    fn full_index_evicts_and_never_invents_holders(seed: u64) {
         let mut world = World::new(seed, 100, IndexConfig { max_records: 300, ..small(200) });
         for _ in 0..1500 {
             world.step();
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_restoring_panic(mut bytes: Vec<u8>, at: u64, flip: u8) {
+    fn restore_never_panics(mut bytes: Vec<u8>, at: u64, flip: u8) {
         prop_assert!(PrefixIndex::restore(small(64), &bytes).is_err());
         let mut world = World::new(at, 20, small(4096));
         (0..60).for_each(|_| world.step());
@@ -216,7 +216,7 @@ proptest! {
 }
 
 #[test]
-fn limits_are_errors_that_say_the_numbers() {
+fn exceeded_limits_are_errors_with_numbers() {
     let refused = PrefixIndex::new(IndexConfig { max_holders: 0, ..IndexConfig::default() });
     assert!(refused.is_err_and(|error| error.to_string().contains("max_holders is 0; it must be 1 to 8192")));
     let mut index = PrefixIndex::new(IndexConfig { max_contexts: 1, max_holders: 1, ..small(64) }).unwrap();

@@ -29,7 +29,7 @@ fn kept_from_the_free_one() -> (Conductor, u64) {
 }
 
 #[test]
-fn who_is_kept_from_the_free_instance_keeps_nobody_from_it() {
+fn excluded_request_does_not_block_others() {
     let (mut conductor, _) = kept_from_the_free_one();
     for at in 0..3 {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(20 + at, 100)), 0).expect("good");
@@ -40,7 +40,7 @@ fn who_is_kept_from_the_free_instance_keeps_nobody_from_it() {
 }
 
 #[test]
-fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
+fn request_that_excludes_every_instance_is_rejected_at_once() {
     let (mut conductor, reservation) = kept_from_the_free_one();
     conductor.deregister("p1", 1, 0).expect("its own incarnation");
     let mut told = told(&mut conductor);
@@ -54,7 +54,7 @@ fn who_is_kept_from_all_that_are_left_is_told_so_at_once() {
 }
 
 #[test]
-fn whom_another_policy_refuses_while_it_waits_is_told_so() {
+fn waiting_request_rejected_by_a_new_policy_is_notified() {
     let mut conductor = conductor(1);
     for at in 0..3 {
         conductor.schedule(&asked(&format!("r{at}"), prompt(at, 60_000)), 0).expect("good");
@@ -67,7 +67,7 @@ fn whom_another_policy_refuses_while_it_waits_is_told_so() {
 }
 
 #[test]
-fn an_id_is_one_tenants_and_one_models() {
+fn ids_are_per_tenant_and_model() {
     let mut conductor = conductor(1);
     let same = |tenant: &str, model: &str| {
         let spec = spec(&format!("{tenant}-{model}"), Part::Mixed);
@@ -94,7 +94,7 @@ fn an_id_is_one_tenants_and_one_models() {
 }
 
 #[test]
-fn a_promised_pace_of_tokens_binds_only_where_somebody_decodes() {
+fn tbt_objective_applies_only_with_decode_instances() {
     let mut config = config();
     (config.policy, config.refuses, config.scheduler.slo.tbt_ns) = (PolicyName::Algorithm1, true, 26_000_000);
     let mut conductor = Conductor::new(config, 0);
@@ -113,7 +113,7 @@ fn let_in(conductor: &mut Conductor) -> usize {
 }
 
 #[test]
-fn only_instances_that_take_requests_count_when_some_are_refused() {
+fn only_accepting_instances_count_for_rejections() {
     let mut config = config();
     (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
     config.max_requests = 1_000;
@@ -134,7 +134,7 @@ fn only_instances_that_take_requests_count_when_some_are_refused() {
 }
 
 #[test]
-fn the_longest_prompts_add_up_to_no_more_than_a_very_long_time() {
+fn longest_prompts_do_not_overflow_the_wait() {
     for policy in PolicyName::ALL {
         let mut config = config();
         config.policy = policy;

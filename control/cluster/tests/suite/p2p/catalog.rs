@@ -30,7 +30,7 @@ fn hold(client: u64, shards: u32, origin: bool) -> Hold {
 
 proptest! {
     #[test]
-    fn intervals_say_what_a_set_is(shards in 0u32..300, picks in prop::collection::vec(0u32..300, 0..200)) {
+    fn intervals_round_trip(shards in 0u32..300, picks in prop::collection::vec(0u32..300, 0..200)) {
         let mut set = ShardSet::empty(shards);
         let twin: BTreeSet<u32> = picks.iter().copied().filter(|&pick| pick < shards).collect();
         for &pick in &picks {
@@ -48,7 +48,7 @@ proptest! {
 
     /// Shards cover every byte of every buffer once, in order.
     #[test]
-    fn a_layout_covers_everything_once(sizes in prop::collection::vec(0u64..1000, 0..20), shard_bytes in 1u64..300) {
+    fn shards_cover_every_byte_once(sizes in prop::collection::vec(0u64..1000, 0..20), shard_bytes in 1u64..300) {
         let layout = Layout::new(sizes.clone(), shard_bytes).unwrap();
         let mut at = vec![0; sizes.len()];
         for shard in 0..layout.shards() {
@@ -65,7 +65,7 @@ proptest! {
     /// Whatever members report, the catalog grants no member a shard that it has, or from a source that lacks it; and
     /// every served member ends up with the whole object.
     #[test]
-    fn grants_make_sense_whatever_is_said(
+    fn grants_are_valid_for_any_reports(
         steps in prop::collection::vec((0u8..8, 0u64..5, 0u32..40, 1u64..400_000_000), 1..200),
     ) {
         let shards = 40;
@@ -197,7 +197,7 @@ impl CatalogReply {
 }
 
 #[test]
-fn objects_do_not_change_and_versions_grow() {
+fn objects_are_immutable_and_versions_grow() {
     let mut objects = objects();
     let (one, other) = (spec(1000, 100), spec(1001, 100));
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1));
@@ -300,7 +300,7 @@ fn a_terabyte_of_16384_shards_works() {
 }
 
 #[test]
-fn who_is_not_heard_is_forgotten_and_then_the_object() {
+fn silent_members_expire_and_then_their_object() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
     objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
@@ -320,7 +320,7 @@ fn who_is_not_heard_is_forgotten_and_then_the_object() {
 }
 
 #[test]
-fn who_goes_waits_for_readers() {
+fn leaving_member_waits_for_readers() {
     let mut objects = objects();
     let digest = spec(1000, 100).digest();
     objects.publish(0, ObjectName::new("", "a"), None, spec(1000, 100)).unwrap();
@@ -343,7 +343,7 @@ fn who_goes_waits_for_readers() {
 }
 
 #[test]
-fn listings_go_by_prefix_and_page() {
+fn listings_filter_by_prefix_and_page() {
     let mut objects = objects();
     for name in ["a", "b/1", "b/2", "b/3", "c"] {
         objects.publish(0, ObjectName::new("", name), None, spec(10, 1)).unwrap();
@@ -358,7 +358,7 @@ fn listings_go_by_prefix_and_page() {
 
 /// Limits hold, and released memory is available again.
 #[test]
-fn there_is_room_for_so_many() {
+fn limits_are_enforced() {
     let config = ObjectsConfig { objects: 2, members: 1, table_rows: 32, ..ObjectsConfig::default() };
     let mut objects = Objects::new(config, 0, 0);
     let small = ObjectSpec { about: vec![0; 16], ..spec(10, 1) };
@@ -384,7 +384,7 @@ fn there_is_room_for_so_many() {
 }
 
 #[test]
-fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
+fn locate_returns_the_holders_of_a_whole_buffer() {
     let mut objects = objects();
     let layout = Layout::new(vec![100, 0, 250], 100).unwrap();
     let spec = ObjectSpec { hashes: vec![0; 4], layout, about: Vec::new() };

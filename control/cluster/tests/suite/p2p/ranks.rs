@@ -47,7 +47,7 @@ fn check(ranks: u32) {
 }
 
 #[test]
-fn every_schedule_is_two_trees_with_nobody_inside_both() {
+fn every_schedule_is_two_trees_with_disjoint_inner_ranks() {
     (1..=300).chain([1000, 1023, 1024, 1025, MAX_RANKS]).for_each(check);
     assert_eq!((Schedule::new(0), Schedule::new(MAX_RANKS + 1)), (None, None));
 }
@@ -56,7 +56,7 @@ proptest! {
     /// Whatever parents have and fail to deliver, each shard is fetched from its parent once available, or requested
     /// elsewhere, and from one source at a time.
     #[test]
-    fn a_rank_asks_for_each_shard_once(
+    fn rank_requests_each_shard_once(
         (ranks, rank) in (1u32..40).prop_flat_map(|ranks| (Just(ranks), 0..ranks)),
         shards in 1u32..150,
         steps in prop::collection::vec((0u8..5, 0u32..150, 0u64..900), 0..300),
@@ -156,7 +156,7 @@ fn trouble(what: &str, change: impl FnOnce(&mut Fluid, u64, &[u64]), missing: Op
 }
 
 #[test]
-fn a_rank_that_is_missing_or_goes_costs_the_others_little() {
+fn missing_or_killed_rank_delays_the_others_little() {
     let half_way = (0.5 * ALONE_NS) as u64;
     for missing in [3, 7, 8, 15] {
         trouble(&format!("rank {missing} is missing"), |_, _, _| {}, Some(missing), 2.5);
@@ -173,7 +173,7 @@ fn a_rank_that_is_missing_or_goes_costs_the_others_little() {
 
 /// A slow rank delays the ranks below it until they leave it.
 #[test]
-fn a_slow_rank_is_given_up() {
+fn slow_rank_is_left() {
     let slow = super::fluid::Link { up: LINK.up / 10.0, down: LINK.down };
     let mut fluid = Fluid::new(BYTES, 256, 4);
     fluid.join(LINK, true, nowhere());
@@ -188,7 +188,7 @@ fn a_slow_rank_is_given_up() {
 /// Corrupt bytes are reported to the catalog, which excludes their source; it believes only a rank that was to fetch
 /// there.
 #[test]
-fn only_who_follows_a_source_is_believed_about_it() {
+fn only_followers_of_a_source_are_believed_about_it() {
     let mut fluid = Fluid::new(BYTES, 64, 5);
     let bad = fluid.join(LINK, true, nowhere());
     fluid.join(LINK, true, nowhere());
@@ -268,7 +268,7 @@ impl Catalog {
 }
 
 #[test]
-fn ranks_find_each_other_and_nothing_is_granted() {
+fn ranks_find_their_parents_without_grants() {
     let mut catalog = Catalog::new();
     let first = catalog.rank(0, 2);
     // In the even half rank 1 is the parent of rank 0, and has not joined yet; in the odd half it is the other way

@@ -63,7 +63,7 @@ fn many_receivers_take_little_longer_than_one() {
 
 /// Object without a given shard size: it takes little longer than its transfer over one link.
 #[test]
-fn an_object_that_nobody_has_said_how_to_cut_takes_little_longer_than_its_bytes() {
+fn default_shard_size_is_close_to_the_link_bound() {
     for receivers in [2, 8, 16] {
         let shards = BYTES / Layout::fitting_shard_bytes(&[BYTES]);
         let time = spread(receivers, shards, receivers).time * binomial(receivers, shards) / ALONE_NS;
@@ -79,7 +79,7 @@ fn a_thousand_receivers_take_little_longer_than_one() {
 }
 
 #[test]
-fn without_its_origin_a_swarm_goes_on() {
+fn swarm_completes_without_its_origin() {
     let mut fluid = Fluid::new(BYTES, 256, 5);
     let origin = fluid.join(LINK, true, nowhere());
     for _ in 0..16 {
@@ -92,7 +92,7 @@ fn without_its_origin_a_swarm_goes_on() {
 }
 
 #[test]
-fn one_who_seeds_and_dies_costs_the_others_little() {
+fn killed_source_delays_the_others_little() {
     let mut fluid = Fluid::new(BYTES, 256, 6);
     fluid.join(LINK, true, nowhere());
     let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
@@ -104,7 +104,7 @@ fn one_who_seeds_and_dies_costs_the_others_little() {
 
 /// The host of a source stops without notice: fetches from it become late, and are then aborted.
 #[test]
-fn one_whose_host_stops_costs_the_others_little() {
+fn stopped_host_delays_the_others_little() {
     let mut fluid = Fluid::new(BYTES, 256, 11);
     fluid.join(LINK, true, nowhere());
     let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
@@ -115,7 +115,7 @@ fn one_whose_host_stops_costs_the_others_little() {
 }
 
 #[test]
-fn limits_of_bytes_a_second_hold() {
+fn rate_limits_hold() {
     let mut fluid = Fluid::new(BYTES, 256, 12);
     let origin = fluid.join_limited(LINK, true, nowhere(), (RATE / 2.0) as u64);
     for _ in 0..4 {
@@ -128,7 +128,7 @@ fn limits_of_bytes_a_second_hold() {
 }
 
 #[test]
-fn one_who_is_slow_costs_the_others_nothing() {
+fn slow_member_does_not_delay_the_others() {
     let time = |slow: bool| {
         let mut fluid = Fluid::new(BYTES, 256, 7);
         fluid.join(LINK, true, nowhere());
@@ -145,7 +145,7 @@ fn one_who_is_slow_costs_the_others_nothing() {
 }
 
 #[test]
-fn one_who_is_late_has_all_seeds_to_itself() {
+fn late_receiver_fetches_from_all_members() {
     let mut fluid = Fluid::new(BYTES, 256, 8);
     fluid.join(LINK, true, nowhere());
     for _ in 0..8 {
@@ -158,7 +158,7 @@ fn one_who_is_late_has_all_seeds_to_itself() {
 }
 
 #[test]
-fn a_source_with_wrong_bytes_is_found_and_left() {
+fn corrupt_source_is_excluded() {
     let mut fluid = Fluid::new(BYTES, 64, 9);
     let bad = fluid.join(LINK, true, nowhere());
     fluid.corrupt = Some(bad);
