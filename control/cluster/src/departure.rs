@@ -94,7 +94,7 @@ mod tests {
         for second in 1..15 {
             assert_eq!(wait.is_over(coming(70, second), news(0, true), at(1000 * second)), None, "{second}");
         }
-        assert_eq!(wait.is_over(coming(0, 20), news(0, true), at(15_000)), None, "the control plane does not know");
+        assert_eq!(wait.is_over(coming(0, 20), news(0, true), at(15_000)), None, "the control plane has no report yet");
         assert_eq!(wait.is_over(coming(0, 20), news(0, false), at(15_200)), Some(0));
         // New owners have fetched what left, despite the count here; otherwise the member waits, object by object.
         assert_eq!(new().is_over(leaving(9, 9), news(0, false), at(1)), Some(0));

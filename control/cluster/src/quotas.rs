@@ -283,7 +283,7 @@ mod tests {
         for _ in 0..12 {
             round(&mut quotas, &mut reals);
         }
-        assert_eq!(reals.map(|real| real.lease), fair, "nobody wants more");
+        assert_eq!(reals.map(|real| real.lease), fair, "no shard wants more");
     }
 
     #[test]

@@ -93,10 +93,10 @@ fn tls_authenticates_both_sides() {
     std::fs::remove_file(certificates.join("client.pem")).unwrap();
     let stranger = Certificates::read(&certificates).unwrap();
     let stranger = Gateway::new(vec![url], Http::kept(1 << 20, Some(stranger)));
-    stranger.range(&all(0, 0), soon()).expect_err("a stranger is let in");
+    stranger.range(&all(0, 0), soon()).expect_err("a client without a certificate is accepted");
     // Plain text is rejected, and so is a malformed certificate file.
     let plain = Gateway::new(vec![format!("http://{}", etcd.address())], Http::kept(1 << 20, None));
-    plain.range(&all(0, 0), soon()).expect_err("plain text is served");
+    plain.range(&all(0, 0), soon()).expect_err("plain text is accepted");
     std::fs::write(certificates.join("ca.pem"), "junk").unwrap();
     let error = Certificates::read(&certificates).expect_err("junk").to_string();
     assert!(error.contains("ca.pem"), "{error}");

@@ -173,11 +173,14 @@ mod tests {
         let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (heard, silent) = (members([2 * SECOND; 3]), members([2 * SECOND, 0, 0]));
         assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1)));
-        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "it is heard");
-        assert!(!detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)), "we may be cut off");
-        assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove it");
+        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "node 2 sends heartbeats");
+        assert!(
+            !detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)),
+            "this control plane may be cut off"
+        );
+        assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove the death");
         let alone = FailureDetector { replicas: 1, ..detector(&config, &heard, &devices) };
-        assert!(!alone.is_dead_if_refused(NodeId(1)), "nobody else has its slots");
+        assert!(!alone.is_dead_if_refused(NodeId(1)), "its slots have one owner");
     }
 
     #[test]
@@ -191,9 +194,9 @@ mod tests {
         devices.insert(Devices { node, incarnation, devices: 7, since: Epoch(1) });
         let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
         assert_eq!(early.expellable(), []);
-        assert_eq!(detector(&config, &members, &devices).expellable(), [node], "for four intervals at most");
+        assert_eq!(detector(&config, &members, &devices).expellable(), [node], "the wait is at most four intervals");
         members.row_mut(NodeId(2)).heard_ns = 2 * SECOND - 1;
         let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
-        assert_eq!(early.expellable(), [node], "the other one lives");
+        assert_eq!(early.expellable(), [node], "the other owner lives");
     }
 }

@@ -197,14 +197,14 @@ mod tests {
     #[test]
     fn layout_changes_with_owners_only() {
         let mut maps = MapHistory::new(1);
-        assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "nobody owns anything");
+        assert!(!publish(&mut maps, &[member(1, 1, 0)], 1), "no member owns slots");
         assert!(publish(&mut maps, &[member(1, 1, 10)], 1));
         assert_eq!(maps.layout().since, Epoch(2));
         assert!(!publish(&mut maps, &[member(1, 1, 10), member(2, 1, 0)], 1));
         assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 0)], 1), Epoch(2));
         assert_eq!(maps.since_with(vec![member(1, 1, 10), member(2, 1, 10)], 1), Epoch(4));
         assert!(publish(&mut maps, &[member(1, 1, 10), member(2, 1, 10)], 1));
-        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        let former = maps.layout().former.as_ref().expect("a layout with a former one");
         assert_eq!((former.from, former.claims.len()), (Epoch(2), 1));
         assert!(maps.owned(NodeId(1)) && maps.owned(NodeId(2)) && !maps.owned(NodeId(3)));
     }
@@ -215,7 +215,7 @@ mod tests {
         publish(&mut maps, &[member(1, 1, 10)], 1);
         assert!(!publish(&mut maps, &[], 1));
         assert!(publish(&mut maps, &[member(2, 1, 10), member(3, 1, 10)], 1));
-        let former = maps.layout().former.as_ref().expect("a layout that began here");
+        let former = maps.layout().former.as_ref().expect("a layout with a former one");
         assert_eq!(former.claims.iter().map(|claim| claim.node).collect::<Vec<_>>(), [NodeId(1)]);
     }
 

@@ -50,7 +50,7 @@ mod tests {
         assert!(!counts.change(1, true) && !counts.change(1, true));
         assert_eq!((counts.of(1), counts.unseeded().count()), (2, 2));
         assert!(!counts.change(1, false) && counts.change(1, false));
-        assert!(!counts.change(1, false), "there was none any more");
+        assert!(!counts.change(1, false), "there was no copy left");
         assert_eq!((counts.of(1), counts.unseeded().count()), (0, 3));
     }
 }

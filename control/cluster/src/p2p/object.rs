@@ -259,7 +259,7 @@ mod tests {
         ) {
             let total: u64 = sizes.iter().sum();
             let bytes = Layout::fitting_shard_bytes(&sizes);
-            let layout = Layout::new(sizes, bytes).expect("as many as there may be");
+            let layout = Layout::new(sizes, bytes).expect("within the limits");
             prop_assert!(total < 256 * bytes || layout.shards() >= 256);
             prop_assert!(bytes == FITTING_LEAST_BYTES || total / bytes >= 256, "{} of {bytes} B", layout.shards());
         }

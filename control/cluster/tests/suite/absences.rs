@@ -8,12 +8,12 @@ use support::{Driver, MS, config};
 
 fn attach(driver: &mut Driver, node: u64, incarnation: u64) {
     let input = Input::AttachDevices { node: NodeId(node), incarnation: Incarnation(incarnation), devices: 7 };
-    driver.handle(input).expect("its devices are taken note of");
+    driver.handle(input).expect("its devices are recorded");
 }
 
 fn restart(driver: &mut Driver, node: u64, incarnation: u64) {
     let input = Input::Restart { node: NodeId(node), incarnation: Incarnation(incarnation) };
-    driver.handle(input).expect("it may go");
+    driver.handle(input).expect("it may restart");
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
     // A restart from another place is accepted too: the former incarnation sends nothing any more.
     restart(&mut driver, 3, 6);
     attach(&mut driver, 3, 7);
-    driver.join(support::member(3, 7, 7900)).expect("it is taken at once");
+    driver.join(support::member(3, 7, 7900)).expect("the restart is accepted at once");
 }
 
 #[test]
@@ -49,12 +49,12 @@ fn restarting_member_is_dead_at_the_deadline() {
     restart(&mut driver, 1, 5);
     for _ in 0..5 {
         driver.sleep(100 * MS);
-        driver.beat(2, 5).expect("it is alive");
+        driver.beat(2, 5).expect("a live member");
         driver.handle(Input::Refused { node: NodeId(1), incarnation: Incarnation(5) }).expect("a live member");
     }
     assert_eq!(driver.in_map(), [(1, 5), (2, 5)]);
     driver.sleep(99 * MS);
-    driver.beat(2, 5).expect("it is alive");
+    driver.beat(2, 5).expect("a live member");
     driver.sleep(2 * MS);
     assert_eq!((driver.in_map(), driver.state(1)), (vec![(2, 5)], Some(MemberState::Dead)));
 }
@@ -85,7 +85,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
     driver.sleep(50 * MS);
     refuse(&mut driver, 1);
     assert_eq!((driver.in_map(), driver.lost.len()), (vec![], 3));
-    assert_eq!(driver.cluster.layout_since(), since, "slots passed to nobody who is dead");
+    assert_eq!(driver.cluster.layout_since(), since, "slots passed to no dead node");
 
     // One node lives: it gets the slots of both dead ones, by one map.
     let mut driver = three(2);
@@ -93,7 +93,7 @@ fn members_that_die_together_are_expelled_by_one_map() {
     driver.sleep(201 * MS);
     refuse(&mut driver, 2);
     refuse(&mut driver, 3);
-    driver.beat(1, 5).expect("it is alive");
+    driver.beat(1, 5).expect("a live member");
     assert_eq!((driver.in_map(), driver.published.epoch), (vec![(1, 5)], Epoch(epoch.0 + 1)));
     // So does the next incarnation of a node that had died with them.
     let mut driver = three(2);
@@ -111,7 +111,7 @@ fn members_with_different_last_heartbeats_are_expelled_together() {
     // All nodes die at one moment, each up to an interval after its last heartbeat.
     for node in [2, 3, 1] {
         driver.sleep(45 * MS);
-        driver.beat(node, 5).expect("it is alive");
+        driver.beat(node, 5).expect("a live member");
     }
     for node in [2, 3, 1] {
         driver.sleep(61 * MS);
@@ -131,7 +131,7 @@ fn lasting_silence_expels_members_together() {
         // The last signs of life are spread over more than a heartbeat interval.
         for node in 1..=3 {
             driver.sleep(90 * MS);
-            (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+            (node..=3).for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         }
         driver.sleep(599 * MS);
         assert_eq!(driver.in_map().len(), 3, "the first two wait for the last");
@@ -145,12 +145,12 @@ fn dead_member_waits_a_bounded_time_for_a_silent_one() {
     // Its ports were the evidence: the wait is two more heartbeat intervals.
     let mut driver = three(2);
     driver.sleep(100 * MS);
-    driver.beat(1, 5).expect("it is alive");
+    driver.beat(1, 5).expect("a live member");
     driver.sleep(101 * MS);
     refuse(&mut driver, 2);
     let beat = |driver: &mut Driver, ms: u64| {
         driver.sleep(ms * MS);
-        driver.beat(1, 5).expect("it is alive");
+        driver.beat(1, 5).expect("a live member");
     };
     beat(&mut driver, 90);
     beat(&mut driver, 90);
@@ -162,7 +162,7 @@ fn dead_member_waits_a_bounded_time_for_a_silent_one() {
     for silent_for in 0..12 {
         driver.sleep(100 * MS);
         let alive = if silent_for < 4 { 1..=2 } else { 1..=1 };
-        alive.for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        alive.for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         let waits = silent_for < 9;
         assert_eq!(driver.in_map().len(), if waits { 3 } else { 1 }, "{silent_for}");
     }
@@ -174,7 +174,7 @@ fn dead_member_waits_for_members_unheard_since_a_restart_of_the_control_plane() 
     let restart = || {
         let mut driver = three(2).restart();
         driver.sleep(100 * MS);
-        driver.beat(2, 5).expect("it was alive");
+        driver.beat(2, 5).expect("it was a live member");
         driver
     };
     let mut driver = restart();
@@ -184,14 +184,14 @@ fn dead_member_waits_for_members_unheard_since_a_restart_of_the_control_plane() 
         assert_eq!(driver.in_map().len(), 3, "{}: the grace of 1 and 3 lasts", driver.now_ns);
     }
     driver.sleep(101 * MS);
-    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to nobody");
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "slots passed to no node");
     assert_eq!(driver.cluster.counters().late_calls, 0);
 
     // The wait ends once the other nodes are heard from.
     let mut driver = restart();
     for after in 1..=6 {
         driver.sleep(100 * MS);
-        [1, 3].into_iter().for_each(|node| drop(driver.beat(node, 5).expect("it is alive")));
+        [1, 3].into_iter().for_each(|node| drop(driver.beat(node, 5).expect("a live member")));
         assert_eq!(driver.in_map().len(), if after < 6 { 3 } else { 2 }, "{after}");
     }
 }
@@ -211,7 +211,7 @@ fn restart_of_a_member_without_devices_or_drained_is_a_departure() {
     (1..=2).for_each(|node| driver.admit(node, 5));
     attach(&mut driver, 3, 5);
     driver.admit(3, 5);
-    driver.handle(Input::Drain { node: NodeId(3), incarnation: None }).expect("others own slots too");
+    driver.handle(Input::Drain { node: NodeId(3), incarnation: None }).expect("other nodes own slots too");
     restart(&mut driver, 1, 5);
     restart(&mut driver, 3, 5);
     assert_eq!(driver.in_map(), [(2, 5)]);
@@ -224,7 +224,7 @@ fn slots_stay_with_their_last_owners_while_there_are_none() {
     (1..=2).for_each(|node| driver.admit(node, 5));
     let since = driver.cluster.layout_since();
     driver.sleep(2000 * MS);
-    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "nobody was given anything");
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![], since), "no node was given slots");
     driver.admit(2, 6);
     let former = driver.published.former.clone().expect("there was a layout before");
     let owners: Vec<(NodeId, Incarnation)> =
@@ -272,21 +272,21 @@ fn newcomer_gets_no_share_before_absent_nodes_have_theirs_again() {
     let mut driver = three_without_3();
     driver.admit(4, 1);
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
-    assert_eq!(owners(&driver), [1, 2], "node 3 may come back");
+    assert_eq!(owners(&driver), [1, 2], "node 3 may return");
     driver.sleep(100 * MS);
     attach(&mut driver, 3, 6);
     let report = |driver: &mut Driver, epoch| {
         let input = Input::Settled { node: NodeId(3), incarnation: Incarnation(6), epoch };
         driver.handle(input).expect("it is a member")
     };
-    driver.join(support::member(3, 6, 7000)).expect("it may come back");
+    driver.join(support::member(3, 6, 7000)).expect("it may return");
     report(&mut driver, Epoch(0));
     driver.beat(3, 6).expect("it is a member");
     settle(&mut driver, &[(1, 5), (2, 5), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2], "it may be dead again");
     let epoch = driver.published.epoch;
     report(&mut driver, epoch);
-    assert_eq!(owners(&driver), [1, 2, 3], "it does not have all yet that moved");
+    assert_eq!(owners(&driver), [1, 2, 3], "its migrations are not complete");
     settle(&mut driver, &[(1, 5), (2, 5), (3, 6), (4, 1)]);
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
 }
@@ -307,7 +307,7 @@ fn newcomer_waits_a_bounded_time_for_absent_nodes_and_not_for_removed_ones() {
     driver.admit(4, 1);
     settle(&mut driver, &all);
     assert_eq!(owners(&driver), [1, 2]);
-    driver.handle(Input::Leave { node: NodeId(3), incarnation: Incarnation(5) }).expect("an operator may");
+    driver.handle(Input::Leave { node: NodeId(3), incarnation: Incarnation(5) }).expect("an operator may remove it");
     settle(&mut driver, &all);
     assert_eq!(owners(&driver), [1, 2, 4]);
 }
@@ -321,10 +321,10 @@ fn absent_nodes_do_not_wait_for_each_other() {
         let _ = driver.handle(Input::Tick);
     }
     driver.admit(4, 1);
-    assert_eq!(owners(&driver), [4], "nobody else is there to serve");
+    assert_eq!(owners(&driver), [4], "no other node can serve");
     settle(&mut driver, &[(4, 1)]);
     attach(&mut driver, 3, 6);
     driver.admit(3, 6);
     settle(&mut driver, &[(4, 1), (3, 6)]);
-    assert_eq!(owners(&driver), [3, 4], "1 and 2 are away still");
+    assert_eq!(owners(&driver), [3, 4], "1 and 2 are still absent");
 }

@@ -51,17 +51,17 @@ fn map_offered_by_all_members_is_adopted_at_once_without_migration() {
     let before = cluster_of(3).published;
     let mut driver = Driver::new(adopting());
     for node in 1..=3 {
-        assert!(matches!(driver.beat(node, 1), Err(Rejection::Unknown { .. })), "it is not known");
+        assert!(matches!(driver.beat(node, 1), Err(Rejection::Unknown { .. })), "an unknown member");
         assert_eq!(driver.adopted, None);
         assert_eq!(offer(&mut driver, offer_of(&before, node)), Ok(Reply::Offered));
     }
     assert_eq!(driver.adopted, Some(STATE));
     let after = driver.published.clone();
-    assert!(after.epoch.0 > before.epoch.0 + 1, "above what others may have been told: {}", after.epoch);
+    assert!(after.epoch.0 > before.epoch.0 + 1, "above any epoch of the lost state: {}", after.epoch);
     assert_eq!((&after.members, &after.former), (&before.members, &before.former));
     assert!(owners(&after) == owners(&before), "slots moved");
     for node in 1..=3 {
-        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it goes on in its incarnation");
+        assert!(matches!(driver.beat(node, 1), Ok(Reply::Alive { .. })), "it continues in its incarnation");
     }
     // The adoption is durable, and late offers change nothing.
     let mut driver = driver.restart();
@@ -130,8 +130,8 @@ fn newest_map_is_adopted_and_silent_members_have_their_grace() {
     let mut driver = Driver::new(adopting());
     offer(&mut driver, offer_of(&older, 1)).expect("taken");
     offer(&mut driver, offer_of(&newer, 2)).expect("taken");
-    assert_eq!(driver.adopted, None, "node 3 may come");
-    assert!(matches!(driver.join(member(9, 1, 7900)), Err(Rejection::Adopting { .. })), "offers are not passed over");
+    assert_eq!(driver.adopted, None, "node 3 may still offer");
+    assert!(matches!(driver.join(member(9, 1, 7900)), Err(Rejection::Adopting { .. })), "offers are adopted");
     driver.sleep(600 * MS);
     assert_eq!((driver.adopted, in_map(&driver)), (Some(STATE), vec![1, 2, 3]));
     assert!(owners(&driver.published) == owners(&newer), "slots moved");
@@ -152,10 +152,10 @@ fn restart_of_a_member_during_adoption_is_accepted() {
     let mut driver = Driver::new(adopting());
     offer(&mut driver, offer_of(&before, 1)).expect("taken");
     assert!(matches!(driver.join(member(2, 2, 7200)), Err(Rejection::Adopting { .. })));
-    assert_eq!(driver.adopted, Some(STATE), "nobody else can offer anything");
+    assert_eq!(driver.adopted, Some(STATE), "no other member can offer a map");
     driver.join(member(2, 2, 7200)).expect("it restarts");
     driver.beat(2, 2).expect("alive");
-    assert!(owners(&driver.published) == owners(&before), "its slots are its own");
+    assert!(owners(&driver.published) == owners(&before), "it keeps its slots");
     assert!(matches!(driver.beat(2, 1), Err(Rejection::StaleIncarnation { .. })));
 }
 
@@ -231,7 +231,7 @@ fn offered_devices_are_adopted() {
     assert_eq!(driver.adopted, Some(STATE));
     assert_eq!(driver.cluster.snapshot().len(), driver.store.len());
     let devices = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(2), devices: 5 };
-    assert_eq!(driver.handle(devices), Ok(Reply::DevicesKept { since: Epoch(1) }), "what is on them counts");
+    assert_eq!(driver.handle(devices), Ok(Reply::DevicesKept { since: Epoch(1) }), "records on them are valid");
     let state = |driver: &Driver| driver.cluster.members().map(|view| view.state).collect::<Vec<_>>();
     assert_eq!(state(&driver), [MemberState::Active]);
 }

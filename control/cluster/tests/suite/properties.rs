@@ -140,7 +140,7 @@ fn check(driver: &Driver) {
     check_former(&driver.published);
     for segment in driver.cluster.segments() {
         if let SegmentOwner::Node { node, incarnation } = segment.owner {
-            let owner = views.iter().find(|view| view.member.node == node).expect("an owner is known");
+            let owner = views.iter().find(|view| view.member.node == node).expect("the owner is known");
             assert!(owner.state.is_live() && owner.member.incarnation == incarnation, "{segment:?} outlived its owner");
         }
     }
@@ -185,10 +185,10 @@ proptest! {
         let mut driver = driver.restart();
         prop_assert_eq!(&driver.published, &published);
         driver.sleep(config().restart_grace_ns);
-        prop_assert_eq!(&driver.published, &published, "nobody dies within the grace");
+        prop_assert_eq!(&driver.published, &published, "no member dies within the grace");
         let first: Vec<(u64, u64)> = driver.in_map();
         for &(node, incarnation) in &first {
-            prop_assert!(driver.beat(node, incarnation).is_ok(), "every member goes on as if nothing had happened");
+            prop_assert!(driver.beat(node, incarnation).is_ok(), "every member continues as before");
         }
         // Shares that waited for a heartbeat of a member are assigned now.
         prop_assert_eq!(driver.in_map(), first);

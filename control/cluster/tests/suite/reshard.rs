@@ -115,7 +115,7 @@ fn sides(case: &Case) -> (Placement, Placement) {
         }
     }
     let parts = held.iter().enumerate().map(|(rank, held)| part(&format!("s{rank}"), held)).collect();
-    let source = placement(tensors.clone(), parts).expect("boxes are equal or apart");
+    let source = placement(tensors.clone(), parts).expect("boxes are equal or disjoint");
     let wanted = |one: usize| case.wanted.iter().map(move |area| (1 - one, area.clone()));
     // The target lists the tensors in reverse order.
     let parts =
@@ -144,7 +144,7 @@ proptest! {
             let case = Case { wanted: vec![wanted.clone()], ..case.clone() };
             let (source, target) = sides(&case);
             for number in 0..target.parts().len() {
-                let plan = Plan::new(&source, &target, number).expect("everything is there");
+                let plan = Plan::new(&source, &target, number).expect("the source has everything");
                 let (to, total) = target.packed(number).expect("small");
                 let mut got: Vec<Option<u64>> = vec![None; total as usize];
                 for from_part in plan.sources() {
@@ -250,7 +250,7 @@ fn rows_are_one_copy_and_columns_one_per_row() {
 }
 
 fn refused(found: Result<Placement, ReshardError>, words: &[&str]) {
-    let error = found.expect_err("makes no sense").to_string();
+    let error = found.expect_err("malformed").to_string();
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
 }
 

@@ -57,7 +57,7 @@ fn silence_makes_suspect_then_dead() {
     assert_eq!((driver.state(1), driver.in_map()), (Some(MemberState::Dead), vec![(2, 5)]));
     assert_eq!((driver.lost.as_slice(), driver.published.epoch), (&[(1, 5)][..], Epoch(3)));
     assert_eq!(driver.beat(1, 5), ended(1, 5, MemberState::Dead));
-    assert_eq!(driver.join(member(1, 5, 7000)), ended(1, 5, MemberState::Dead), "its slots went elsewhere");
+    assert_eq!(driver.join(member(1, 5, 7000)), ended(1, 5, MemberState::Dead), "its slots passed to others");
     driver.admit(1, 6);
     assert_eq!(driver.in_map(), [(1, 6), (2, 5)]);
 }
@@ -71,7 +71,7 @@ fn heartbeat_of_a_suspect_makes_no_epoch() {
     assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1), since: Epoch(1) }));
     assert_eq!(driver.state(1), Some(MemberState::Active));
     driver.sleep(400 * MS);
-    assert_eq!(driver.state(1), Some(MemberState::Suspect), "silence counts anew");
+    assert_eq!(driver.state(1), Some(MemberState::Suspect), "silence counts from now");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn second_live_node_with_the_same_id_is_rejected() {
     );
     driver.beat(1, 5).unwrap();
     driver.sleep(299 * MS);
-    assert!(driver.join(member(1, 9, 8000)).is_err(), "the other one goes on sending heartbeats");
+    assert!(driver.join(member(1, 9, 8000)).is_err(), "the other one continues to send heartbeats");
     driver.sleep(MS);
     driver.join(member(1, 9, 8000)).unwrap();
     assert_eq!(driver.in_map(), [(1, 9)]);
@@ -352,7 +352,7 @@ fn devices_count_only_while_every_incarnation_has_them() {
     // The first incarnation with devices: whether older records on them are valid is unknown.
     let since = attach(&mut driver, 5, 7);
     driver.admit(1, 5);
-    assert!(since <= driver.cluster.map().epoch, "a note of this incarnation is of a map that counts");
+    assert!(since <= driver.cluster.map().epoch, "records of this incarnation are of a valid map");
     let noted = driver.cluster.map().epoch;
     // Incarnations with the same devices, among them one that never joined, and a killed control plane in between.
     assert_eq!(attach(&mut driver, 6, 7), since);

@@ -48,12 +48,12 @@ fn drain(driver: &mut Driver, node: u64) {
 fn two(config: ClusterConfig) -> Driver {
     let mut driver = Driver::new(config);
     admit(&mut driver, 1);
-    assert_eq!(owners(&driver), [1], "the first waits for nobody");
+    assert_eq!(owners(&driver), [1], "the first joins wait for no migration");
     settled(&mut driver, 1, 1).unwrap();
     admit(&mut driver, 2);
-    assert_eq!(owners(&driver), [1], "who lives is not known");
+    assert_eq!(owners(&driver), [1], "it is unknown which takers live");
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "all had come");
+    assert_eq!(owners(&driver), [1, 2], "all migrations are complete");
     driver
 }
 
@@ -62,13 +62,13 @@ fn joins_wait_for_migrations_and_share_one_change() {
     let mut driver = two(patient());
     admit(&mut driver, 3);
     admit(&mut driver, 4);
-    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are there, and own nothing");
+    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are in the map, and own nothing");
     let epoch = driver.published.epoch.0;
     settled(&mut driver, 1, epoch).unwrap();
-    assert_eq!(owners(&driver), [1, 2], "one of two has all");
+    assert_eq!(owners(&driver), [1, 2], "one of two has settled");
     let moved = driver.cluster.layout_since().0;
     settled(&mut driver, 2, moved).unwrap();
-    assert_eq!(driver.published.epoch.0, epoch + 1, "the map since which nothing moved is as good as the newest");
+    assert_eq!(driver.published.epoch.0, epoch + 1, "a report of the map since which nothing moved suffices");
     follow(&mut driver, &[1, 3, 4]);
     assert_eq!(owners(&driver), [1, 2], "node 2 may have died since");
     follow(&mut driver, &[2]);
@@ -143,7 +143,7 @@ fn deaths_departures_and_restarts_do_not_wait() {
         driver.sleep(100 * MS);
         driver.beat(3, 1).unwrap();
     }
-    assert_eq!(owners(&driver), [3], "nobody is left to wait for");
+    assert_eq!(owners(&driver), [3], "no migration is left to wait for");
 }
 
 #[test]
@@ -153,14 +153,14 @@ fn restarted_control_plane_keeps_waiting_members() {
     let mut driver = driver.restart();
     assert_eq!(owners(&driver), [1, 2]);
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "who lives is not known after a start");
+    assert_eq!(owners(&driver), [1, 2], "it is unknown after a start which takers live");
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2, 3]);
     let mut driver = driver.restart();
     (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
     admit(&mut driver, 4);
-    assert_eq!(owners(&driver), [1, 2, 3], "who has all is not known after a start");
+    assert_eq!(owners(&driver), [1, 2, 3], "it is unknown after a start which owners have settled");
     all_settled(&mut driver);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2, 3, 4]);
@@ -233,7 +233,7 @@ fn a_drain_waits_for_a_node_that_restarts() {
     driver.handle(Input::Restart { node: NodeId(3), incarnation: Incarnation(1) }).unwrap();
     drain(&mut driver, 1);
     without_3(&mut driver, 4);
-    assert_eq!(owners(&driver), [1, 2, 3], "it is still to come back");
+    assert_eq!(owners(&driver), [1, 2, 3], "it has yet to return");
     driver.join(member(3, 2, 7000)).unwrap();
     // First it fetches its own share, and then it answers.
     for owned in [&[1, 2, 3][..], &[2, 3]] {
@@ -264,14 +264,14 @@ fn drained_nodes_that_all_restart_keep_their_slots() {
     for node in [3, 1, 2] {
         restart(&mut driver, node);
         for other in 1..=2 {
-            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "nobody takes its slots");
+            assert!(matches!(ask(&mut driver, other), Err(Rejection::LastOwner { .. })), "no node takes its slots");
         }
         assert_eq!(owners(&driver), [1, 2, 3]);
     }
     for node in [3, 1, 2] {
         driver.join(member(node, 2, 7000)).unwrap();
         driver.beat(node, 2).unwrap();
-        assert_eq!(owners(&driver), [1, 2, 3], "its slots were to go nowhere");
+        assert_eq!(owners(&driver), [1, 2, 3], "its slots had no new owner");
     }
     let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
     assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
@@ -309,9 +309,9 @@ fn undrain_restores_the_share_after_the_migrations() {
     let undrain = |driver: &mut Driver, incarnation: u64| {
         driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(incarnation)) })
     };
-    assert!(undrain(&mut driver, 9).is_err(), "an incarnation that is not known");
+    assert!(undrain(&mut driver, 9).is_err(), "an unknown incarnation");
     undrain(&mut driver, 1).unwrap();
-    assert_eq!(owners(&driver), [1], "node 1 has not said that it has all");
+    assert_eq!(owners(&driver), [1], "node 1 has not settled");
     all_settled(&mut driver);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [1, 2]);
@@ -369,7 +369,7 @@ fn a_probe_ends_when_nobody_is_left_to_own_slots() {
     }
     assert_eq!(owners(&driver), [1], "node 2 is dead");
     admit(&mut driver, 3);
-    assert_eq!(owners(&driver), [1], "a probe of its own");
+    assert_eq!(owners(&driver), [1], "another probe");
     follow(&mut driver, &[3]);
     assert_eq!(owners(&driver), [3]);
 }
@@ -396,7 +396,7 @@ fn stopped_control_plane_restarts_the_probe() {
     // Heartbeats wait unread, for longer than the wait for answers.
     driver.now_ns += 6000 * MS;
     driver.handle(Input::Tick).unwrap();
-    assert_eq!(owners(&driver), [1, 2, 3], "who died meanwhile is not known");
+    assert_eq!(owners(&driver), [1, 2, 3], "it is unknown which nodes died meanwhile");
     follow(&mut driver, &[1, 2]);
     assert_eq!(owners(&driver), [1, 2, 3]);
     follow(&mut driver, &[3]);
@@ -452,10 +452,13 @@ fn slots_of_a_node_that_is_about_to_end_do_not_move() {
     all_settled(&mut driver);
     assert_eq!(ends(&mut driver, 2), (0, false));
     // A node that is to give its slots away, and one that is to get some.
-    assert!(driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(), "nobody is left to take them");
+    assert!(
+        driver.handle(Input::Drain { node: NodeId(1), incarnation: None }).is_err(),
+        "no node is left to take them"
+    );
     admit(&mut driver, 3);
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that nobody fetches");
+    assert_eq!(owners(&driver), [1, 2], "node 2 would lose slots that no node fetches");
     // It repeats the announcement while it waits, and the announcement expires after the last one.
     for _ in 0..10 {
         driver.sleep(config().heartbeat_interval_ns);
@@ -477,7 +480,7 @@ fn a_node_that_is_about_to_end_learns_that_slots_have_moved_to_it() {
     drain(&mut driver, 1);
     all_settled(&mut driver);
     assert_eq!(owners(&driver), [2], "all of them have followed the probe");
-    assert_eq!(ends(&mut driver, 2), (0, true), "it has not heard of its new slots yet");
+    assert_eq!(ends(&mut driver, 2), (0, true), "it has not received the map with its new slots");
     assert_eq!(ends(&mut driver, 1), (1, true));
     let epoch = driver.published.epoch.0;
     settled(&mut driver, 1, epoch).unwrap();
@@ -494,7 +497,7 @@ fn a_drained_node_that_is_about_to_end_loses_no_slots_any_more() {
     drain(&mut driver, 1);
     assert_eq!(ends(&mut driver, 1), (0, false));
     all_settled(&mut driver);
-    assert_eq!(owners(&driver), [1, 2], "what it gave away now would be lost with it");
+    assert_eq!(owners(&driver), [1, 2], "slots that it gave away now would be lost with it");
     // If it continues after all, a new probe decides.
     driver.sleep(ENDS_INTERVALS * config().heartbeat_interval_ns);
     (1..=2).for_each(|node| drop(driver.beat(node, 1)));
@@ -542,7 +545,7 @@ fn an_answer_after_a_wait_for_an_end_is_measured_from_a_new_probe() {
     for _ in 0..5 {
         beats(&mut driver, false);
     }
-    assert_eq!(driver.published.epoch, probe, "nobody has answered");
+    assert_eq!(driver.published.epoch, probe, "no member has answered");
     settled(&mut driver, 2, probe.0).unwrap();
     assert_eq!(owners(&driver), [1, 2], "too late for the probe, however long the one before had waited");
     follow(&mut driver, &[2]);

@@ -19,7 +19,7 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     driver.admit(3, 5);
     driver.sleep(50 * MS);
     refused(&mut driver, 1);
-    assert_eq!(driver.in_map().len(), 3, "it was heard of lately");
+    assert_eq!(driver.in_map().len(), 3, "it sent a heartbeat recently");
     driver.sleep(61 * MS);
     driver.beat(2, 5).unwrap();
     (1..=3).for_each(|node| refused(&mut driver, node));
@@ -34,7 +34,7 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     (1..=2).for_each(|node| driver.admit(node, 5));
     driver.sleep(200 * MS);
     refused(&mut driver, 1);
-    assert_eq!(driver.in_map().len(), 2, "nobody has what it had");
+    assert_eq!(driver.in_map().len(), 2, "no member has its slots");
 }
 
 /// A restarted control plane gives every member a grace, except those that died meanwhile.
@@ -49,10 +49,10 @@ fn a_member_that_died_while_the_control_plane_was_away_is_lost_when_its_ports_re
         driver.sleep(150 * MS);
         driver.beat(2, 5).unwrap();
         (1..=3).for_each(|node| refused(&mut driver, node));
-        assert_eq!(driver.in_map().len(), 3, "they may not have found it yet");
+        assert_eq!(driver.in_map().len(), 3, "they may not have reconnected yet");
         driver.sleep(51 * MS);
         (2..=3).for_each(|node| refused(&mut driver, node));
-        assert_eq!(driver.in_map().len(), 3, "2 was heard of, and what 3 has on its device is worth the grace");
+        assert_eq!(driver.in_map().len(), 3, "2 sent a heartbeat, and the device of 3 is worth the grace");
         refused(&mut driver, 1);
         assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]));
     }
@@ -79,7 +79,7 @@ fn unanswering_member_is_lost_after_two_intervals_while_others_are_heard() {
         assert_eq!(driver.in_map().len(), 3, "one heartbeat was missed: it may be slow");
         driver.sleep(51 * MS);
         unanswered(&mut driver, 2);
-        assert_eq!(driver.in_map().len(), 3, "2 was heard of");
+        assert_eq!(driver.in_map().len(), 3, "2 sent a heartbeat");
         unanswered(&mut driver, silent);
         assert_eq!((driver.in_map().len(), driver.lost.as_slice()), (2, &[(silent, 5)][..]));
     }
@@ -90,7 +90,7 @@ fn unanswering_member_is_lost_after_two_intervals_while_others_are_heard() {
     assert_eq!(driver.in_map().len(), 3);
     driver.beat(1, 5).unwrap();
     unanswered(&mut driver, 2);
-    assert_eq!(driver.in_map().len(), 2, "half of the others are heard");
+    assert_eq!(driver.in_map().len(), 2, "half of the others send heartbeats");
     // Without a replica owner, no other node can take over.
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));

@@ -35,14 +35,14 @@ fn tasks_end_and_never_ask_for_more_than_they_may() {
                     Err(TaskRefusal::Full) => {
                         let open: Vec<_> = tasks.list(0).filter(|task| !task.state.is_over()).collect();
                         let objects: usize = open.iter().map(|task| task.objects).sum();
-                        assert!(open.len() == 5 || objects + count > 20, "seed {seed}: there was room");
+                        assert!(open.len() == 5 || objects + count > 20, "seed {seed}: below the limit");
                     }
                 }
             }
             for (id, object, digest) in tasks.due(now_ns) {
                 assert_eq!(digest.0 & 0xff, object as u128, "seed {seed}");
                 let former = out.insert((id, object), ());
-                assert!(former.is_none(), "seed {seed}: {id}.{object} was asked for twice at a time");
+                assert!(former.is_none(), "seed {seed}: {id}.{object} was requested twice at a time");
             }
             let open = |id: &u64| tasks.get(*id).is_some_and(|task| !task.state.is_over());
             assert!(out.keys().filter(|(id, _)| open(id)).count() <= 3, "seed {seed}: {out:?}");

@@ -262,7 +262,7 @@ mod tests {
             assert_eq!(feed.is_incomplete(), is_incomplete, "from {seq} on");
         }
         let mut feed = CacheFeed::restored(true, false);
-        assert!(!feed.is_incomplete(), "who only decodes has no cache that counts");
+        assert!(!feed.is_incomplete(), "the cache of a decode instance does not count");
         assert!(!feed.forget(false));
     }
 

@@ -39,11 +39,11 @@ fn unreachable_engine_is_excluded_then_forgotten_until_it_returns() {
     assert_eq!(
         (held(&mut conductor), conductor.instances().unreachable()),
         (Some((10, true)), 1),
-        "a break may have lost something"
+        "batches may have been lost"
     );
     assert!(takes(&mut conductor, "soon", SECOND));
     assert!(!conductor.away("e0", 1, AWAY_DOUBTED_NS, AWAY_DOUBTED_NS).expect("known"));
-    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "nobody is sent there");
+    assert!(!takes(&mut conductor, "later", AWAY_DOUBTED_NS), "no request is placed there");
     assert!(conductor.table(0).instances[0].doubted);
     assert!(conductor.away("e0", 1, AWAY_FORGOTTEN_NS, AWAY_FORGOTTEN_NS).expect("known"));
     assert_eq!(held(&mut conductor), None);

@@ -26,7 +26,7 @@ fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
     assert_eq!(conductor.counts().repeated, 1);
     let other = conductor.schedule(&asked("a", prompt(2, 4_000)), SECOND);
     assert!(matches!(other, Err(ConductorError::Conflict { .. })), "{other:?}");
-    let explained = conductor.explain("a", SECOND).expect("under way");
+    let explained = conductor.explain("a", SECOND).expect("it is booked");
     assert_eq!(explained.candidates.len(), 4);
     conductor.update(placed.reservation, Step::Ended, SECOND).expect("booked");
     assert!(matches!(
@@ -48,7 +48,7 @@ fn waiting_clients_are_notified_until_they_answer() {
     let first = assigned(&answers[0]).reservation;
     conductor.update(first, Step::PrefillStarted, 0).expect("booked");
     conductor.update(first, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, SECOND).expect("booked");
-    let told = conductor.take_told().expect("another one goes");
+    let told = conductor.take_told().expect("another one starts");
     assert_eq!(conductor.unclaimed(1).len(), 1);
     let again = conductor.schedule(&asked(&told.request, prompt(told.request[1..].parse().unwrap(), 2_000)), SECOND);
     assert_eq!(again.expect("good"), told.answer);
@@ -118,11 +118,11 @@ fn held_instance_gets_no_requests_until_released_or_restarted() {
     let version = conductor.instances().version();
     // Its requests continue.
     assert_eq!(conductor.hold(&held, true, 0).expect("known"), 1);
-    assert_ne!(conductor.instances().version(), version, "whoever watches is told");
+    assert_ne!(conductor.instances().version(), version, "the version of the registry changes");
     assert!((0..20).all(|at| takes(&mut conductor, at) != held));
     // Neither a report nor a repeated registration changes that.
     conductor.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
-    conductor.register(spec(&held, Part::Prefill), 0).expect("the same again");
+    conductor.register(spec(&held, Part::Prefill), 0).expect("a repeated registration");
     assert!((20..40).all(|at| takes(&mut conductor, at) != held));
     assert!(conductor.table(0).instances.iter().any(|row| *row.name == *held && row.held && row.prefills == 1));
     conductor.update(assigned(&busy).reservation, Step::Ended, 0).expect("booked");
@@ -174,7 +174,7 @@ fn incarnations_and_bodies_are_compared() {
     assert!(matches!(conductor.report("p0", 1, Load::default(), 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(matches!(conductor.deregister("p0", 1, 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(conductor.deregister("p0", 2, 0).expect("its own incarnation"));
-    assert!(!conductor.deregister("p0", 2, 0).expect("gone already"));
+    assert!(!conductor.deregister("p0", 2, 0).expect("already removed"));
     // Bytes per token must be equal for all instances of a model.
     let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
     assert!(matches!(conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));

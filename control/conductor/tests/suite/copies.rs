@@ -47,7 +47,7 @@ fn prefix_spread_over_all_nodes_is_not_replicated() {
     let mut copies = Copies::new(CopyConfig { most_bytes: 1 << 30, ..CopyConfig::default() });
     let hot = one(7, 5.0, 100_000);
     assert_eq!(copies.decide(&[hot], sources(2), 0), vec![CopyOrder::Copy(7)]);
-    assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "it is being made");
+    assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "a replication is in progress");
     copies.ended(7, true, 0);
     assert_eq!(copies.decide(&[hot], sources(2), 0), vec![], "there are two nodes");
     // A hundred pieces are spread over both nodes already.

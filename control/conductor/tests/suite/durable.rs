@@ -49,7 +49,7 @@ impl DurableDesk {
         for instance in self.disk.values() {
             self.conductor.restore(instance.clone(), now_ns + GRACE).expect("it was there before");
         }
-        assert!(!self.conductor.has_durable(), "what is remembered already is no change");
+        assert!(!self.conductor.has_durable(), "unchanged state is not reported");
     }
 
     /// Returns the tokens of a prompt of twenty blocks that an instance is known to hold, and true if it is degraded.
@@ -81,7 +81,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
     let booked = kept.conductor.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
     let reservation = assigned(&booked).reservation;
     // Neither a request nor a repeated registration changes the durable state.
-    kept.conductor.register(followed.clone(), 0).expect("the same again");
+    kept.conductor.register(followed.clone(), 0).expect("a repeated registration");
     kept.conductor.hold("quic", true, 0).expect("known");
     kept.conductor.report("quic", 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
     assert_eq!(kept.conductor.take_durable(), vec![]);
@@ -92,7 +92,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
         rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.doubted, row.prefills)).collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
     assert_eq!(kept.conductor.placement().0, PolicyName::RoundRobin);
-    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "whoever follows it knows where");
+    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "its publisher is restored");
     assert!(kept.conductor.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
     // Another publisher under the same incarnation is another registration.
     let elsewhere = Publisher { replay: String::new(), ..publisher() };
@@ -133,7 +133,7 @@ fn silence_counts_after_the_restart_grace() {
     assert!(kept.conductor.table(0).instances.iter().all(|row| row.doubted));
     kept.conductor.tick(graced_ns + 10 * SECOND);
     kept.keep();
-    assert!(kept.disk.is_empty(), "whoever is lost is not remembered");
+    assert!(kept.disk.is_empty(), "a lost instance is not durable");
     kept.restart(200 * SECOND);
     assert!(kept.conductor.table(0).instances.is_empty());
 }
@@ -152,7 +152,7 @@ fn restored_instance_is_degraded_until_its_cache_is_known() {
         kept.restart(SECOND);
         assert_eq!((kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())), ((0, true), true));
         assert!(kept.conductor.table(0).pools[0].incomplete);
-        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("the same again").fresh);
+        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("a repeated registration").fresh);
         kept
     };
     let cache = |batch| {
@@ -298,7 +298,7 @@ proptest! {
             kept.keep();
             for row in kept.conductor.table(now_ns).instances {
                 let missing = missing.get(&*row.name).copied().unwrap_or(false) && row.part != Part::Decode;
-                prop_assert!(!missing || row.degraded, "{} is said to be known", row.name);
+                prop_assert!(!missing || row.degraded, "{} is reported as complete", row.name);
             }
         }
     }

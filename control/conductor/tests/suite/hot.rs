@@ -55,7 +55,7 @@ fn hottest_prefix_comes_first_and_decays() {
     hold(&mut conductor, "p0", 0, head.clone());
     hold(&mut conductor, "p1", 0, head.clone());
     hold(&mut conductor, "p1", 1, other.clone());
-    assert_eq!(conductor.hot(8, 0), vec![], "nobody has asked");
+    assert_eq!(conductor.hot(8, 0), vec![], "there were no requests");
     for at in 0..60 {
         // Each prompt has a tail of its own, which no instance holds.
         ask(&mut conductor, at, [head.clone(), prompt(100 + at, 3)].concat(), at * SECOND);
@@ -74,7 +74,7 @@ fn hottest_prefix_comes_first_and_decays() {
     assert_eq!(conductor.hot(1, 60 * SECOND).len(), 1);
     let later = conductor.hot(8, 120 * SECOND);
     assert!((later[0].per_minute * 2.0 - first.per_minute).abs() < 1e-6);
-    assert_eq!(conductor.hot(8, 3_600 * SECOND), vec![], "nobody asks any more");
+    assert_eq!(conductor.hot(8, 3_600 * SECOND), vec![], "requests have ceased");
     // Much later, counts are rescaled.
     ask(&mut conductor, 5_000, other.clone(), 40_000 * SECOND);
     ask(&mut conductor, 5_001, other.clone(), 40_000 * SECOND);
@@ -145,13 +145,13 @@ fn fetch(conductor: &mut Conductor, hashes: &[u64], count: u64) {
 fn hot_fetched_prefix_is_replicated_without_the_common_head() {
     let (mut conductor, prompt) = conductor_with_a_store();
     fetch(&mut conductor, &prompt[..1], 200);
-    assert_eq!(conductor.copies_wanted(8, 0), vec![], "all have it");
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "all instances have it");
     fetch(&mut conductor, &prompt, 100);
     assert_eq!(conductor.copies_wanted(1, 0), vec![], "there is no second node");
     let wanted = conductor.copies_wanted(8, 0);
     assert_eq!(wanted.iter().map(|one| &one.hashes[..]).collect::<Vec<_>>(), [&prompt[1..]]);
     assert_eq!((conductor.copies().coming, conductor.copies().bytes), (1, 1 << 20));
-    assert_eq!(conductor.copies_wanted(8, 0), vec![], "it is being made");
+    assert_eq!(conductor.copies_wanted(8, 0), vec![], "a replication is in progress");
     conductor.copy_ended(wanted[0].key, true, 0);
     assert_eq!((conductor.copies().prefixes, conductor.copies().counts.made), (1, 1));
     assert!(conductor.hot(8, 0).iter().all(|row| row.copied == (row.hash == prompt[1])));

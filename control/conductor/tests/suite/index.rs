@@ -231,7 +231,7 @@ fn exceeded_limits_are_errors_with_numbers() {
     let again = index.register().unwrap();
     assert_ne!(again, holder);
     assert_eq!(index.stored(context, holder, Tier::Gpu, None, &[1]), Err(IndexError::UnknownHolder));
-    assert_eq!(index.stats().blocks, 0, "its slot was needed, so it was swept out");
+    assert_eq!(index.stats().blocks, 0, "its slot was freed by a sweep");
 }
 
 /// A million tokens in blocks of sixteen, and a head that every instance has.

@@ -36,7 +36,7 @@ fn excluded_request_does_not_block_others() {
         assert_eq!(&*assigned(&answer).prefill, "p0");
         conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
     }
-    assert_eq!(told(&mut conductor), vec![], "the one that may not go there waits");
+    assert_eq!(told(&mut conductor), vec![], "the request that excludes it waits");
 }
 
 #[test]
@@ -88,9 +88,13 @@ fn ids_are_per_tenant_and_model() {
     let theirs = conductor.schedule(&of("t", "m"), 0).expect("another tenant's");
     assert_eq!(&*assigned(&theirs).prefill, "t-m");
     assert_eq!(conductor.schedule(&of("t", "m"), 0).expect("again"), theirs);
-    assert_eq!(conductor.explain("a", 0).expect("under way").answer, mine, "the default tenant's comes first");
+    assert_eq!(
+        conductor.explain("a", 0).expect("it is booked").answer,
+        mine,
+        "the default tenant's request comes first"
+    );
     conductor.update(assigned(&mine).reservation, Step::Ended, 0).expect("booked");
-    assert_eq!(conductor.explain("a", 0).expect("under way").answer, theirs);
+    assert_eq!(conductor.explain("a", 0).expect("it is booked").answer, theirs);
 }
 
 #[test]

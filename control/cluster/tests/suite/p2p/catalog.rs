@@ -157,11 +157,11 @@ impl CatalogReply {
         for grant in self.objects.poll_grants() {
             let source = self.members.iter().flatten().find(|client| client.member == grant.source);
             if let Some(source) = source {
-                prop_assert!(source.have.contains(grant.shard), "{grant:?} from one who lacks it");
+                prop_assert!(source.have.contains(grant.shard), "{grant:?} from a source that lacks it");
             }
             let Some(client) = self.members[grant.client as usize].as_mut() else { continue };
             if client.member == grant.member {
-                prop_assert!(!client.have.contains(grant.shard), "{grant:?} to one who has it");
+                prop_assert!(!client.have.contains(grant.shard), "{grant:?} to a member that has it");
                 // The previous grant of the shard is aborted.
                 client.told.retain(|other| other.shard != grant.shard);
                 client.told.push(grant);
@@ -178,7 +178,7 @@ impl CatalogReply {
         let mut patience = 5_000;
         while self.members.iter().flatten().any(|client| client.have.count() < self.shards) {
             patience -= 1;
-            prop_assert!(patience > 0, "somebody is told nothing");
+            prop_assert!(patience > 0, "a member gets no grant");
             let told = (0..5).find_map(|at| Some((at, self.members[at].as_ref()?.told.first()?.shard)));
             match told {
                 Some((at, shard)) => self.got(at, shard),
@@ -201,13 +201,13 @@ fn objects_are_immutable_and_versions_grow() {
     let mut objects = objects();
     let (one, other) = (spec(1000, 100), spec(1001, 100));
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1));
-    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1), "it is the same");
+    assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, one.clone()), Ok(1), "equal contents");
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), None, other.clone()), Ok(2));
     let differs = ObjectError::Differs { name: "a/b".to_owned(), version: 1 };
     assert_eq!(objects.publish(0, ObjectName::new("", "a/b"), Some(1), other.clone()), Err(differs.clone()));
     assert!(
         matches!(objects.find(ObjectName::new("", "a/b"), None), Err(ObjectError::NotFound { .. })),
-        "nobody has any"
+        "no version has a member"
     );
     // The newest version that sources hold completely, or else the newest with a member.
     objects.hold(0, ObjectName::new("", "a/b"), 2, other.digest(), hold(9, 11, false)).unwrap();
@@ -220,7 +220,7 @@ fn objects_are_immutable_and_versions_grow() {
     assert_eq!(objects.find(ObjectName::new("", "a/b"), Some(1)).unwrap(), (1, &one));
     assert!(
         matches!(objects.find(ObjectName::new("t", "a/b"), None), Err(ObjectError::NotFound { .. })),
-        "tenants are apart"
+        "tenants are isolated"
     );
     // A member cannot hold it with another object's digest.
     assert_eq!(objects.hold(0, ObjectName::new("", "a/b"), 1, other.digest(), hold(1, 10, true)), Err(differs));
@@ -327,18 +327,18 @@ fn leaving_member_waits_for_readers() {
     let origin = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(1, 10, true)).unwrap();
     let reader = objects.hold(0, ObjectName::new("", "a"), 1, digest, hold(2, 10, false)).unwrap();
     let grants = objects.poll_grants();
-    assert_eq!(objects.told(2), grants, "what may have been missed is told again");
+    assert_eq!(objects.told(2), grants, "grants that may have been missed are repeated");
     assert_eq!(objects.release(0, 1, origin, true), Ok(grants.len()));
     for grant in &grants {
         objects.report(0, 2, reader, &[(grant.shard, 1)], &[]).unwrap();
     }
-    assert!(objects.poll_grants().is_empty(), "nothing more is fetched from one who goes");
+    assert!(objects.poll_grants().is_empty(), "no further fetch from a leaving member");
     assert_eq!(objects.release(0, 1, origin, true), Ok(0));
     assert!(matches!(objects.release(0, 1, origin, true), Err(ObjectError::UnknownMember { .. })));
     assert_eq!(
         objects.describe(ObjectName::new("", "a"), None).unwrap().1,
         10 - grants.len() as u32,
-        "shards that are nowhere"
+        "shards without a source"
     );
 }
 

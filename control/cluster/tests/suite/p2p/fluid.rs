@@ -287,7 +287,7 @@ impl Fluid {
         if !self.peers[&source].alive {
             return self.at(self.latency_ns, Event::Reported(receiver, shard, source, false));
         }
-        assert!(self.peers[&source].have.contains(shard), "{source} is to give shard {shard}, which it lacks");
+        assert!(self.peers[&source].have.contains(shard), "source {source} lacks the granted shard {shard}");
         let left = self.spec.layout.place(shard).expect("a shard").bytes as f64;
         let at = self.now_ns as f64;
         self.fetching.insert((receiver, shard), number);

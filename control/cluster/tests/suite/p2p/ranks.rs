@@ -116,7 +116,7 @@ fn spread(ranks: u32, shards: u64) -> SwarmOutcome {
     for rank in 0..ranks {
         fluid.join_rank(LINK, rank, ranks);
     }
-    let done_ns = fluid.run(600 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(600 * SECOND).expect("all ranks are done");
     let sent = |member: &u64| fluid.peers[member].sent_bytes / BYTES as f64;
     let most = fluid.peers.keys().filter(|&&member| member != origin).map(sent).fold(0.0, f64::max);
     let time = done_ns as f64 / binomial(u64::from(ranks), shards);
@@ -146,7 +146,7 @@ fn trouble(what: &str, change: impl FnOnce(&mut Fluid, u64, &[u64]), missing: Op
     let ranks = (0..16).filter(|&rank| Some(rank) != missing);
     let members: Vec<u64> = ranks.map(|rank| fluid.join_rank(LINK, rank, 16)).collect();
     change(&mut fluid, origin, &members);
-    let done_ns = fluid.run(120 * SECOND).expect("everybody else is done");
+    let done_ns = fluid.run(120 * SECOND).expect("all other ranks are done");
     let times = done_ns as f64 / ALONE_NS;
     println!(
         "{what}: {times:.3} x the fluid bound, the origin sent {:.3}",
@@ -180,7 +180,7 @@ fn slow_rank_is_left() {
     for rank in 0..16 {
         fluid.join_rank(if rank == 7 { slow } else { LINK }, rank, 16);
     }
-    let done_ns = fluid.run(120 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(120 * SECOND).expect("all ranks are done");
     println!("a rank sends slowly: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
     assert!(done_ns as f64 <= 3.0 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
@@ -196,7 +196,7 @@ fn only_followers_of_a_source_are_believed_about_it() {
     for rank in 0..4 {
         fluid.join_rank(LINK, rank, 4);
     }
-    fluid.run(60 * SECOND).expect("everybody is done");
+    fluid.run(60 * SECOND).expect("all ranks are done");
     let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).unwrap();
     let excluded: Vec<u64> = rows.iter().filter(|row| !row.excluded.is_empty()).map(|row| row.member).collect();
     assert_eq!((excluded, lost), (vec![bad], 0));

@@ -37,7 +37,7 @@ fn spread(receivers: u64, shards: u64, seed: u64) -> SwarmOutcome {
     for _ in 0..receivers {
         fluid.join(LINK, false, nowhere());
     }
-    let done_ns = fluid.run(600 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(600 * SECOND).expect("all members are done");
     let sent = |member: &u64| fluid.peers[member].sent_bytes / BYTES as f64;
     let most = fluid.peers.keys().filter(|&&member| member != origin).map(sent).fold(0.0, f64::max);
     let found = SwarmOutcome { time: done_ns as f64 / binomial(receivers, shards), egress: sent(&origin), most };
@@ -87,7 +87,7 @@ fn swarm_completes_without_its_origin() {
     }
     // The origin has sent the whole object once, and a little more.
     fluid.kill_at((1.1 * ALONE_NS) as u64, origin);
-    let done_ns = fluid.run(60 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(60 * SECOND).expect("all members are done");
     assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
 
@@ -97,7 +97,7 @@ fn killed_source_delays_the_others_little() {
     fluid.join(LINK, true, nowhere());
     let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
     fluid.kill_at((0.5 * ALONE_NS) as u64, members[3]);
-    let done_ns = fluid.run(60 * SECOND).expect("everybody else is done");
+    let done_ns = fluid.run(60 * SECOND).expect("all other members are done");
     println!("a peer is killed: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
     assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
@@ -109,7 +109,7 @@ fn stopped_host_delays_the_others_little() {
     fluid.join(LINK, true, nowhere());
     let members: Vec<u64> = (0..16).map(|_| fluid.join(LINK, false, nowhere())).collect();
     fluid.freeze_at((0.5 * ALONE_NS) as u64, members[3]);
-    let done_ns = fluid.run(60 * SECOND).expect("everybody else is done");
+    let done_ns = fluid.run(60 * SECOND).expect("all other members are done");
     println!("a host stops: {:.3} x the fluid bound", done_ns as f64 / ALONE_NS);
     assert!(done_ns as f64 <= 1.3 * ALONE_NS, "{:.3} x the bound", done_ns as f64 / ALONE_NS);
 }
@@ -121,7 +121,7 @@ fn rate_limits_hold() {
     for _ in 0..4 {
         fluid.join(LINK, false, nowhere());
     }
-    let done_ns = fluid.run(60 * SECOND).expect("everybody is done") as f64;
+    let done_ns = fluid.run(60 * SECOND).expect("all members are done") as f64;
     let (least, most) = (1.9 * ALONE_NS, 2.4 * ALONE_NS);
     assert!((least..most).contains(&done_ns), "{:.3} x the bound at twice its time", done_ns / ALONE_NS);
     assert!(fluid.peers[&origin].sent_bytes <= 1.1 * BYTES as f64);
@@ -136,7 +136,7 @@ fn slow_member_does_not_delay_the_others() {
         if slow {
             fluid.join(Link { up: RATE / 10.0, down: RATE / 10.0 }, false, nowhere());
         }
-        fluid.run(120 * SECOND).expect("everybody is done");
+        fluid.run(120 * SECOND).expect("all members are done");
         members.iter().map(|member| fluid.peers[member].done_ns.expect("done")).max().expect("somebody")
     };
     let (without, with) = (time(false) as f64, time(true) as f64);
@@ -152,7 +152,7 @@ fn late_receiver_fetches_from_all_members() {
         fluid.join(LINK, false, nowhere());
     }
     fluid.join_at(10 * SECOND, LINK);
-    let done_ns = fluid.run(60 * SECOND).expect("everybody is done");
+    let done_ns = fluid.run(60 * SECOND).expect("all members are done");
     let took = (done_ns - 10 * SECOND) as f64;
     assert!(took <= 1.2 * ALONE_NS, "{:.3} x its own link", took / ALONE_NS);
 }
@@ -166,7 +166,7 @@ fn corrupt_source_is_excluded() {
     for _ in 0..4 {
         fluid.join(LINK, false, nowhere());
     }
-    fluid.run(60 * SECOND).expect("everybody is done");
+    fluid.run(60 * SECOND).expect("all members are done");
     let (rows, lost) = fluid.objects.describe(ObjectName::new("", "o"), Some(1)).expect("there");
     let row = rows.iter().find(|row| row.member == bad).expect("a member");
     assert!(row.excluded.contains("does not match its hash"), "{}", row.excluded);
@@ -184,7 +184,7 @@ fn a_host_fetches_once() {
             fluid.join(LINK, false, place(host));
         }
     }
-    fluid.run(60 * SECOND).expect("everybody is done");
+    fluid.run(60 * SECOND).expect("all members are done");
     assert!(fluid.peers[&origin].sent_bytes <= 1.3 * BYTES as f64);
     assert!(fluid.crossed <= 2.1 * BYTES as f64, "{} x the object came to two hosts", fluid.crossed / BYTES as f64);
 }

@@ -37,7 +37,7 @@ pub(crate) fn config() -> ClusterConfig {
 }
 
 pub(crate) fn records(store: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<Record> {
-    store.values().map(|bytes| Record::decode(bytes).expect("what was encoded is decoded")).collect()
+    store.values().map(|bytes| Record::decode(bytes).expect("records round trip")).collect()
 }
 
 impl Driver {
@@ -82,7 +82,7 @@ impl Driver {
                 Output::MemberLost { node, incarnation } => self.lost.push((node.0, incarnation.0)),
                 Output::MapChanged(map) => {
                     epochs += 1;
-                    assert_eq!(map.epoch.0, self.published.epoch.0 + 1, "each epoch is one after the last");
+                    assert_eq!(map.epoch.0, self.published.epoch.0 + 1, "epochs grow by one");
                     let waits = |view: MemberView<'_>| {
                         let wants = view.state != MemberState::Draining && view.member.weight > 0;
                         view.state.in_map() && view.shared != wants
@@ -91,7 +91,7 @@ impl Driver {
                     assert!(probes || map.members != self.published.members, "an epoch needs a change");
                     assert_eq!(map.validate(), Ok(()));
                     let durable = Cluster::new(self.cluster.config().clone(), records(&self.store), 0).unwrap();
-                    assert_eq!(durable.map(), &map, "what is published is durable before");
+                    assert_eq!(durable.map(), &map, "a map is durable before it is published");
                     self.published = map;
                 }
             }
