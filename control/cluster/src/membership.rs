@@ -112,7 +112,7 @@ impl Membership {
         &self.maps
     }
 
-    /// Effects of the call in progress.
+    /// Returns the effects of the call in progress.
     pub(crate) const fn effects(&mut self) -> &mut Effects {
         &mut self.effects
     }

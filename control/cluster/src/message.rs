@@ -196,7 +196,7 @@ pub enum Output {
         /// Changes, in order.
         changes: Vec<Change>,
     },
-    /// A member was silent beyond its deadline: requests that wait for it should fail.
+    /// A member is dead and was expelled: requests that wait for it should fail.
     MemberLost { node: NodeId, incarnation: Incarnation },
     /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats the last published map; each later
     /// one has a greater epoch.

@@ -34,7 +34,7 @@ impl Effects {
         self.changes.push(Change::Remove(key));
     }
 
-    /// Notes that a member is lost: it was silent beyond its deadline.
+    /// Notes that a member is lost: its silence or its ports prove that it is dead.
     pub(super) fn lose(&mut self, lost: NodeIncarnation) {
         self.lost.push(lost);
     }

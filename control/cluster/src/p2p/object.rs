@@ -196,7 +196,7 @@ pub enum ObjectError {
     UnknownMember { member: u64 },
     /// A limit is reached.
     Limit {
-        /// Objects that are limited.
+        /// Limited items.
         what: &'static str,
         /// Value of the limit.
         most: usize,

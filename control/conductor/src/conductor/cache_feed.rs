@@ -111,7 +111,7 @@ pub(super) enum BatchOutcome {
 pub(super) struct CacheFeed {
     /// Number of the next batch of events; none while nothing is known of the cache.
     next: Option<u64>,
-    /// True while the index may lack blocks of this cache.
+    /// True while the cache is not completely known: batches are missing, or it was never reported in full.
     degraded: bool,
     /// True once the cache was reported or followed.
     reported: bool,
@@ -152,7 +152,7 @@ impl CacheFeed {
         self.alien
     }
 
-    /// Returns true if the index may lack blocks of the cache.
+    /// Returns true if the cache is not, or may not be, completely known.
     pub(super) const fn is_incomplete(&self) -> bool {
         self.degraded || self.away
     }

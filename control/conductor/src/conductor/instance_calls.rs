@@ -198,7 +198,7 @@ impl Conductor {
         durable
     }
 
-    /// True while [`Self::take_durable`] has changes to return.
+    /// Returns true while [`Self::take_durable`] has changes to return.
     #[must_use]
     pub fn has_durable(&self) -> bool {
         self.placement_changed || self.instances.has_changed()

@@ -441,7 +441,7 @@ impl InstanceRegistry {
         }
     }
 
-    /// Returns the instances of a pool whose caches the index may not know completely.
+    /// Returns the instances of a pool whose caches are not completely known.
     pub(super) fn unknown_in(&self, pool: u32) -> impl Iterator<Item = &Arc<str>> {
         let unknown = move |known: &Instance| {
             known.pool == pool && known.numbers.prefill.is_some() && known.cache.is_incomplete()

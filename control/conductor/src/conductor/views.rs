@@ -49,7 +49,7 @@ pub struct PrefixHolding {
     pub dram_tokens: u32,
     /// Tokens on its GPU, in its memory or on its SSD.
     pub ssd_tokens: u32,
-    /// True if the index may lack blocks of its cache.
+    /// True if its cache is not completely known.
     pub degraded: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct InstanceRow {
     pub doubted: bool,
     /// True while an operator holds it.
     pub held: bool,
-    /// True if the index may lack blocks of its cache.
+    /// True if its cache is not completely known.
     pub degraded: bool,
     /// Number of prefills booked there.
     pub prefills: u32,
