@@ -297,7 +297,7 @@ impl Client {
             Err(_) => {
                 let waited = shared.limits.connect_deadline.as_secs_f64();
                 return Err(unreachable(format!(
-                    "no answer within {waited:.1} s: check that it is running and that UDP packets reach it"
+                    "no answer within {waited:.1} s: check that it is running and reachable over UDP"
                 )));
             }
         };

@@ -44,9 +44,7 @@ pub trait Message: Encode + Decode<()> {
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum CodecError {
     /// Fewer bytes than a header.
-    Short {
-        bytes: usize,
-    },
+    Short { bytes: usize },
     /// The first bytes are not [`MAGIC`].
     Magic([u8; 4]),
     /// A frame of another version.
@@ -54,11 +52,7 @@ pub enum CodecError {
     /// A kind that is unknown or not expected here.
     Kind(u16),
     /// The body is, or would be, above its limit.
-    TooLarge {
-        kind: u16,
-        bytes: usize,
-        limit_bytes: usize,
-    },
+    TooLarge { kind: u16, bytes: usize, limit_bytes: usize },
     /// The frame holds more or fewer bytes than its header says, or than its body needs.
     Length {
         kind: u16,

@@ -115,25 +115,13 @@ pub enum CallError {
         reason: String,
     },
     /// No connection could be made. The next attempt backs off for longer.
-    Unreachable {
-        address: SocketAddr,
-        reason: String,
-    },
+    Unreachable { address: SocketAddr, reason: String },
     /// The reply did not arrive in time; whether the call took effect is unknown.
-    Deadline {
-        address: SocketAddr,
-        waited: Duration,
-    },
+    Deadline { address: SocketAddr, waited: Duration },
     /// The connection broke after the request was sent; whether the call took effect is unknown.
-    Lost {
-        address: SocketAddr,
-        reason: String,
-    },
+    Lost { address: SocketAddr, reason: String },
     /// The reply is not a valid message of the expected kind.
-    BadReply {
-        address: SocketAddr,
-        error: CodecError,
-    },
+    BadReply { address: SocketAddr, error: CodecError },
     /// The request is above its size limit and was not sent.
     BadRequest(CodecError),
 }
@@ -297,7 +285,7 @@ pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, esta
         (None, ConnectionError::ApplicationClosed(frame)) => {
             String::from_utf8_lossy(&frame.reason).chars().take(REASON_BYTES).collect()
         }
-        (None, ConnectionError::TimedOut) => "no answer: check that it is running and that UDP packets reach it".to_owned(),
+        (None, ConnectionError::TimedOut) => "no answer: check that it is running and reachable over UDP".to_owned(),
         (None, _) => error.to_string(),
     };
     match error {

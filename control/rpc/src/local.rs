@@ -88,15 +88,9 @@ pub enum LocalError {
         path: PathBuf,
     },
     /// The file is left over from a process that has ended.
-    Stale {
-        cluster: ClusterName,
-        path: PathBuf,
-    },
+    Stale { cluster: ClusterName, path: PathBuf },
     /// The file is not in the format of this version.
-    Malformed {
-        path: PathBuf,
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
 }
 
 impl fmt::Display for LocalError {

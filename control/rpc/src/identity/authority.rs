@@ -56,7 +56,7 @@ impl Grant {
         match (self.role, &self.scope) {
             (_, Scope::Any) | (Role::Node, Scope::Node(_)) => Ok(()),
             (Role::Client, Scope::Tenant(name)) => Scope::tenant(name).map(|_| ()),
-            (role, scope) => Err(IdentityError::Issue(format!("a certificate of role {role} cannot be bound to {scope}"))),
+            (role, scope) => Err(IdentityError::Issue(format!("role {role} cannot be bound to {scope}"))),
         }
     }
 }

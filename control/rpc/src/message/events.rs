@@ -33,9 +33,7 @@ pub struct NodeOrder {
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Order {
     /// Report the locations of these objects, named by their digests; at most [`OBJECTS_PER_ORDER`].
-    Find {
-        digests: Vec<u128>,
-    },
+    Find { digests: Vec<u128> },
     /// Report events from now on, or stop. The node sends no answer.
     Follow {
         /// Most events that each shard buffers until they are reported; 0 stops the reports.
@@ -45,9 +43,7 @@ pub enum Order {
     },
     /// Replicate these objects to the replica owners of their slots, and report the progress
     /// ([`AnswerCopies`](crate::message::AnswerCopies)); at most [`OBJECTS_PER_ORDER`].
-    Copy {
-        digests: Vec<u128>,
-    },
+    Copy { digests: Vec<u128> },
 }
 
 /// The answer to [`Order::Find`].

@@ -7,10 +7,7 @@ use std::net::SocketAddr;
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Owner {
     /// One incarnation of a member; its segments live as long.
-    Node {
-        node: u64,
-        incarnation: u64,
-    },
+    Node { node: u64, incarnation: u64 },
     /// A client that is not a member; it renews its segments.
     Client {
         /// Random number that the client drew at its start.
