@@ -1,7 +1,7 @@
 //! Messages about objects: events of a node's shards, and lookups of single objects.
 //!
 //! A node watches for orders over a stream that it opened itself, so that an order reaches it in half a round trip and
-//! nobody has to connect to the node. It reports events only after an order to do so. Events of a shard are numbered
+//! no process connects to the node. It reports events only after an order to do so. Events of a shard are numbered
 //! without gaps. After a loss, the report counts the missing events and a snapshot follows: every present object, as if
 //! it had just been stored, in one or more reports, and after it the events from the number that was next before the
 //! snapshot began.
