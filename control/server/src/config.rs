@@ -115,17 +115,11 @@ pub enum StartError {
     /// Events would be readable from other hosts.
     EventsNotLoopback(SocketAddr),
     /// Events cannot be published.
-    EventsListen {
-        address: SocketAddr,
-        source: io::Error,
-    },
+    EventsListen { address: SocketAddr, source: io::Error },
     /// A metadata server is configured without HTTP.
     MetadataWithoutHttp,
     /// HTTP cannot listen.
-    HttpListen {
-        address: SocketAddr,
-        source: io::Error,
-    },
+    HttpListen { address: SocketAddr, source: io::Error },
     /// The identities could not be published for local processes.
     Publish(LocalError),
     /// The thread or its runtime could not be started.
@@ -138,7 +132,7 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TicketKeys(path) => {
-                write!(f, "{} is damaged: remove it; clients and nodes then get new tickets by themselves", path.display())
+                write!(f, "{} is damaged: remove it; clients and nodes then get new tickets", path.display())
             }
             Self::TicketTime(path) => write!(
                 f,
@@ -156,8 +150,8 @@ impl fmt::Display for StartError {
             Self::Serve(error) => error.fmt(f),
             Self::HttpNotLoopback(address) => write!(
                 f,
-                "HTTP on {address} would be reachable from other hosts without authentication: use a loopback address, or \
-                 give a file with a token that requests must carry (--http-token-file)"
+                "HTTP on {address} would be reachable from other hosts without authentication: use a loopback address, \
+                 or give a file with a token that requests must carry (--http-token-file)"
             ),
             Self::EventsNotLoopback(address) => write!(
                 f,

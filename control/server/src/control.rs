@@ -245,11 +245,7 @@ impl Control {
                 Output::BeganEmpty => self.begin_empty(),
                 // Nodes and clients learn of the loss from the map; the counters count it.
                 Output::MemberLost { node, incarnation } => {
-                    tracing::warn!(
-                        node = node.0,
-                        incarnation = incarnation.0,
-                        "expelled a dead member"
-                    );
+                    tracing::warn!(node = node.0, incarnation = incarnation.0, "expelled a dead member");
                 }
             }
         }

@@ -38,10 +38,7 @@ pub enum StoreError {
         found: u64,
     },
     /// A record is damaged.
-    Record {
-        path: PathBuf,
-        reason: String,
-    },
+    Record { path: PathBuf, reason: String },
     /// Reading or writing failed.
     Database {
         path: PathBuf,

@@ -162,7 +162,7 @@ impl Tickets {
         let outcome = self.reserve(now_ns);
         let stood = core::mem::replace(&mut self.stands, outcome.is_err());
         match outcome {
-            Err(reason) if !stood => tracing::error!("the epoch time cannot be made durable and stands still: {reason}"),
+            Err(reason) if !stood => tracing::error!("the epoch time cannot be saved and stands still: {reason}"),
             Ok(()) if stood => tracing::info!("the epoch time advances again"),
             _ => {}
         }

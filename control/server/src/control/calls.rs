@@ -252,7 +252,7 @@ impl Service for Control {
         let mut core = self.core()?;
         let shards = core.check_incarnation(call.node, call.incarnation)?;
         if usize::from(call.shard.shard) >= shards {
-            let reason = format!("node {} has {shards} shards, and its report names shard {}", call.node, call.shard.shard);
+            let reason = format!("node {} has {shards} shards, and reports shard {}", call.node, call.shard.shard);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         core.shards.report(call, now_ns);

@@ -227,7 +227,7 @@ async fn accept(
     }
 }
 
-/// Publishes events for as long as there are subscribers.
+/// Publishes events while there are subscribers.
 async fn publish(
     control: Arc<Control>,
     backend: String,

@@ -92,7 +92,7 @@ impl Follow {
                 Ok(number)
             }
             Err(mpsc::error::TrySendError::Full(_)) => {
-                Err(Refusal::new(RefusalCode::LimitReached, format!("{ORDERS} orders are queued for node {node} already")))
+                Err(Refusal::new(RefusalCode::LimitReached, format!("{ORDERS} orders for node {node} are queued")))
             }
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 self.lines.remove(&node);
@@ -106,10 +106,7 @@ impl Follow {
         // Drops the lookups whose requester has given up.
         self.questions.retain(|_, (_, question)| !question.is_closed());
         if self.questions.len() >= QUESTIONS {
-            return Err(Refusal::new(
-                RefusalCode::LimitReached,
-                format!("{QUESTIONS} lookups are in flight already"),
-            ));
+            return Err(Refusal::new(RefusalCode::LimitReached, format!("{QUESTIONS} lookups are in flight already")));
         }
         let number = self.send(node, &Order::Find { digests })?;
         let (answer, receiver) = oneshot::channel();

@@ -63,7 +63,7 @@ impl Control {
         let SyncTenants { node, incarnation, shard, pool_bytes, uses } = call;
         let shards = self.check_member(node, incarnation)?;
         if uses.len() > USES_MOST || usize::from(shard) >= shards {
-            let reason = format!("node {node} has {shards} shards, and its report names shard {shard}, or too many tenants");
+            let reason = format!("node {node} has {shards} shards, and reports shard {shard}, or too many tenants");
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         let uses = uses.into_iter().map(|one| ShardUse {

@@ -238,8 +238,8 @@ impl ControlProcess {
                     self.role.send_replace(Role::Leads);
                     tracing::info!(turn = led.turn, records = led.records.len(), "became the leader");
                     tokio::select! {
-                        reason = self.lead(&control) => tracing::warn!(turn = led.turn, "is no longer the leader: {reason}"),
-                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "is no longer the leader"),
+                        reason = self.lead(&control) => tracing::warn!(turn = led.turn, "lost leadership: {reason}"),
+                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "lost leadership"),
                     }
                 }
                 // The turn ended at once.

@@ -71,7 +71,7 @@ fn requests_and_answers_are_as_stock_servers_have_them() {
         (
             "POST /metadata?key=a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
             "405",
-            "there are GET, PUT and DELETE\n",
+            "only GET, PUT and DELETE are served here\n",
         ),
         ("DELETE /metadata?key=a%2Fb HTTP/1.1\r\nHost: a\r\n\r\n", "200", "metadata deleted"),
         ("DELETE /metadata?key=a%2Fb HTTP/1.1\r\nHost: a\r\n\r\n", "404", "metadata not found"),

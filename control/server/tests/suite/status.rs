@@ -220,7 +220,7 @@ fn a_browser_shows_it_and_makes_no_markup_of_names() {
     // Instance, its model twice, its address, a hot prefix, a segment.
     assert!(page.matches(&format!(">{shown}<")).count() >= 6, "{page}");
     assert!(!page.contains("<img") && page.matches("<script").count() == 1, "{page}");
-    for part in ["fffffffffffffffe", "16,384, by who owns them", ">90.0 %<", "4.00 KiB of 8.00 KiB", ">66.7 %<"] {
+    for part in ["fffffffffffffffe", "16,384, by owner in epoch", ">90.0 %<", "4.00 KiB of 8.00 KiB", ">66.7 %<"] {
         assert!(page.contains(part), "{part} in {page}");
     }
     assert!(page.contains("id=\"trouble\" class=\"trouble\" role=\"status\" hidden=\"\""), "{page}");

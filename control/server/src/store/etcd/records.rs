@@ -256,7 +256,8 @@ fn sort(entries: &[Entry], base: usize) -> Result<StoredRecords, String> {
                             "it has format {format:?}, this program reads {FORMAT}: use the version that wrote it"
                         ));
                     }
-                    let id = u64::from_str_radix(id, 16).map_err(|_| format!("{id:?} is not the identity of a state"))?;
+                    let id =
+                        u64::from_str_radix(id, 16).map_err(|_| format!("{id:?} is not the identity of a state"))?;
                     stored.state_id = Some(id);
                 }
                 _ => {}

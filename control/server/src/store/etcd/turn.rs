@@ -34,7 +34,7 @@ struct TurnStart {
 
 /// Reason for the end of a turn, or of a campaign.
 enum Over {
-    /// The thread was told to end by its handle.
+    /// The handle ended the thread.
     Told,
     /// Another control plane is the leader, or etcd is unreachable, as the text says.
     Lost(String),
