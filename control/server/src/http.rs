@@ -185,8 +185,8 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
     }
     let (path, (status, content_type, body)) = match &pages.metadata {
         _ if !permitted => {
-            let what = "this path needs the header Authorization: Bearer with the token of the control plane's token file; \
-                        without a token file only this host is served, by address or as localhost, and no other site's page";
+            let what = "this path needs the header Authorization: Bearer with the token of the token file; without a \
+                        token file it serves only this host, by address or as localhost, and no page of another site";
             ("refused", admin::failure(StatusCode::UNAUTHORIZED, UNAUTHORIZED, what))
         }
         Some(metadata) if request.uri().path() == METADATA => {

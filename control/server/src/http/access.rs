@@ -96,7 +96,7 @@ impl Access {
 
 /// Returns true if a page of another site may have made a browser on this host send the request: one with a foreign
 /// origin, or one whose name was resolved to an address of this host after the page was loaded (DNS rebinding). Host
-/// names with a dot count as rebound, as they cannot be told from names of this host's own network.
+/// names with a dot count as rebound, as they cannot be distinguished from names of this host's own network.
 fn for_another_page(headers: &HeaderMap) -> bool {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());

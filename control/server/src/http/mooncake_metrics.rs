@@ -1,7 +1,7 @@
 //! Metrics under the names of Mooncake's master, so that its dashboards keep working.
 //!
-//! They are served beside kvplane's own metrics, not instead: a name does not always mean the same here, as there is no
-//! master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares that list
+//! They are served beside kvplane's own metrics, not instead: a name does not always mean the same here, since kvplane
+//! has no master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares that list
 //! with this one.
 
 use core::fmt::Write;
@@ -304,12 +304,7 @@ fn segments(text: &mut String, view: &View) {
         let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
         of.map(|shard| shard.used_bytes).sum()
     };
-    family(
-        text,
-        SEGMENT_USED,
-        GAUGE,
-        "Bytes in use of a segment's memory; 0 for a client's, which does not report them.",
-    );
+    family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 for a client's, which reports none.");
     for segment in &view.segments {
         let bytes = if let Owner::Node { node, .. } = segment.owner { used(node) } else { 0 };
         line(text, &format!("{SEGMENT_USED}{{segment=\"{}\"}}", escaped(&segment.name)), bytes);

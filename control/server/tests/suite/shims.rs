@@ -113,7 +113,7 @@ fn bad_bodies_are_refused_with_what_is_wrong() {
         "dp_rank":1}"#;
     for (path, body, status, what) in [
         ("/register", other, "400 Bad Request", "otherwise"),
-        ("/register", "{", "400 Bad Request", "no JSON"),
+        ("/register", "{", "400 Bad Request", "not JSON"),
         ("/register", "[]", "400 Bad Request", "an object"),
         ("/register", r#"{"type":"vLLM"}"#, "400 Bad Request", "instance_id is missing"),
         ("/register", r#"{"type":"Other"}"#, "501 Not Implemented", "not followed"),

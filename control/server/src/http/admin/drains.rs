@@ -6,7 +6,7 @@
 //! | `POST /api/v1/drain_jobs`, body `{"segments": [...]}` | drains the segments' nodes; all of them, or none |
 //! | `GET /api/v1/drain_jobs` | lists the nodes that are drained at present, each as a job |
 //! | `GET /api/v1/drain_jobs/query?job_id=` | reports a job's progress |
-//! | `POST /api/v1/drain_jobs/cancel?job_id=` | ends the drain of its nodes; objects that were imported elsewhere stay there |
+//! | `POST /api/v1/drain_jobs/cancel?job_id=` | ends the drain of its nodes; migrated objects stay where they are |
 //!
 //! Jobs are not stored: a job's id names the incarnations of its nodes, and their state is in the cluster state, which
 //! outlives the control plane. A unit of work is a node.
@@ -119,7 +119,7 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
             }
             Owner::Node { .. } => {}
             Owner::Client { .. } => {
-                return bad(&format!("segment {name:?} belongs to a client, which keeps no objects"));
+                return bad(&format!("segment {name:?} is a client's and holds no objects"));
             }
         }
     }
