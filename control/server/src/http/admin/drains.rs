@@ -118,9 +118,7 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
                 incarnations.push((node, incarnation));
             }
             Owner::Node { .. } => {}
-            Owner::Client { .. } => {
-                return bad(&format!("segment {name:?} is a client's and holds no objects"));
-            }
+            Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's and has no objects")),
         }
     }
     if let Err(refusal) = drain_all(control, &incarnations) {
