@@ -141,7 +141,7 @@ fn new_seat(shard: usize, seat: Option<&Seat>, reason: String) -> ShardSeat {
 
 fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, mut notes: Vec<String>) -> ShardPlan {
     if cores == 1 {
-        notes.push("The only usable physical core is divided between a shard and the rest.".into());
+        notes.push("The only usable physical core is divided between a shard and all other threads.".into());
     }
     let mut housekeeping_cores = usable_cpus;
     for seat in seats {
@@ -150,7 +150,7 @@ fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, 
     let several_nodes = machine.numa_nodes.len() > 1;
     let seat = |(shard, seat): (usize, &Seat)| {
         let node = match seat.numa_node {
-            Some(node) if several_nodes => format!(" of node {node}, whose turn it was"),
+            Some(node) if several_nodes => format!(" of node {node}, as shards alternate over nodes"),
             None if several_nodes => " of an unknown node".to_owned(),
             _ => String::new(),
         };
@@ -177,7 +177,7 @@ fn keep_to_limit(machine: &Machine, usable_cpus: &CpuSet, seats: &mut Vec<Seat>,
     seats.truncate(pollers);
     let (whole, hundredths) = (limit / 1_000, limit % 1_000 / 10);
     notes.push(format!(
-        "The control group allows {whole}.{hundredths:02} CPUs of time: {pollers} may poll, one is kept for the rest."
+        "The control group allows {whole}.{hundredths:02} CPUs of time: {pollers} may poll, one CPU is kept for the rest."
     ));
     true
 }
@@ -248,12 +248,12 @@ fn shard_count(requested: Option<usize>, pinnable: usize, notes: &mut Vec<String
 fn crowded_note(shards: usize, pinnable: usize, cores: usize, limited: bool) -> String {
     let why = match (pinnable, cores) {
         (0, 1..) if limited => "The limit of processor time leaves none to poll with".into(),
-        _ if limited => format!("{shards} shards were asked for, more than may poll"),
+        _ if limited => format!("{shards} shards were requested, more than may poll"),
         (_, 0) => "No usable CPU is known".into(),
         (0, _) => "The only usable CPU is needed for everything else too".into(),
-        (_, 1) => format!("{shards} shards were asked for on one usable physical core"),
+        (_, 1) => format!("{shards} shards were requested on one usable physical core"),
         _ => format!(
-            "{shards} shards were asked for, but only {pinnable} can have a core of their own (of {cores} usable, \
+            "{shards} shards were requested, but only {pinnable} can have a core of their own (of {cores} usable, \
              with one kept for everything else)"
         ),
     };

@@ -20,7 +20,7 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
         several_nodes(machine, &mut notes);
     }
     let silent = machine.numa_nodes.iter().filter(|node| node.memory_bytes.is_none());
-    push(&mut notes, silent.map(|node| format!("node {}", node.id)), "memory size", "the kernel hides it");
+    push(&mut notes, silent.map(|node| format!("node {}", node.id)), "memory size", "the kernel does not report it");
     let ports = || machine.rdma_devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let silent = ports().filter(|(_, port)| port.state == PortState::Unknown);
     let silent = silent.map(|(device, port)| format!("{} port {}", device.name, port.number));
@@ -32,14 +32,14 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
     let silent = active().filter(|(_, port)| port.speed_mbps.is_none()).map(name);
     push(&mut notes, silent, "port speed", "measured once in use");
     let silent = active().filter(|(_, port)| port.active_mtu_bytes.is_none()).map(name);
-    push(&mut notes, silent, "active MTU", "verbs tell when the device is opened");
+    push(&mut notes, silent, "active MTU", "known once the device is opened");
     notes
 }
 
 /// Adds the unknown values that matter only if there are several nodes.
 fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     let cpus = machine.cores.iter().filter(|core| core.numa_node.is_none());
-    push(notes, cpus.map(|core| format!("CPU {}", core.id)), "NUMA node", "planned for last");
+    push(notes, cpus.map(|core| format!("CPU {}", core.id)), "NUMA node", "used last");
     let mut devices: Vec<String> = Vec::new();
     let hardware = machine.nics.iter().filter(|nic| nic.pci.is_some() && nic.numa_node.is_none());
     devices.extend(hardware.map(|nic| nic.name.clone()));

@@ -62,7 +62,7 @@ pub(super) fn tier_of(row: &Row, rail: &str) -> Option<usize> {
 /// Formats the reasons for each shard's placement and for each tier, in lines that end with a line feed.
 #[must_use]
 pub fn why(plan: &ShardPlan, matrix: &RailMatrix) -> String {
-    let mut out = String::from("why the shards sit where they do\n");
+    let mut out = String::from("reasons for the placement of shards\n");
     for seat in &plan.shards {
         out.push_str(&format!("  shard {}: {}\n", seat.shard, printable(&seat.reason)));
     }
@@ -70,7 +70,7 @@ pub fn why(plan: &ShardPlan, matrix: &RailMatrix) -> String {
         out.push_str(&format!("  {}\n", printable(note)));
     }
     if !matrix.rails.is_empty() {
-        out.push_str("why the rails stand where they do\n");
+        out.push_str("reasons for the tiers of rails\n");
     }
     for row in matrix.rows.iter().filter(|row| !row.tiers.is_empty()) {
         out.push_str(&format!("  {}\n", row.location));

@@ -204,7 +204,7 @@ fn reason(seat: &ShardSeat) -> String {
     let list = |shares: &[QueueShare]| {
         let one = |share: &QueueShare| {
             let far = match (share.numa_node, seat.numa_node) {
-                (None, _) => " (on no known node)".to_owned(),
+                (None, _) => " (node unknown)".to_owned(),
                 (Some(there), Some(here)) if here != there => format!(" (on node {there})"),
                 _ => String::new(),
             };
@@ -214,10 +214,10 @@ fn reason(seat: &ShardSeat) -> String {
     };
     let mut out = String::new();
     if !seat.nics.is_empty() {
-        out.push_str(&format!(" NICs dealt to it: {}.", list(&seat.nics)));
+        out.push_str(&format!(" NICs assigned to it: {}.", list(&seat.nics)));
     }
     if !seat.drives.is_empty() {
-        out.push_str(&format!(" Drives dealt to it: {}.", list(&seat.drives)));
+        out.push_str(&format!(" Drives assigned to it: {}.", list(&seat.drives)));
     }
     out
 }

@@ -92,7 +92,7 @@ impl fmt::Display for MatrixError {
             ),
             Self::UnknownNic { location, nic, known } => write!(
                 f,
-                "row {location:?} of the matrix names the RDMA device {nic:?}, which is not there; there are: {}",
+                "row {location:?} of the matrix names the RDMA device {nic:?}, which this machine does not have; it has: {}",
                 list(known)
             ),
             Self::UnusableNic { location, nic, reason } => {

@@ -39,7 +39,7 @@ pub(super) fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
     }
     for gpu in machine.gpus.iter().filter(|gpu| !gpu.usable()) {
         notes.push(format!(
-            "GPU {} is given to a virtual machine (vfio-pci): it is no location here.",
+            "GPU {} is given to a virtual machine (vfio-pci): it is not a memory location here.",
             gpu.pci.function
         ));
     }

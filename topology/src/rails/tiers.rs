@@ -118,7 +118,7 @@ fn reason(matrix: &RailMatrix, place: &Place<'_>, rank: Rank, distance: Option<u
         },
         Nearness::SameRootComplex => format!("below the root complex of {location}, by another root port"),
         Nearness::SameNode => format!("on {node}, where {location} is"),
-        Nearness::NodeUnknown => format!("the kernel does not say how near to {location}"),
+        Nearness::NodeUnknown => format!("the kernel does not report the distance to {location}"),
         Nearness::OtherNode => {
             let mut nodes: Vec<String> =
                 rails.iter().filter_map(|rail| rail.numa_node).map(|n| n.to_string()).collect();

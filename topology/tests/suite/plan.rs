@@ -82,7 +82,7 @@ fn more_shards_than_cores_are_not_pinned() {
     assert_eq!(cores_of(&plan), [None; 4]);
     assert_eq!(plan.housekeeping_cores.len(), 8);
     assert!(plan.must_park_at_once());
-    assert!(plan.notes[0].contains("4 shards were asked for, but only 3"), "{:?}", plan.notes);
+    assert!(plan.notes[0].contains("4 shards were requested, but only 3"), "{:?}", plan.notes);
 }
 
 #[test]

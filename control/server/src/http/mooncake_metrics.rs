@@ -1,8 +1,8 @@
 //! Metrics under the names of Mooncake's master, so that its dashboards keep working.
 //!
 //! They are served beside kvplane's own metrics, not instead: a name does not always mean the same here, since kvplane
-//! has no master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares that
-//! list with this one.
+//! has no master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares
+//! that list with this one.
 
 use core::fmt::Write;
 
