@@ -177,7 +177,7 @@ fn keep_to_limit(machine: &Machine, usable_cpus: &CpuSet, seats: &mut Vec<Seat>,
     seats.truncate(pollers);
     let (whole, hundredths) = (limit / 1_000, limit % 1_000 / 10);
     notes.push(format!(
-        "The control group allows {whole}.{hundredths:02} CPUs of time: {pollers} may poll, one CPU is kept for the rest."
+        "The control group allows {whole}.{hundredths:02} CPUs of time: {pollers} may poll, one is kept for the rest."
     ));
     true
 }

@@ -92,7 +92,7 @@ impl fmt::Display for MatrixError {
             ),
             Self::UnknownNic { location, nic, known } => write!(
                 f,
-                "row {location:?} of the matrix names the RDMA device {nic:?}, which this machine does not have; it has: {}",
+                "row {location:?} of the matrix names the RDMA device {nic:?}, which this machine lacks; it has: {}",
                 list(known)
             ),
             Self::UnusableNic { location, nic, reason } => {

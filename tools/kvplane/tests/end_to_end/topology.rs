@@ -51,7 +51,7 @@ fn a_saved_machine_is_drawn_and_its_matrix_checked() {
         (
             "gone",
             r#"{"cpu:0": [["mlx5_12"], []]}"#,
-            ["\"mlx5_12\", which this machine does not have", "mlx5_10, mlx5_11 (not usable)"],
+            ["\"mlx5_12\", which this machine lacks", "mlx5_10, mlx5_11 (not usable)"],
         ),
         ("down", r#"{"cpu:0": [["mlx5_11"], []]}"#, ["no active port", "cable"]),
         ("where", r#"{"cuda:8": [["mlx5_0"], []]}"#, ["\"cuda:8\"", "cuda:7"]),
