@@ -446,7 +446,7 @@ pub struct MemberStatus {
     pub version: String,
     /// Bytes that the node reported to contribute.
     pub capacity_bytes: u64,
-    /// Time since the member's last message, in nanoseconds; none since the control plane's start.
+    /// Time since the member's last message, in nanoseconds; none if it sent none since the control plane's start.
     pub silent_ns: Option<u64>,
     /// Load in the last heartbeat.
     pub load: Option<Load>,

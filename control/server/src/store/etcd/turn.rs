@@ -240,7 +240,7 @@ impl Turns {
     fn resign(&self, begun: &TurnStart) {
         let key = self.keys.of(b"leader");
         let same = [Compare::Value(&key, &begun.leader)];
-        // Otherwise a standby takes over after [`SILENCE`](super::SILENCE).
+        // Otherwise a standby takes over after `SILENCE`.
         let _ = self.gateway.transact(&same, &[Operation::Delete(&key)], &[], Instant::now() + CALL);
     }
 }
