@@ -1,4 +1,4 @@
-//! Mooncake's metadata server, asked by our client of such servers and by hand.
+//! Tests of Mooncake's metadata server, with this project's client of such servers and by hand.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn engines_find_each_other() {
     let (_control, http) = start(Some(MetadataLimits::default()));
     let store = store(http);
     let (meta, segment) = (keys::rpc_meta("", "node a:1+é"), keys::segment("blue", "node"));
-    // An engine's daemon, as far as this server can see it.
+    // The port of an engine's daemon, as far as this server can probe it.
     let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = daemon.local_addr().expect("bound").port();
     let value = keys::RpcMeta { host: "127.0.0.1".to_owned(), port }.encode();

@@ -1,6 +1,6 @@
-//! hwloc's XML and the kernel's sysfs are read into the same model.
+//! Tests that hwloc's XML and the kernel's sysfs are read into the same model.
 //!
-//! `machines/cxl.hwloc.xml` is what libhwloc 2.9 wrote of the tree that `cxl.txt` describes.
+//! `machines/cxl.hwloc.xml` was written by libhwloc 2.9 for the tree that `cxl.txt` describes.
 
 use super::{CXL, machine};
 use kvplane_topology::hwloc::{self, HwlocError};
