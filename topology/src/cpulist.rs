@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn errors_name_the_malformed_part() {
         let malformed = |part: &str| Err(CpuListError::Malformed { part: part.into() });
         assert_eq!(parse("0,,2"), malformed(""));
         assert_eq!(parse("0-3:1/2"), malformed("0-3:1/2"));

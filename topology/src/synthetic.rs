@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_text_is_named() {
+    fn errors_name_the_malformed_word() {
         let malformed = |word: &str| Err(SyntheticError::Malformed { word: word.into() });
         assert_eq!(parse("  "), Err(SyntheticError::Empty));
         assert_eq!(parse("numa"), malformed("numa"));

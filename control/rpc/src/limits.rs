@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_hold_together() {
+    fn the_default_limits_are_consistent() {
         assert_eq!(Limits::default().check(), Ok(()));
     }
 

@@ -316,7 +316,7 @@ mod tests {
     use super::lines;
 
     #[test]
-    fn a_name_cannot_feign_a_line() {
+    fn a_name_cannot_fake_a_line() {
         let names = ["plain", "two\nlines", "é"];
         assert_eq!(lines(&names), "plain\ntwo\\nlines\né\n");
     }

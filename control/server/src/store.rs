@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_file_has_its_name_when_it_is_whole_and_is_nobody_elses() {
+    fn a_new_state_file_appears_complete_and_locked() {
         let directory = std::env::temp_dir().join(format!("kvplane-state-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("a directory");
         let path = directory.join("state.redb");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_make_it_at_once_one_has_it() {
+    fn of_concurrent_creators_of_a_state_file_one_succeeds() {
         let directory = std::env::temp_dir().join(format!("kvplane-states-{}", std::process::id()));
         fs::create_dir_all(&directory).expect("a directory");
         for round in 0..10 {

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumped_between_two_starts_moves_no_ticket_time() {
+    fn epoch_time_does_not_follow_jumps_of_the_hosts_clock() {
         let directory = directory("ticket-time");
         let mut last = open(&directory, 1_000_000).now();
         assert!((1_000_000..1_000_010).contains(&last), "the first of all is the host's");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_cannot_be_kept_stands_still_and_goes_on_after_it() {
+    fn epoch_time_stands_still_while_it_cannot_be_made_durable() {
         let directory = directory("ticket-time-stands");
         let mut tickets = open(&directory, 500);
         let before = tickets.now();

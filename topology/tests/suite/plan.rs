@@ -109,7 +109,7 @@ fn housekeeping_spares_the_only_core_of_a_node() {
 }
 
 #[test]
-fn a_wish_out_of_range_is_bounded_and_said() {
+fn a_request_out_of_range_is_bounded_with_a_note() {
     let machine = machine("core:4");
     for (wish, got) in [(0, 1), (usize::MAX, MAX_SHARDS)] {
         let plan = plan(&machine, Some(wish));

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_have_all_the_room_that_the_kernel_allows() {
+    fn socket_buffers_have_the_largest_size_that_the_kernel_allows() {
         let socket = bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let state = UdpSocketState::new(UdpSockRef::from(&socket)).expect("options");
         let has = state.recv_buffer_size(UdpSockRef::from(&socket)).expect("a size");

@@ -27,7 +27,7 @@ fn valid(role: Role, from: SystemTime, to: SystemTime) -> Grant {
 }
 
 #[test]
-fn a_certificate_counts_only_in_its_time() {
+fn a_certificate_is_valid_only_between_its_dates() {
     run(async {
         let rig = Rig::start().await;
         let now = SystemTime::now();
@@ -43,7 +43,7 @@ fn a_certificate_counts_only_in_its_time() {
 }
 
 #[test]
-fn a_certificate_that_ends_meanwhile_ends_its_connection() {
+fn a_certificate_that_expires_closes_its_connection() {
     run(async {
         let rig = Rig::start().await;
         let now = SystemTime::now();
@@ -62,7 +62,7 @@ fn a_certificate_that_ends_meanwhile_ends_its_connection() {
 }
 
 #[test]
-fn a_certificate_that_somebody_made_for_himself_is_refused() {
+fn a_self_signed_certificate_is_rejected() {
     run(async {
         let rig = Rig::start().await;
         let key = rcgen::KeyPair::generate().unwrap();
@@ -138,7 +138,7 @@ fn a_node_speaks_for_itself_only() {
 }
 
 #[test]
-fn a_grant_that_makes_no_sense_is_refused() {
+fn an_invalid_grant_is_rejected() {
     let authority = Authority::generate(&cluster()).unwrap();
     for (role, scope) in [
         (Role::Client, Scope::Node(1)),
@@ -153,7 +153,7 @@ fn a_grant_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn an_authority_is_replaced_while_everybody_goes_on() {
+fn an_authority_is_rotated_under_load() {
     run(async {
         let scratch = Scratch::new();
         let old = Authority::load_or_generate(scratch.path(), &cluster()).unwrap();

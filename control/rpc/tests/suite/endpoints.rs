@@ -151,7 +151,7 @@ fn no_certificate_and_other_versions_are_counted_and_others_are_served() {
 }
 
 #[test]
-fn bad_frames_cost_the_connection_and_nobody_elses() {
+fn an_invalid_frame_closes_only_its_own_connection() {
     run(async {
         let rig = Rig::start().await;
         let bystander = rig.client(Role::Client).await;
@@ -237,7 +237,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn nobody_at_the_address_is_an_error_by_the_deadline() {
+fn an_unreachable_address_is_an_error_by_the_deadline() {
     run(async {
         let rig = Rig::start().await;
         let unused = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -374,7 +374,7 @@ fn a_server_that_vanishes_is_noticed() {
 
 /// A prober sends a request, and does not wait an hour for a sign of the server.
 #[test]
-fn a_server_that_vanishes_is_noticed_by_a_question() {
+fn a_probe_detects_a_server_that_vanished() {
     let hour = Duration::from_secs(3600);
     beside_a_silent_server(
         |limits| Limits { idle_timeout: hour, keep_alive_interval: hour / 4, ..limits },
@@ -390,7 +390,7 @@ fn a_server_that_vanishes_is_noticed_by_a_question() {
 }
 
 #[test]
-fn a_server_that_stands_by_sends_its_callers_away_with_words() {
+fn a_standby_closes_connections_with_the_reason() {
     run(async {
         let rig = Rig::start().await;
         let client = rig.client(Role::Node).await;
@@ -410,7 +410,7 @@ fn a_server_that_stands_by_sends_its_callers_away_with_words() {
 /// A killed control plane sends no close frames. Its successor resets the connections, so that callers wait neither for
 /// the idle timeout nor until a call is overdue.
 #[test]
-fn a_server_that_was_killed_and_started_again_ends_the_connections_of_before() {
+fn a_restarted_server_resets_its_predecessors_connections() {
     let authority = Authority::generate(&cluster()).expect("an authority");
     let hour = Duration::from_secs(3600);
     let limits = Limits { call_deadline: hour, idle_timeout: hour, keep_alive_interval: hour / 4, ..limits() };

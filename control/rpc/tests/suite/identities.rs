@@ -42,7 +42,7 @@ fn cluster_names_are_checked() {
 }
 
 #[test]
-fn a_certificate_tells_the_only_tenant_that_it_is_for() {
+fn a_certificate_names_its_only_tenant() {
     let authority = Authority::generate(&cluster()).unwrap();
     let tenant = |role, scope| {
         let identity = authority.grant(&Grant { scope, ..Grant::of(role) }).unwrap();

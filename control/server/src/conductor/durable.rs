@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_comes_back_as_it_was() {
+    fn records_survive_the_round_trip() {
         let spec = |events| InstanceSpec {
             name: "e".to_owned(),
             incarnation: 7,

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_there_until_it_is_on_no_medium() {
+    fn a_block_is_indexed_until_no_medium_holds_it() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::{Memory, Ssd};
         let mut known = StoreState::default();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_says_which_object_it_is_as_long_as_it_is_there() {
+    fn the_object_of_a_block_is_known_while_the_block_is_stored() {
         use ObjectChange::{Cleared, Removed, Stored};
         use ObjectMedium::Memory;
         let mut known = StoreState::default();

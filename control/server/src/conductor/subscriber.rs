@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_of_somebody() {
+    fn addresses_need_a_host_and_a_port() {
         assert_eq!(address_of("tcp://10.0.0.1:5557"), Some("10.0.0.1:5557"));
         assert_eq!(address_of("host:1"), Some("host:1"));
         for none in ["", "tcp://", "tcp://*:5557", "tcp://host", "tcp://host:0", "tcp://host:99999", "ipc:///tmp/x"] {

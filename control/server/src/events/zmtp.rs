@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn other_peers_are_turned_away() {
+    fn other_peers_are_rejected() {
         let cases: [(&[u8], &str); 3] = [
             (b"GET / HTTP/1.1\r\n", "not a peer"),
             (b"\xff\0\0\0\0\0\0\0\x01\x7f\x01", "a version before"),
@@ -268,7 +268,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_bytes_are_cut(cuts in prop::collection::vec(1usize..40, 1..20)) {
+        fn chunk_boundaries_do_not_matter(cuts in prop::collection::vec(1usize..40, 1..20)) {
             let mut subscription = Vec::new();
             frame(&mut subscription, COMMAND, b"\x09SUBSCRIBE");
             let bytes = subscriber(1, &subscription);

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publisher_is_understood_and_understands() {
+    fn publisher_and_subscriber_understand_each_other() {
         let mut peer = Peer::default();
         assert_eq!(peer.take(&publisher()), Ok(vec![PeerInput::Ready]));
         let long = vec![7; 300];
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_publisher_is_refused() {
+    fn peers_other_than_publishers_are_rejected() {
         let refused = |bytes: &[u8]| Peer::default().take(bytes).expect_err("refused");
         assert_eq!(refused(b"HTTP/1.1 400 Bad Request"), "not a peer of ZMTP");
         let mut old = publisher();
@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_bytes_are_cut(cuts in prop::collection::vec(1usize..40, 1..20)) {
+        fn chunk_boundaries_do_not_matter(cuts in prop::collection::vec(1usize..40, 1..20)) {
             let bytes = [publisher(), message(&[b"", b"12345678", &[3; 200]])].concat();
             let (mut peer, mut heard, mut rest) = (Peer::default(), Vec::new(), &bytes[..]);
             for cut in cuts.into_iter().cycle() {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_from_elsewhere_do_not_ask_through_a_browser_of_this_machine() {
+    fn pages_of_other_sites_cannot_use_a_local_browser() {
         let here = IpAddr::from(Ipv4Addr::LOCALHOST);
         let asked = |host: &str, origin: Option<&str>| {
             let mut headers = HeaderMap::new();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_tokens_are_refused_with_what_is_wrong() {
+    fn invalid_tokens_are_rejected_with_the_reason() {
         assert!(HttpToken::new("short").is_err_and(|what| what.contains("5 bytes")));
         assert!(HttpToken::new("0123456789abcde\u{e9}").is_err_and(|what| what.contains("ASCII")));
         let missing = HttpToken::read(Path::new("/nowhere/token")).expect_err("no such file");

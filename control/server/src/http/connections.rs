@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_ones_give_way_to_who_comes_next_from_the_same_address() {
+    fn an_idle_connection_is_closed_for_a_new_one_of_the_same_address() {
         let connections = Connections::new(LIMITS);
         let start = Instant::now();
         let mut first: Vec<_> = (0..3).map(|_| enter(&connections, host(1), start)).collect();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_ones_of_all_give_way_when_all_places_are_taken() {
+    fn the_oldest_idle_connection_is_closed_when_all_places_are_taken() {
         let connections = Connections::new(LIMITS);
         let start = Instant::now();
         let mut idle: Vec<_> = (0..6).map(|at| enter(&connections, host(1 + at / 3), start)).collect();

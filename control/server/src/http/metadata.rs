@@ -224,7 +224,7 @@ mod tests {
 
     /// A closed port is detected, but not for a client that named another address than its own.
     #[test]
-    fn only_the_address_from_which_a_key_was_put_is_looked_at() {
+    fn only_the_address_that_put_a_key_is_probed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = daemon.local_addr().expect("bound").port();

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn ports_that_refuse_that_answer_and_that_say_nothing_are_told_apart() {
+    async fn refusing_answering_and_silent_ports_are_distinguished() {
         let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
         let (one, other) = (here().await.unwrap(), here().await.unwrap());
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];

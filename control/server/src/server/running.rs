@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_part_that_ends_is_named() {
+    async fn a_background_task_that_ends_is_named() {
         let mut parts = Parts::default();
         parts.spawn("one that lasts", std::future::pending());
         parts.spawn("one with a bug", async { panic!("an attempt to add") });

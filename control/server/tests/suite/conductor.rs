@@ -90,7 +90,7 @@ async fn instances(client: &Client, names: &[&str]) {
 }
 
 #[test]
-fn a_request_goes_to_who_has_its_prefix_and_is_answered_once() {
+fn a_request_is_placed_by_its_prefix_and_a_retry_is_idempotent() {
     let control = start();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
@@ -123,7 +123,7 @@ fn a_request_goes_to_who_has_its_prefix_and_is_answered_once() {
 }
 
 #[test]
-fn operators_take_instances_out_and_change_how_requests_are_placed() {
+fn operators_hold_instances_and_set_the_placement_policy() {
     let control = start();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
@@ -246,7 +246,7 @@ fn a_lost_instances_requests_go_elsewhere() {
 }
 
 #[test]
-fn gaps_are_asked_for_again_over_the_wire() {
+fn gaps_are_replayed_over_the_wire() {
     let control = start();
     run(async {
         let engine = client(control.local(), Role::Client).await;

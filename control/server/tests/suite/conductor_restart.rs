@@ -197,7 +197,7 @@ fn engines_are_known_after_a_kill_and_their_blocks_are_degraded_until_they_were_
 }
 
 #[test]
-fn an_engine_that_published_nothing_yet_is_whole_once_it_says_so() {
+fn an_engine_without_batches_is_complete_after_its_replay() {
     let scratch = Scratch::new();
     let state = scratch.path().join("state");
     run(async {
@@ -288,7 +288,7 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
 }
 
 #[test]
-fn whatever_was_answered_before_a_kill_in_the_middle_is_known_afterwards() {
+fn answered_registrations_survive_a_kill() {
     let scratch = Scratch::new();
     for round in 0..3u64 {
         let state = scratch.path().join(format!("state-{round}"));

@@ -112,7 +112,7 @@ fn map_and_epoch_survive_a_kill() {
 }
 
 #[test]
-fn a_state_that_was_lost_is_gone_on_with_as_members_say() {
+fn a_lost_state_is_adopted_from_members() {
     let scratch = Scratch::new();
     let state = scratch.path().join("state");
     run(async {

@@ -167,7 +167,7 @@ fn a_restarted_engine_is_known_from_its_first_batch_on_and_one_out_of_reach_is_d
 }
 
 #[test]
-fn a_publisher_that_is_none_is_left_alone_and_bad_addresses_are_refused() {
+fn invalid_publishers_are_retried_and_invalid_addresses_rejected() {
     let control = control();
     run(async {
         let router = client(control.local(), Role::Scheduler).await;

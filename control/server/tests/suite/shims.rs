@@ -106,7 +106,7 @@ fn engines_of_any_hash_profile_register() {
 }
 
 #[test]
-fn bad_bodies_are_refused_with_what_is_wrong() {
+fn invalid_bodies_are_rejected_with_the_reason() {
     let (_control, http) = start();
     assert_eq!(register(http, "e0").0, "200 OK");
     let other = r#"{"endpoint":"tcp://127.0.0.1:8","type":"vLLM","modelname":"m","instance_id":"e0","block_size":4,

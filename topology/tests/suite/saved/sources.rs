@@ -65,7 +65,7 @@ fn one_source_completes_the_other() {
 }
 
 #[test]
-fn differences_are_said() {
+fn differences_are_noted() {
     let mut sysfs = machine(CXL);
     sysfs.nics.iter_mut().find(|nic| nic.name == "ens1").unwrap().numa_node = Some(1);
     let merged = merge::merge(from_hwloc(), sysfs);

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_say_which_incarnations_they_are_about() {
+    fn job_ids_encode_their_incarnations() {
         for incarnations in [vec![(7, 3)], vec![(u64::MAX, 0), (1, u64::MAX)]] {
             assert_eq!(incarnations_of(&id_of(&incarnations)), Some(incarnations));
         }
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_is_to_drain_is_a_list_of_names() {
+    fn the_segments_of_a_job_are_a_list_of_names() {
         assert_eq!(segments_of(&json!({ "segments": ["a", "b"], "max_concurrency": 4 })), Ok(vec!["a", "b"]));
         for wrong in [json!({}), json!({ "segments": [] }), json!({ "segments": [7] }), json!({ "segments": "a" })] {
             assert!(segments_of(&wrong).is_err(), "{wrong}");

@@ -23,7 +23,7 @@ fn report(first: u64) -> NodeEvents {
 }
 
 #[test]
-fn nodes_are_followed_as_long_as_somebody_watches() {
+fn nodes_report_events_while_there_are_subscribers() {
     let mut follow = Follow::default();
     let mut early = follow.line(1, 5).expect("a line");
     assert_eq!(order(&mut early), None, "nobody watches");

@@ -52,7 +52,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn only_a_leader_that_was_seen_silent_all_the_time_is_taken_over_from() {
+    fn takeover_needs_continuous_observation_of_a_silent_leader() {
         let mut campaign = Campaign::default();
         assert_eq!(campaign.saw(MS, None), Verdict::Vacant);
         // It rewrites the key.

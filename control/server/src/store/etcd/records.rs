@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_written_down_is_read_back_or_not_at_all() {
+    fn a_stored_batch_is_read_back_completely_or_not_at_all() {
         let changes: Vec<KeyChange> = (0..300u16)
             .map(|n| {
                 let value = (n % 3 != 0).then(|| vec![n as u8; usize::from(n)]);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_sorted_or_refused() {
+    fn stored_keys_are_parsed_or_rejected() {
         let entry = |name: &str, value: &[u8]| Entry {
             key: format!("/k/{name}").into_bytes(),
             value: value.to_vec(),
