@@ -131,7 +131,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
     assert!(other.contains(r#""role":"standby""#) && other.contains(&where_to), "{other}");
     // Who asks the standby alone is told whom to ask.
     let sent = ctl(&cluster.place, &cluster.addresses[1], "people", &["status"]);
-    sent.failed(1, &["stands by", &where_to]);
+    sent.failed(1, &["is a standby", &where_to]);
     let before = cluster.epoch();
 
     // kill -9.
@@ -147,7 +147,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
     // It comes back and stands by; the other is told to end, and gives the lead away.
     let (name, at) = (cluster.name(), cluster.addresses[0].to_string());
     cluster.planes[0] = plane(&cluster.place, &name, &at);
-    cluster.planes[0].wait_for("stands by");
+    cluster.planes[0].wait_for("is a standby");
     let told = Instant::now();
     cluster.planes[1].signal("TERM");
     cluster.wait_for_leader(0);
@@ -158,7 +158,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
     // One that stands still for a while is taken over from, and stands by when it goes on.
     let at = cluster.addresses[1].to_string();
     cluster.planes[1] = plane(&cluster.place, &name, &at);
-    cluster.planes[1].wait_for("stands by");
+    cluster.planes[1].wait_for("is a standby");
     cluster.planes[0].signal("STOP");
     let stopped = Instant::now();
     cluster.wait_for_leader(1);
