@@ -146,7 +146,7 @@ fn refusal(client: Material, server: Material) -> (String, String) {
 fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
     let (ours, other) = (Authority::new(), Authority::new());
     let cases = [
-        ("ended", ours.issue_for("prod", "client", (2020, 2021)), ours.issue("node"), "has ended", "has ended"),
+        ("ended", ours.issue_for("prod", "client", (2020, 2021)), ours.issue("node"), "has expired", "has expired"),
         (
             "not yet",
             ours.issue_for("prod", "client", (3990, 4000)),
@@ -158,16 +158,16 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
             "server's ended",
             ours.issue("client"),
             ours.issue_for("prod", "node", (2020, 2021)),
-            "has ended",
-            "has ended",
+            "has expired",
+            "has expired",
         ),
-        ("no node", ours.issue("client"), ours.issue("client"), "not for what it does", "does not take our"),
+        ("no node", ours.issue("client"), ours.issue("client"), "not for its role", "rejects our"),
         (
             "other name",
             ours.issue_for("test", "client", (2020, 4000)),
             ours.issue("node"),
-            "not for what",
-            "does not take",
+            "not for its role",
+            "rejects our",
         ),
     ];
     for (case, client, server, client_says, server_says) in cases {
@@ -191,7 +191,7 @@ fn a_client_of_no_role_in_the_cluster_is_refused() {
     let ours = Authority::new();
     let (client, server) = refusal(ours.issue("guest"), ours.issue("node"));
     assert!(server.contains("no role in this cluster"), "{server}");
-    assert!(client.contains("does not take our certificate"), "{client}");
+    assert!(client.contains("rejects our certificate"), "{client}");
 }
 
 #[test]
