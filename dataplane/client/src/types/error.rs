@@ -74,9 +74,7 @@ impl fmt::Display for SubmitError {
                 "{open} slices are in flight and {slices} more would exceed the limit of {limit}: wait for some to complete"
             ),
             Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
-            Self::UnknownPut { index } => {
-                write!(f, "request {index} names an entry that the book of puts does not have")
-            }
+            Self::UnknownPut { index } => write!(f, "request {index} names an entry that the book of puts lacks"),
             Self::Overlap { first, second } => {
                 write!(f, "requests {first} and {second} write to overlapping memory")
             }
