@@ -111,7 +111,7 @@ impl Network {
     }
 
     /// Returns the group for a request. The paths of a peer are in order of preference: returns the first that supports
-    /// the request and is not paused; if all are paused, the one whose pause ends first. A slice that was retried
+    /// the request and is not paused; if all are paused, the one whose pause ends first. A slice that failed twice
     /// prefers another path to the one that failed it. Returns `None` if no path supports the request, or if only the
     /// shared lane would and no way over it is left.
     pub(crate) fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
