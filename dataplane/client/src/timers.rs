@@ -33,7 +33,7 @@ impl Timers {
     }
 
     /// Adds the deadline of a batch. `open` is the number of batches in flight: entries of completed batches are
-    /// dropped when they outnumber these, so that memory is bounded by them, at an amortized constant cost.
+    /// dropped when they outnumber these, so that memory is bounded by them, at an amortised constant cost.
     pub(crate) fn add_deadline(&mut self, at_ns: u64, batch: BatchId, open: usize, is_open: impl Fn(BatchId) -> bool) {
         if self.deadlines.len() >= 64 + 2 * open {
             self.deadlines.retain(|entry| is_open(entry.0.1));

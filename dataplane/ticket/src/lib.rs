@@ -1,4 +1,4 @@
-//! Data tickets: authorize clients at shards, with rights and an expiry, without a call to the control plane.
+//! Data tickets: authorise clients at shards, with rights and an expiry, without a call to the control plane.
 //!
 //! The control plane has [`TicketKey`]s and publishes them to nodes. A holder gets a [`Credential`] from it: the
 //! ticket, which is public, and a secret, which is the ticket's HMAC under the key. With the key the secret can be

@@ -125,7 +125,7 @@ impl Network {
         }
     }
 
-    /// Closes a lane's path for a while in favor of the peer's other paths; returns false if there are none.
+    /// Closes a lane's path for a while in favour of the peer's other paths; returns false if there are none.
     pub(crate) fn close_path(&mut self, lane: u32, why: &str) -> bool {
         let rail = &mut self.rails[self.lanes[lane].rail];
         rail.books.of(self.host.config.usual_transport(rail.path)).unavailable += 1;
