@@ -130,8 +130,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: who holds a lease asked the owner less than a lease ago, and after
-        /// the last time that it said there is no copy.
+        /// For any order of replies: a lease is held only if its request was sent less than a lease ago, and after
+        /// the owner's last reply that there is no replica.
         #[test]
         fn nobody_holds_what_was_not_said(
             said in prop::collection::vec((0u64..3, any::<bool>(), 0u64..300, 0u64..100), 1..60),

@@ -181,8 +181,8 @@ impl Rail {
     }
 
     /// Returns the window of a rail that is ahead of neighbours of about the same speed ([`share_behind`]): half, so
-    /// that their common bottleneck serves the neighbours more. For paths whose round trip is short compared to the work
-    /// posted ahead, as between devices of one fabric: there a port without a common bottleneck stays busy.
+    /// that their common bottleneck serves the neighbours more. For paths whose round trip is short compared to the
+    /// work posted ahead, as between devices of one fabric: there a port without a common bottleneck stays busy.
     #[must_use]
     pub const fn held_window_bytes(window_bytes: u64) -> u64 {
         window_bytes / 2

@@ -74,7 +74,7 @@ impl ExistenceBatch {
         requests
     }
 
-    /// Counting sort, as there are few owners and many objects.
+    /// Counting sort: there are few owners and many objects.
     fn sort_by_owner(
         &mut self,
         digests: &[Digest],

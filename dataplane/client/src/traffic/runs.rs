@@ -157,7 +157,7 @@ impl Traffic {
         DealOutcome { bound, next }
     }
 
-    /// Returns the copies that the device of an RDMA lane can execute, as far as there is room for them.
+    /// Returns the copies that the device of an RDMA lane can execute, limited by its window.
     #[inline]
     pub(crate) fn copies_of(&mut self, index: u32) -> Copies<'_> {
         let Self { network, slices, .. } = self;

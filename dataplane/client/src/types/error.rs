@@ -71,7 +71,7 @@ impl fmt::Display for SubmitError {
             Self::OutOfRange { index } => write!(f, "the range of request {index} ends beyond 2^64 bytes"),
             Self::Busy { open, slices, limit } => write!(
                 f,
-                "{open} slices are in flight and {slices} more would exceed the limit of {limit}: wait for some to complete"
+                "{open} slices are in flight and {slices} more exceed the limit of {limit}: wait for some to complete"
             ),
             Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
             Self::UnknownPut { index } => write!(f, "request {index} names an entry that the book of puts lacks"),

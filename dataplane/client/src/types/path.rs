@@ -11,7 +11,7 @@ use super::PeerAddress;
 pub enum Path {
     /// Payloads follow their frames on a TCP stream.
     Stream,
-    /// As a stream, but a device moves payloads into place, and accesses segments without their owner's help. See
+    /// RDMA: as a stream, but a device moves payloads into place, and accesses segments without their owner's help. See
     /// [`Via`].
     Rdma,
     /// The peer is on this host: frames travel over shared memory, and the client copies the bytes. See [`Via`].
