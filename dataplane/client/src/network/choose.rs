@@ -6,7 +6,6 @@
 //! of the rail's measured rate, so that an urgent slice that arrives later does not wait behind much of it. Small
 //! slices have a window of their own, and while they share a group with bulk, the first lane of each rail is reserved
 //! for them: a small request is never queued behind a large one on a connection.
-//! a large one on a connection.
 
 use super::Network;
 use super::group::{Ask, Group, QueueFor};
