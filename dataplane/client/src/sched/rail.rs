@@ -60,7 +60,7 @@ pub struct Rail {
     small_bytes: u64,
     /// Bytes of large slices completed since the last [`Self::start_share`].
     carried_bytes: u64,
-    /// Window after a failure, which grows; `u64::MAX` if the rail never failed.
+    /// Window after a failure, which grows; `u64::MAX` if the rail never failed or is fully trusted again.
     bite_bytes: u64,
     paused_until_ns: u64,
     /// Longest recent silence with work in flight, and the time of the last completion.

@@ -11,11 +11,13 @@ use crate::network::{Cause, Endpoint, EndpointEvent, connection_number, is_chang
 use crate::tables::{HeldHandle, NOWHERE, Slice, SliceEvent, SliceState, slice_id};
 use crate::types::{Output, Path, PayloadTo, PeerId, Request, Transport, Via};
 
-/// Stall detection: a lane is closed after a silence of so many times the expected time of its work,
+/// Stall detection: a lane is closed after a silence of this many times the expected time of its work.
 const STALL_FACTOR: f64 = 8.0;
-/// but not while its oldest slice may still arrive at this rate,
+/// Slowest rate assumed in stall detection, in bytes per second: a lane is kept while its oldest slice may still arrive
+/// at this rate.
 const LEAST_BYTES_PER_SECOND: u64 = 4_000_000;
-/// and not before so many times the longest silence of its rail, up to [`Limits::RAIL_SILENCE_NS`].
+/// Stall detection: a lane is kept for this many times the longest silence of its rail, up to
+/// [`Limits::RAIL_SILENCE_NS`].
 const SILENCES: u64 = 4;
 
 impl Traffic {
