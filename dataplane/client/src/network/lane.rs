@@ -289,8 +289,7 @@ impl Lane {
         (open as usize) < self.depth(config)
     }
 
-    /// Returns the way in which this lane copies a segment. Before the host has reported on CMA, CMA is assumed to
-    /// work.
+    /// Returns the way in which this lane copies a segment. Before the lane is ready, CMA is assumed to work.
     pub(crate) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
         let open = |via| !self.is_closed(segment, via);
         if self.path == Path::Rdma {

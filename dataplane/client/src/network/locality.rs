@@ -9,7 +9,8 @@ pub(crate) struct Places {
     pub(crate) theirs: Place,
 }
 
-/// Shared NUMA node of memory and the device that moves it, at our end and at the peer's; `None` if unknown.
+/// NUMA locality of a transfer at both ends: true if memory and the device that moves it are on one node, `None` if
+/// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SameNode {
     pub(crate) own: Option<bool>,

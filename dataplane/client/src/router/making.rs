@@ -11,7 +11,7 @@ use super::Router;
 use crate::tables::{Slice, slice_id};
 use crate::types::{Request, SegmentTarget};
 
-/// Offset and length of a slice within its target's range.
+/// Offset in the target and length of a slice.
 type Cut = (u64, u64);
 
 /// Iterator over the tasks of adjacent requests, by the slices that they are cut into.
