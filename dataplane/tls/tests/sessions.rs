@@ -1,4 +1,4 @@
-//! Two ends in memory: what they take and refuse in the handshake, and what becomes of records on the way.
+//! Client and server in memory: certificates that the handshake accepts and rejects, and damage to records.
 
 mod support;
 
@@ -7,7 +7,7 @@ use kvplane_tls::{
 };
 use support::{Authority, keychain};
 
-/// An end: its handshake or session, and what came for it.
+/// One end: its handshake or session, and the bytes it has received.
 struct End {
     handshake: Option<Box<Handshake>>,
     session: Option<Session>,
@@ -20,7 +20,7 @@ impl End {
         Self { handshake: Some(handshake), session: None, arrived: Vec::new(), failed: None }
     }
 
-    /// Goes on; what it sends.
+    /// Advances the handshake; returns the bytes to send.
     fn step(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some(handshake) = self.handshake.take() {
@@ -39,7 +39,7 @@ impl End {
     }
 }
 
-/// Lets a client and a server talk, so many bytes at a time, until both are done or failed.
+/// Runs the handshake of a client and a server, with at most so many bytes at a time, until both are done or failed.
 fn meet(client: &Keychain, server: &Keychain, at_once: usize) -> (End, End) {
     let mut ends =
         [End::new(Handshake::client(client).expect("keys")), End::new(Handshake::server(server).expect("keys"))];
@@ -130,11 +130,11 @@ fn a_record_right_behind_the_handshake_is_for_the_session() {
     assert_eq!(opened(&mut other, &mut server.arrived).expect("a record"), b"a frame");
 }
 
-/// What a client with this identity is told by a server with that one, at both ends.
+/// Returns the errors at both ends of a handshake between a client and a server with these identities.
 fn refusal(client: Material, server: Material) -> (String, String) {
     let (client, server) = meet(&keychain(DataTls::Require, client), &keychain(DataTls::Require, server), usize::MAX);
     let mut client_says = client.failed.map(|error| error.to_string());
-    // A client is done before its certificate was looked at, and hears of that by a record.
+    // A client completes before the server has verified its certificate; the alert arrives as a record.
     if let Some(mut session) = client.session {
         let mut arrived = client.arrived;
         client_says = opened(&mut session, &mut arrived).err().map(|error| error.to_string());
@@ -175,11 +175,11 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
         assert!(client.contains(client_says), "{case}: the client says {client:?}");
         assert!(server.contains(server_says), "{case}: the server says {server:?}");
     }
-    // Of another cluster with the same name: each trusts its own authority only.
+    // Another cluster with the same name: each trusts its own authority only.
     let (client, server) = refusal(other.issue("client"), ours.issue("node"));
     assert!(client.contains("not from this cluster's authority"), "{client}");
     assert!(server.contains("authority"), "{server}");
-    // Self-made, and trusting ours.
+    // A forged certificate, with our authority as its trust.
     let forged = Material { trust_pem: ours.issue("client").trust_pem, ..other.issue("client") };
     let (client, server) = refusal(forged, ours.issue("node"));
     assert!(server.contains("not from this cluster's authority"), "{server}");

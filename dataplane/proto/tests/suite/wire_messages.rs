@@ -1,4 +1,4 @@
-//! Messages on the wire: golden bytes of every record and handshake, round trips, and what is refused.
+//! Messages: golden bytes of every record and handshake, round trips, and rejected encodings.
 
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
