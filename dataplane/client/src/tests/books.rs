@@ -1,5 +1,5 @@
-//! The books: which transport carried what, what changed over, where slow slices spent their time, and that nothing is
-//! lost of what was counted when peers go.
+//! Counters: transports and failovers are counted where they occur, slow slices have a time breakdown, and counts
+//! survive the close of their peer.
 
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::status::Status;
@@ -15,7 +15,7 @@ fn write(peer: PeerId, segment: u32, shareable: bool, bytes: u64) -> Request {
     )
 }
 
-/// Carries out what the client wants, each copy in its own time; the first `closed` copies cannot be done.
+/// Executes the client's outputs, one copy at a time; the first `closed` copies fail.
 fn run(rig: &mut Rig, mut closed: usize) {
     loop {
         let seen = rig.drain();
@@ -90,7 +90,7 @@ fn each_change_of_transport_is_counted_where_it_began() {
 #[test]
 fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
     let (mut rig, peer) = rig(|_| ());
-    // Connected, so that nothing is waited for.
+    // Connected first, so that the slice does not wait for the connection.
     let batch = rig.submit(&[write(peer, 2, true, 1)]);
     run(&mut rig, 0);
     rig.finish(batch);
@@ -101,7 +101,7 @@ fn the_stages_of_a_slow_slice_add_up_and_name_its_transport() {
     let slow: Vec<_> = rig.client.metrics().slow_operations().copied().collect();
     let [slow] = slow[..] else { panic!("{slow:?}") };
     assert_eq!((slow.transport, slow.attempts, slow.status, slow.bytes), (Transport::Cma, 1, Status::Ok, 100));
-    // The first attempt took 10 µs, and so did the second.
+    // Both attempts took 10 µs.
     let stages = [slow.begun_ns, slow.queued_ns, slow.posted_ns, slow.sent_ns, slow.done_ns];
     assert_eq!(stages.map(|at_ns| at_ns - began_ns), [0, 10_000, 10_000, 10_000, 20_000]);
     let cma = rig.client.metrics().rail_metrics().find(|rail| rail.transport == Transport::Cma);

@@ -1,4 +1,4 @@
-//! Questions about many objects at once: what is asked, of whom, and what is made of the answers.
+//! Existence queries of many objects: requests by owner, and the handling of replies.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn ask(rig: &mut Rig, digests: &[Digest]) -> BatchId {
     rig.client.submit_asks(digests, rig.now_ns + 10 * SECOND_NS, rig.now_ns).expect("a good question")
 }
 
-/// Ends a batch: what was found, and what was not answered.
+/// Releases a batch; returns the objects found, and those without an answer.
 fn end(rig: &mut Rig, batch: BatchId) -> (Vec<bool>, Vec<(usize, Status)>) {
     assert!(rig.client.batches().is_complete(batch));
     let answer = (rig.client.batches().found(batch).to_vec(), rig.client.batches().unanswered(batch));
@@ -38,9 +38,9 @@ fn each_owner_gets_one_request_and_every_answer_finds_its_place() {
         for members in [1, 2, 5] {
             let there: Vec<(u64, u64)> = (0..300).filter(|number| number % 3 == 0).map(|number| (number, 10)).collect();
             let mut rig = Rig::new(config.clone(), members).with_objects(&there);
-            // Batches after each other use the same allocations, longer and shorter.
+            // Consecutive batches of different lengths reuse the same allocations.
             for count in [300, 7, 1, 200, 300] {
-                // In no order, and some twice.
+                // Unordered, and some twice.
                 let numbers: Vec<u64> = (0..count).map(|at| at * 7919 % 300).chain([5, 6]).collect();
                 let batch = ask(&mut rig, &digests(numbers.iter().copied()));
                 let frames = rig.frames();

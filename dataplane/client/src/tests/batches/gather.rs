@@ -1,4 +1,4 @@
-//! Small ranges travel together: packing, one answer for all, and what one bad range or a lost lane costs the others.
+//! Gathering of small ranges: packing, one reply for all, and the cost of a bad range or a lost lane to the others.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
@@ -34,13 +34,13 @@ fn operations(frames: &[SentFrame]) -> Vec<Operation> {
     frames.iter().map(SentFrame::operation).collect()
 }
 
-/// Answers these frames honestly, and everything that follows.
+/// Serves these frames honestly, and everything that follows.
 fn serve(rig: &mut Rig, frames: Vec<SentFrame>) {
     frames.into_iter().for_each(|sent| rig.act(ClientOutput::Frame(sent)));
     rig.run();
 }
 
-/// The peer refuses a gathered request because of one of its ranges.
+/// Returns the refusal of a gathered request because of one of its ranges.
 fn refusal(sent: &SentFrame, status: Status, bad: u64) -> Reply {
     let mut reply = bare(sent.lane, sent.operation(), sent.header.request, status);
     reply.header.argument = bad;
@@ -84,7 +84,7 @@ fn writes_of_any_place_and_length_are_packed_in_order() {
     let run =
         |offset, stride_bytes, bytes, ranges| RunItem { segment: there.segment, offset, stride_bytes, bytes, ranges };
     assert_eq!(frames[0].items::<RunItem>(), [run(500, 0, 10, 1), run(100, 0, 10, 1), run(400, 8, 7, 3)]);
-    // What lies side by side in the caller's memory leaves in one piece.
+    // Adjacent ranges of the caller's memory are sent as one.
     assert_eq!(frames[0].payload, [local(3, 0, 27), local(3, 100, 14)]);
     assert_eq!((frames[0].header.payload_bytes, frames[0].header.flags), (41, FrameFlags::CHECKSUM));
     serve(&mut rig, frames);

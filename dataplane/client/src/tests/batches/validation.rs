@@ -1,4 +1,4 @@
-//! Batches that are refused, and those that need nobody.
+//! Rejected batches, and those that complete without a request.
 
 use kvplane_proto::ids::SegmentId;
 use kvplane_proto::limits::Limits;

@@ -1,4 +1,4 @@
-//! What an honest peer sees, over streams and over shared memory.
+//! Frames that an honest peer receives, over streams and over shared memory.
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::VERSION;
@@ -308,7 +308,7 @@ fn a_small_put_alone_is_one_frame_over_shared_memory() {
         rig.assert_empty();
     }
 
-    // Several share their trips.
+    // Several puts share their round trips.
     let mut rig = Rig::new(shared_config(), 1);
     let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, 9)), Request::Put(digest(3), local(1, 9, 9))]);
     let frames = rig.frames();

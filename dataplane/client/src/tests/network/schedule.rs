@@ -1,4 +1,4 @@
-//! Turns, shared slices, other paths, and what is counted.
+//! Scheduling: order, shared slices, failover to other paths, and counters.
 
 use kvplane_proto::ids::{BatchId, SegmentId};
 use kvplane_proto::limits::Limits;
@@ -27,7 +27,7 @@ fn ranges(frames: &[SentFrame]) -> Vec<(u64, u64)> {
     reads.flat_map(SentFrame::items::<ReadItem>).map(|item| (item.offset, item.bytes)).collect()
 }
 
-/// Four reads that touch each other in one buffer, and one that does not.
+/// Four adjacent reads in one buffer, and one that is apart.
 fn touching(rig: &mut Rig) -> Vec<Request> {
     let mut requests: Vec<Request> =
         (0..4).map(|number| Request::Read(target(rig, 100 + number * 50), local(0, number * 50, 50))).collect();
@@ -97,7 +97,7 @@ fn one_bad_request_does_not_fail_those_that_share_its_slice() {
         }
     }
     for reply in rig.answers(&alone[0]).into_iter().filter(|reply| reply.header.status == Status::Ok) {
-        // The answer to the bad one is stale by now.
+        // The reply to the bad request is stale by now.
         rig.deliver(&reply);
     }
     rig.run();
@@ -112,7 +112,7 @@ fn submit(rig: &mut Rig, requests: &[Request], options: SubmitOptions) -> BatchI
 
 #[test]
 fn the_urgent_overtake_what_waits() {
-    // One slice is under way at a time.
+    // One slice is in flight at a time.
     let config = Config { lanes: 1, lane_window_bytes: 1, merge: false, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let until = SubmitOptions::until(rig.now_ns + SECOND_NS);

@@ -1,4 +1,4 @@
-//! Peers that fail, lie or fall silent, and callers that change their minds.
+//! Peers that fail, misbehave or fall silent, and callers that cancel.
 
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, RequestId};
@@ -24,7 +24,7 @@ fn resets(rig: &mut Rig) -> Vec<LaneId> {
     lanes.collect()
 }
 
-/// Connects and greets nobody until then: every connection is lost. Returns how many were tried.
+/// Loses every connection until this time. Returns the number of attempts to connect.
 fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
     let mut tried = 0;
     for _ in 0..10_000 {
@@ -49,8 +49,8 @@ fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
     tried
 }
 
-/// Documented before as "tried within the budget": four refused connections took a few milliseconds, so a put failed
-/// at once while its owner was being replaced.
+/// An unreachable owner used to be retried within the budget of attempts only: four refused connections took a few
+/// milliseconds, so a put failed at once while its owner was being replaced.
 #[test]
 fn an_owner_that_cannot_be_had_is_tried_until_the_deadline() {
     let mut rig = Rig::new(stream_config(), 1);
@@ -79,7 +79,7 @@ fn an_owner_that_comes_back_late_serves_what_waited_for_it() {
     }
 }
 
-/// Connections that end as soon as the request comes: it is not sent without a pause.
+/// A peer that closes each connection when the request arrives: the request is not resent without backoff.
 #[test]
 fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
     let mut rig = Rig::new(one_lane(), 1);
@@ -231,7 +231,7 @@ fn a_deadline_in_flight_completes_only_when_the_lane_is_gone() {
 
 #[test]
 fn a_deadline_over_shared_memory_waits_for_the_copy_to_end() {
-    // Longer than what goes along with its frame.
+    // Larger than a payload that is sent inside its frame.
     for request in [get(1), Request::Put(digest(2), local(1, 0, 9_000))] {
         let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 5)]);
         let batch = rig.client.submit(&[request], SECOND_NS, 1).expect("a valid batch");
@@ -289,7 +289,7 @@ fn others_are_not_charged_for_a_deadline_or_a_cancelled_batch() {
         rig.done.clear();
     }
     rig.run_until(20 * SECOND_NS);
-    // Frames that this test swallowed are asked for again once their lane is lost.
+    // Frames that this test drops are retried once their lane is lost.
     let lanes: Vec<LaneId> = rig.addresses.keys().copied().collect();
     lanes.into_iter().for_each(|lane| rig.lose(lane));
     rig.run_until(20 * SECOND_NS);
@@ -372,7 +372,7 @@ fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
     rig.assert_empty();
 }
 
-/// It is busy for as long as it is: what bounds the wait is the deadline, and pauses stay short.
+/// A peer may stay busy: the wait is bounded by the deadline only, and the backoff stays short.
 #[test]
 fn a_busy_peer_is_asked_until_the_deadline() {
     let mut rig = Rig::new(one_lane(), 1);
@@ -393,7 +393,7 @@ fn a_busy_peer_is_asked_until_the_deadline() {
     rig.assert_empty();
 }
 
-/// Sends one wrong answer to the first request; the lane must be reset and the requests asked again and answered.
+/// Sends one malformed reply to the first request; the lane must be reset, and the requests retried and answered.
 fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig, &SentFrame) -> Reply) {
     let mut rig = Rig::new(config, 1).with_objects(&[(1, 10), (2, 20)]);
     let batch = rig.submit(requests);
@@ -453,12 +453,12 @@ fn payloads_of_a_wrong_kind_reset_the_lane() {
 fn wrong_answers_over_shared_memory_reset_the_lane() {
     let gets = [get(1), get(2)];
     check_malformed(shared_config(), &gets, |rig, sent| {
-        // An object of 0 bytes makes no sense; the other one's pin goes with the connection.
+        // An object of 0 bytes is invalid; the pin of the other one ends with the connection.
         let mut reply = rig.answers(sent).remove(0);
         let mut answers: Vec<LookupReply> =
             kvplane_proto::message::decode_items(&reply.body, 2).expect("two answers").collect();
         answers[1].bytes = 0;
-        // The second item comes first, so that no copy is asked for before the reset.
+        // The second item comes first, so that no copy starts before the reset.
         answers.swap(0, 1);
         reply.body.clear();
         encode_items(answers, &mut reply.body);

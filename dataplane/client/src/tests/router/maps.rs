@@ -1,4 +1,4 @@
-//! Routing by maps: wrong owners, new maps, members that come and go.
+//! Routing by maps: wrong owners, new maps, members that join and leave.
 
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::status::Status;
@@ -46,7 +46,7 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
     }
     assert!(rig.frames().is_empty(), "parked, not asked again at once");
     assert_eq!(rig.maps_wanted, 1, "one question for both");
-    // The new map names other incarnations, so that the requests must go over new connections.
+    // The new map has other incarnations, so the requests need new connections.
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 5, 2), (Status::Ok, 0, 0)]);
@@ -99,7 +99,7 @@ fn an_older_map_changes_nothing() {
     assert_eq!(rig.client.epoch().0, 5);
     rig.client.set_map(map(5, 3, 1), 1);
     assert_eq!(rig.client.router.placement.map().map(|map| map.members.len()), Some(1));
-    // Of another state of the control plane, epochs begin anew.
+    // In another cluster state, epochs begin anew.
     rig.client.adopt_map(map(2, 3, 1), 1);
     assert_eq!(rig.client.epoch().0, 2);
     rig.client.set_map(map(1, 1, 1), 1);

@@ -1,4 +1,4 @@
-//! Gets of objects that two owners have: who is asked, and what happens when the second turns out not to have it.
+//! Gets of objects that two owners have: the choice between both, and fallback when the replica is missing.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn two_owners(epoch: u64) -> ClusterMap {
     ClusterMap { replicas: 2, ..map(epoch, 2, 1) }
 }
 
-/// A client in a cluster of two nodes that have every object, as the version of the first says.
+/// Creates a client in a cluster of two nodes that have every object, as the owner's version reports.
 fn rig(config: Config) -> Rig {
     let mut rig = Rig::new(config, 2);
     rig.client.set_map(two_owners(2), 1);
@@ -31,7 +31,7 @@ fn rig(config: Config) -> Rig {
     rig
 }
 
-/// Gets the object so many times, `at_once` of them together; whom each asked, in turns of `MS`.
+/// Gets the object so many times, `at_once` of them together, every `MS`. Returns the number of gets by node.
 fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
     let mut asked = BTreeMap::new();
     for _ in 0..count {
@@ -59,7 +59,7 @@ fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
     asked
 }
 
-/// Who owns the object first.
+/// Returns the owner of the object.
 fn first(rig: &mut Rig) -> NodeId {
     let asked = gets(rig, 1, 1);
     *asked.keys().next().expect("somebody was asked")
@@ -83,7 +83,7 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
     let mut rig = rig(stream_config());
     rig.objects.insert(digest(0), Object::new(BYTES, 7));
     assert_eq!(gets(&mut rig, 50, 2).len(), 1);
-    // Of one object in two requests nothing is known to be the same.
+    // Replicas have versions of their own, so gets of ranges are never spread.
     rig.objects.insert(digest(0), Object::replicated(BYTES, 7));
     gets(&mut rig, 2, 1);
     let chosen = rig.client.counters().second_chosen;
@@ -130,7 +130,7 @@ fn a_get_says_how_many_owners_have_the_object() {
 fn a_lease_ends_with_its_time_and_with_the_map() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
-    // Nobody asks the first meanwhile, so nobody knows.
+    // No get reaches the owner meanwhile, so no lease is renewed.
     for _ in 0..20 {
         rig.now_ns += Limits::COPY_LEASE_NS;
         assert_eq!(first(&mut rig), home);
@@ -140,7 +140,7 @@ fn a_lease_ends_with_its_time_and_with_the_map() {
     }
 }
 
-/// The second owner has evicted its copy: the first is asked, and for a while only it.
+/// The replica owner has evicted its replica: the owner serves the get, and for a while it alone is used.
 #[test]
 fn a_copy_that_is_gone_costs_one_question() {
     let mut rig = rig(stream_config());
@@ -171,7 +171,7 @@ fn a_copy_that_is_gone_costs_one_question() {
     rig.assert_empty();
 }
 
-/// Who cannot be reached is not asked, and what was asked of it is asked of the first.
+/// An unreachable replica owner is not used, and its gets go to the owner.
 #[test]
 fn a_second_owner_that_dies_costs_nothing_but_a_try() {
     let mut rig = rig(stream_config());
@@ -205,7 +205,7 @@ fn only_gets_want_leases_on_replicas() {
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
 }
 
-/// What a shard was to do as the first owner waits for its connection, and the owners change meanwhile.
+/// Requests of an importer or an owner wait for their connection while the owners change.
 #[test]
 fn copies_go_by_the_map_by_which_they_were_to_be_made() {
     for config in [stream_config(), shared_config()] {
