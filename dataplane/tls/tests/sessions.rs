@@ -139,7 +139,7 @@ fn refusal(client: Material, server: Material) -> (String, String) {
         let mut arrived = client.arrived;
         client_says = opened(&mut session, &mut arrived).err().map(|error| error.to_string());
     }
-    (client_says.expect("it is told"), server.failed.expect("it is told").to_string())
+    (client_says.expect("an alert"), server.failed.expect("an error").to_string())
 }
 
 #[test]

@@ -100,7 +100,7 @@ mod tests {
     fn a_lease_begins_with_the_question_and_ends_by_itself() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
-        assert!(!leases.holds(digest, MS), "nobody knows what was said before there was a table");
+        assert!(!leases.holds(digest, MS), "replies before the table was allocated are not recorded");
         leases.told(digest, true, 2 * MS, 60 * MS);
         assert!(leases.holds(digest, 61 * MS));
         assert!(leases.holds(digest, 2 * MS + Limits::COPY_LEASE_NS - 1));
@@ -113,7 +113,7 @@ mod tests {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
         leases.told(digest, true, 2 * MS, 3 * MS);
-        // It was replaced: then an answer from before that comes over another connection.
+        // The object is replaced; then an older reply arrives over another connection.
         leases.told(digest, false, 4 * MS, 6 * MS);
         assert!(!leases.holds(digest, 6 * MS));
         leases.told(digest, true, 5 * MS, 7 * MS);

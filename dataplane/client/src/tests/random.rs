@@ -319,7 +319,7 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
         }
         Request::GetRange(_, _, local) => assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 }),
         Request::List(..) | Request::OpenSegment(_) => {}
-        _ => unreachable!("not asked here"),
+        _ => unreachable!("not used here"),
     }
 }
 

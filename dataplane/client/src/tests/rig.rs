@@ -382,7 +382,7 @@ impl Rig {
             }
             Operation::GetRange => return sent.items().iter().map(|item| self.get_range(sent.lane, item)).collect(),
             Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
-            Operation::Prove => unreachable!("nobody here wants tickets"),
+            Operation::Prove => unreachable!("tickets are not required here"),
             Operation::Release | Operation::Abort => {
                 for item in sent.items::<IdItem>() {
                     let held = (sent.lane, item.id);

@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Devices that are each on one node, by the nodes' numbers.
+    /// Devices that are each on one node, given by the nodes' numbers.
     fn on(nodes: &[u8], places: u8) -> Near {
         let near = |node: u8, place: u8| Nearness { tier: u8::from(node != place), same_node: Some(node == place) };
         Near::new(nodes.iter().map(|&node| (0..places).map(|place| near(node, place)).collect()).collect())
@@ -192,11 +192,11 @@ mod tests {
         let two = on(&[0, 1], 2);
         assert_eq!(numbers(&two.pairs(2, &two)), [(0, 0), (1, 1), (0, 1), (1, 0)]);
         assert_eq!(numbers(&two.pairs(2, &Near::default())), [(0, 0), (1, 1)]);
-        // Four on two nodes: across the nodes the first goes to the first.
+        // Four devices on two nodes: across the nodes the first is paired with the first.
         let four = on(&[0, 0, 1, 1], 2);
         let across = [(0, 2), (1, 3), (2, 0), (3, 1)];
         assert_eq!(numbers(&four.pairs(4, &four))[4..], across);
-        // Nothing is known here of a peer with two, and here nothing of our own.
+        // Without locality of our own, with that of a peer with two devices.
         assert_eq!(numbers(&Near::default().pairs(3, &on(&[0, 0], 1))), [(0, 0), (1, 1), (2, 0)]);
         assert_eq!(numbers(&on(&[1], 2).pairs(1, &on(&[0, 1], 2))), [(0, 0), (0, 1)]);
     }
@@ -210,14 +210,14 @@ mod tests {
             let best = pairs.iter().min_by_key(|pair| cost(pair)).unwrap();
             assert_eq!((usize::from(best.own), usize::from(best.peer), cost(best)), (ours, theirs, 0));
         }
-        // Where the peer's place is not known, the same number is as good as any.
+        // If the peer's place is unknown, the same number is as good as any other.
         let cost = |index: usize| two.cost(pairs[index], Place::at(0), &two, Place::UNKNOWN, index < 2);
         assert_eq!([cost(0), cost(1), cost(2), cost(3)], [0, 2, 1, 3]);
     }
 
     proptest! {
-        /// Every device of ours has a rail that is nearest to every place of the peer's memory, nothing is there
-        /// twice, and nearly equal numbers of ours go to each of the peer's that are equally near.
+        /// Every device of ours has a rail that is nearest to every place of the peer's memory, there are no duplicate
+        /// rails, and the peer's devices at equal distance get nearly equal numbers of ours.
         #[test]
         fn every_device_reaches_every_place_by_the_nearest(
             own in prop::collection::vec(0u8..3, 1..9),

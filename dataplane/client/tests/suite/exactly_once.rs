@@ -423,7 +423,7 @@ impl World {
         assert!(self.open.is_empty(), "{} batches never completed", self.open.len());
         assert_eq!(self.client.batches().len(), 0);
         for rail in self.client.metrics().rail_metrics() {
-            assert_eq!(rail.inflight_bytes, 0, "bytes that nobody gave back");
+            assert_eq!(rail.inflight_bytes, 0, "leaked in-flight bytes");
         }
     }
 }

@@ -214,7 +214,7 @@ impl Bed {
             self.seen.results.extend(results.iter().map(|result| (result.status, result.bytes)));
             self.rig.client.release(batch);
         }
-        assert_eq!(finished, self.seen.results.len(), "each task is told of once");
+        assert_eq!(finished, self.seen.results.len(), "each task is reported once");
         for rail in self.rig.client.metrics().rail_metrics() {
             self.seen.counts.push((rail.counts.clone(), rail.inflight_bytes));
         }

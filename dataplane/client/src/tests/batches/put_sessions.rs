@@ -128,7 +128,7 @@ fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_incarnation() 
     let lane = frames[0].lane;
     rig.lose(lane);
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
-    assert!(rig.frames().is_empty(), "nobody is asked again");
+    assert!(rig.frames().is_empty(), "no request is retried");
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Stale, 0, 0); 3]);
     rig.assert_empty();

@@ -250,7 +250,7 @@ fn segments_are_copied_where_they_can_be_mapped() {
     let to = SegmentTarget { shareable: false, ..target(&mut rig, true, 0) };
     let batch = rig.submit(&[Request::Write(to, local(0, 0, 100))]);
     rig.run();
-    assert_eq!(rig.finish(batch), [(Status::Unsupported, 0, 0)], "never another path than what was asked");
+    assert_eq!(rig.finish(batch), [(Status::Unsupported, 0, 0)], "never another path than the requested one");
     rig.assert_empty();
 }
 

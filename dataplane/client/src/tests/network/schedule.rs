@@ -90,7 +90,7 @@ fn one_bad_request_does_not_fail_those_that_share_its_slice() {
     let whole = frames[0].items::<ReadItem>()[0];
     rig.deliver(&bare(frames[0].lane, Operation::Read, whole.request, Status::OutOfRange));
     let alone = rig.frames();
-    assert_eq!(ranges(&alone), [(100, 50), (150, 50), (200, 50), (250, 50)], "each is asked on its own");
+    assert_eq!(ranges(&alone), [(100, 50), (150, 50), (200, 50), (250, 50)], "each is sent on its own");
     for item in alone.iter().flat_map(SentFrame::items::<ReadItem>) {
         if item.offset == 200 {
             rig.deliver(&bare(alone[0].lane, Operation::Read, item.request, Status::OutOfRange));

@@ -66,7 +66,7 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
                 if other {
                     rig.addresses.get_mut(&lane).expect("it was just requested").node = NodeId(51);
                 } else {
-                    rig.client.lane_event(lane, LaneEvent::PathUnavailable("nobody listens"), rig.now_ns);
+                    rig.client.lane_event(lane, LaneEvent::PathUnavailable("connection refused"), rig.now_ns);
                     continue;
                 }
             }

@@ -58,7 +58,7 @@ fn an_owner_that_cannot_be_had_is_tried_until_the_deadline() {
     let tried = lose_every_connection(&mut rig, 11 * SECOND_NS);
     assert!((usize::from(Limits::ATTEMPTS) + 1..=200).contains(&tried), "{tried} connections");
     assert_eq!(rig.finish(batch), [(Status::DeadlineExceeded, 0, 0); 3]);
-    assert!(rig.maps_wanted > 1, "a newer map is asked for as long as the owner is away");
+    assert!(rig.maps_wanted > 1, "newer maps are requested as long as the owner is away");
     rig.assert_empty();
     assert_eq!(rig.client.poll_timeout().filter(|&at_ns| at_ns <= rig.now_ns), None, "no timer is left behind");
 }
@@ -382,12 +382,12 @@ fn a_busy_peer_is_asked_until_the_deadline() {
         let frames = rig.frames();
         rig.deliver(&single(&frames[0], Status::Busy, 0));
         assert!(!rig.client.batches().is_complete(batch));
-        let at_ns = rig.client.poll_timeout().expect("it is asked again");
+        let at_ns = rig.client.poll_timeout().expect("the request is retried");
         longest_ns = longest_ns.max(at_ns - rig.now_ns);
         rig.now_ns = at_ns;
         rig.client.handle_timeout(at_ns);
     }
-    assert!(longest_ns <= SECOND_NS / 10, "{longest_ns} ns until it is asked again");
+    assert!(longest_ns <= SECOND_NS / 10, "{longest_ns} ns until the retry");
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 5, 77)]);
     rig.assert_empty();

@@ -44,7 +44,7 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
             rig.place(&reply);
         }
     }
-    assert!(rig.frames().is_empty(), "parked, not asked again at once");
+    assert!(rig.frames().is_empty(), "parked, not retried at once");
     assert_eq!(rig.maps_wanted, 1, "one question for both");
     // The new map has other incarnations, so the requests need new connections.
     rig.client.set_map(map(2, 1, 2), rig.now_ns);
@@ -68,11 +68,11 @@ fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
             rig.now_ns = rig.now_ns.max(at_ns);
             rig.client.handle_timeout(rig.now_ns);
         }
-        assert!(asked < 50, "it is asked ever more often");
+        assert!(asked < 50, "retries do not back off");
     }
     rig.run();
     assert!((15..50).contains(&asked), "{asked} in ten seconds");
-    assert!((10..=20).contains(&rig.maps_wanted), "{} maps were asked for in ten seconds", rig.maps_wanted);
+    assert!((10..=20).contains(&rig.maps_wanted), "{} maps were requested in ten seconds", rig.maps_wanted);
     assert_eq!(rig.finish(batch), [(Status::DeadlineExceeded, 0, 0)]);
     rig.assert_empty();
 }

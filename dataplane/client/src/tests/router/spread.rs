@@ -62,7 +62,7 @@ fn gets(rig: &mut Rig, count: u64, at_once: u64) -> BTreeMap<NodeId, u64> {
 /// Returns the owner of the object.
 fn first(rig: &mut Rig) -> NodeId {
     let asked = gets(rig, 1, 1);
-    *asked.keys().next().expect("somebody was asked")
+    *asked.keys().next().expect("an owner was used")
 }
 
 #[test]
