@@ -138,7 +138,7 @@ mod tests {
     const LANE: LaneId = LaneId { index: 1, generation: 2 };
 
     #[test]
-    fn frames_keep_their_bodies_and_payloads_until_all_were_taken() {
+    fn bodies_and_payloads_stay_valid_until_all_outputs_are_polled() {
         let mut outbox = Outbox::default();
         let header = |operation| Header::request(Kind::Request(operation), RequestId::default());
         let local = Local { buffer: 3, offset: 4, bytes: 5 };

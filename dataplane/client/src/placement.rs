@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_map_is_asked_for_again_after_a_while() {
+    fn a_newer_map_is_requested_again_after_a_while() {
         let mut placement = Placement::default();
         let asked = [0, 1, MAP_AGAIN_NS - 1, MAP_AGAIN_NS, MAP_AGAIN_NS + 1].map(|at_ns| placement.wants_map(at_ns));
         assert_eq!(asked, [true, false, false, true, false]);

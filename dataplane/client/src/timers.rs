@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_first_is_told_first() {
+    fn timers_expire_in_the_order_of_their_times() {
         let mut timers = Timers::default();
         assert_eq!(timers.next_ns(), None);
         let batch = BatchId { index: 1, generation: 1 };
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn parked_slices_are_taken_out_by_choice() {
+    fn parked_slices_are_removed_selectively() {
         let mut timers = Timers::default();
         for index in 0..10 {
             timers.park(slice_id(index, 1), u64::from(index) % 3);

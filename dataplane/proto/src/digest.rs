@@ -154,7 +154,7 @@ mod tests {
     const GOLDEN: &str = "db9eac7a9f0de74ddcfb8efd69d719b3";
 
     #[test]
-    fn many_keys_of_a_tenant_have_the_digests_that_each_has() {
+    fn keys_of_a_tenant_have_the_same_digests_in_bulk() {
         let text: Vec<u8> = (0..=255).collect();
         for tenant in [0, 1, 60, 111, 112, 113, 120, 200] {
             let mut keys = KeysOf::new(&text[..tenant]);

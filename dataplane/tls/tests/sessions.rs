@@ -90,7 +90,7 @@ fn opened(session: &mut Session, mut bytes: &mut [u8]) -> Result<Vec<u8>, TlsErr
 }
 
 #[test]
-fn ends_of_one_cluster_meet_however_the_bytes_are_cut() {
+fn handshakes_complete_with_any_fragmentation() {
     let authority = Authority::new();
     let client = keychain(DataTls::Require, authority.issue("client"));
     let server = keychain(DataTls::Require, authority.issue("node"));
@@ -111,7 +111,7 @@ fn ends_of_one_cluster_meet_however_the_bytes_are_cut() {
 }
 
 #[test]
-fn a_record_right_behind_the_handshake_is_for_the_session() {
+fn a_record_behind_the_handshake_belongs_to_the_session() {
     let authority = Authority::new();
     let (client, server) =
         (keychain(DataTls::Require, authority.issue("client")), keychain(DataTls::Require, authority.issue("node")));
@@ -143,7 +143,7 @@ fn refusal(client: Material, server: Material) -> (String, String) {
 }
 
 #[test]
-fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
+fn invalid_certificates_are_rejected_with_the_reason_at_both_ends() {
     let (ours, other) = (Authority::new(), Authority::new());
     let cases = [
         ("ended", ours.issue_for("prod", "client", (2020, 2021)), ours.issue("node"), "has expired", "has expired"),
@@ -187,7 +187,7 @@ fn certificates_that_should_not_be_taken_are_refused_and_both_ends_hear_why() {
 }
 
 #[test]
-fn a_client_of_no_role_in_the_cluster_is_refused() {
+fn a_client_without_a_role_in_the_cluster_is_rejected() {
     let ours = Authority::new();
     let (client, server) = refusal(ours.issue("guest"), ours.issue("node"));
     assert!(server.contains("no role in this cluster"), "{server}");
@@ -217,7 +217,7 @@ fn a_changed_repeated_or_missing_record_is_refused() {
 }
 
 #[test]
-fn a_part_of_a_record_gives_nothing_out() {
+fn an_incomplete_record_yields_no_plaintext() {
     let authority = Authority::new();
     let (mut client, mut server) = sessions(&authority);
     let record = sealed(&mut client, &[9; 1000]);
@@ -244,7 +244,7 @@ fn keys_change_before_the_ciphers_limit_and_the_peer_follows() {
 }
 
 #[test]
-fn an_end_that_was_announced_is_told_from_one_that_was_cut() {
+fn close_notify_is_reported_as_an_orderly_end() {
     let authority = Authority::new();
     let (mut client, mut server) = sessions(&authority);
     let mut end = client.close().expect("a record");
@@ -284,7 +284,7 @@ fn garbage_ends_a_handshake_without_a_panic() {
 }
 
 #[test]
-fn an_identity_that_cannot_be_used_leaves_the_one_before_it() {
+fn an_unusable_identity_leaves_the_previous_one() {
     let authority = Authority::new();
     let chain = Keychain::new(DataTls::Require, "node");
     let missing = Handshake::client(&chain).err().expect("there is none yet").to_string();

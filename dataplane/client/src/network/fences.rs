@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_answered_is_told_to_nobody_again() {
+    fn acknowledged_fences_are_not_repeated() {
         let mut fences = Fences::default();
         (1..=4).for_each(|connection| fences.add(connection));
         fences.answer(3);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_at_other_places_waits_in_other_queues() {
+    fn memory_at_different_places_has_separate_queues() {
         let mut group = Group::new(Path::Rdma, vec![0, 1]);
         assert_eq!(
             [places(1, 1), places(0, 0), places(1, 1), places(0, 0)].map(|at| added(&mut group, at)),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_take_turns_and_the_urgent_goes_first() {
+    fn queues_take_turns_and_urgent_slices_go_first() {
         let mut group = Group::new(Path::Rdma, vec![0, 1]);
         let queues = [places(0, 0), places(1, 0), places(2, 0)].map(|at| usize::from(added(&mut group, at)));
         let ticket = |priority| Ticket { priority, tenant: 0, weight: 1, due_ns: u64::MAX, bytes: 9, small: true };

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_on_their_way_are_counted_until_they_are_there_or_gone() {
+    fn connecting_lanes_are_counted_until_ready_or_gone() {
         let mut lanes = Lanes::new();
         let [first, second] = [0, 1].map(|number| lanes.add(PeerId(0), 0, Path::Stream, number));
         assert!(!lanes.are_coming());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_stands_among_the_dirty_once_and_in_its_turn() {
+    fn a_dirty_lane_is_queued_once_and_in_order() {
         let mut lanes = Lanes::new();
         let added = [0, 1].map(|number| lanes.add(PeerId(0), 0, Path::Stream, number));
         for lane in [added[1], added[0], added[1]] {

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_where_it_was_last_said_to_be() {
+    fn a_buffer_is_at_its_latest_place() {
         let mut locality = Locality::default();
         locality.set_place(9, Place::UNKNOWN);
         locality.set_place(2, Place(3));

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_is_opened_again_is_another_and_is_told_what_the_first_was_not() {
+    fn a_reopened_peer_has_a_new_incarnation_and_inherits_fences() {
         let mut peers = Peers::new();
         let address = PeerAddress::file(1);
         let first = peers.add(address.clone(), Near::default());

@@ -97,7 +97,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_lease_begins_with_the_question_and_ends_by_itself() {
+    fn a_lease_begins_with_its_request_and_expires() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
         assert!(!leases.holds(digest, MS), "replies before the table was allocated are not recorded");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_the_last_answer_without_a_copy_says_nothing() {
+    fn replies_to_requests_sent_before_the_lease_ended_are_ignored() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
         leases.told(digest, true, 0, MS);
         leases.told(digest, true, 2 * MS, 3 * MS);
@@ -133,7 +133,7 @@ mod tests {
         /// For any order of replies: a lease is held only if its request was sent less than a lease ago, and after
         /// the owner's last reply that there is no replica.
         #[test]
-        fn nobody_holds_what_was_not_said(
+        fn leases_follow_from_replies_of_the_owner_only(
             said in prop::collection::vec((0u64..3, any::<bool>(), 0u64..300, 0u64..100), 1..60),
         ) {
             let mut leases = Leases::default();

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gets_that_left_too_early_use_up_what_others_have_earned() {
+    fn hedged_gets_use_up_the_budget_that_others_have_earned() {
         let mut replicas = Replicas::new();
         replicas.answered();
         replicas.left_early(63);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_owner_is_asked_and_equals_take_turns() {
+    fn the_faster_owner_is_chosen_and_similar_ones_at_random() {
         let mut replicas = Replicas::new();
         assert!(replicas.choose(3.0, 1.0, 7) && !replicas.choose(1.0, 3.0, 7));
         let to_replica = (0..1000).filter(|_| replicas.choose(1.0, 1.5, 7)).count();

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_settles_where_one_in_a_hundred_is_longer_and_stays_within_its_limits() {
+    fn the_estimate_settles_at_the_99th_percentile_within_its_limits() {
         let (mut tail, most_ns) = (Tail::default(), 1_000_000);
         assert_eq!(tail.estimate_ns(most_ns), most_ns / 2);
         for turn in 0..400_000_u64 {

@@ -76,7 +76,7 @@ fn tenants_share_by_weight() {
 }
 
 #[test]
-fn a_tenant_that_was_away_gets_no_credit_for_it() {
+fn an_idle_tenant_gets_no_credit() {
     let mut queue = ClassQueue::new();
     for item in 0..1000 {
         queue.push(item, &ticket(Priority::Medium, 1, 1, 4096), 0);
@@ -90,7 +90,7 @@ fn a_tenant_that_was_away_gets_no_credit_for_it() {
 }
 
 #[test]
-fn what_is_due_first_goes_first_and_the_rest_is_not_forgotten() {
+fn earliest_due_time_goes_first_without_starving_the_rest() {
     let mut queue = ClassQueue::new();
     for item in 0..10 {
         queue.push(item, &ticket(Priority::Medium, 0, 1, 10), 0);
@@ -106,7 +106,7 @@ fn what_is_due_first_goes_first_and_the_rest_is_not_forgotten() {
 }
 
 #[test]
-fn small_ones_pass_large_ones_but_do_not_shut_them_out() {
+fn small_slices_pass_large_ones_without_starving_them() {
     let mut queue = ClassQueue::new();
     for item in 0..100 {
         queue.push(item, &ticket(Priority::Medium, 0, 1, 256 << 10), 0);
@@ -200,7 +200,7 @@ proptest! {
 }
 
 #[test]
-fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
+fn a_rate_is_bytes_over_time_and_small_slices_do_not_distort_it() {
     let mut rate = Rate::new(10_000_000_000);
     let mut now_ns = 0;
     rate.begin(now_ns);
@@ -225,7 +225,7 @@ fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
 }
 
 #[test]
-fn a_rail_that_failed_earns_its_window_back() {
+fn a_failed_rail_regains_its_window() {
     let mut rail = Rail::new(1_000_000_000, 0);
     let slice = 256 << 10;
     let fill = |rail: &mut Rail, now_ns: u64| {
@@ -370,7 +370,7 @@ fn windows_of_their_own_keep_ports_of_one_machine_apart() {
 }
 
 #[test]
-fn a_slow_rail_helps_but_does_not_end_a_request() {
+fn a_slow_rail_helps_but_does_not_get_the_last_slices() {
     let rail = |predicted_ns: f64, rate: f64, room| Candidate { predicted_ns, rate, room, avoid: false };
     let full_and_slow = [rail(2_200_000.0, 1.25, false), rail(1_700_000.0, 0.15, true)];
     assert_eq!(pick(full_and_slow.into_iter(), 1), Choice::Rail(1), "it would be done first");
@@ -392,7 +392,7 @@ fn retries_are_a_share_of_what_succeeds() {
 }
 
 #[test]
-fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
+fn an_overestimated_latency_decays() {
     let mut rail = Rail::new(1_000_000_000, 0);
     let mut now_ns = 1_000;
     let small = |rail: &mut Rail, took_ns: u64, now_ns: &mut u64| {
@@ -414,7 +414,7 @@ fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
 }
 
 #[test]
-fn a_rail_that_tells_of_many_slices_at_once_is_known_to_be_silent_in_between() {
+fn a_rail_that_completes_slices_in_bursts_has_long_silences() {
     let mut rail = Rail::new(10_000_000_000, 0);
     let mut now_ns = 1_000;
     // Thirty-two slices, reported together every 160 ms.

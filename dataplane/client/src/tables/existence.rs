@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_owner_is_asked_for_its_own_and_nobody_s_come_last() {
+    fn digests_are_grouped_by_owner_and_those_without_one_come_last() {
         let digests: Vec<Digest> = (0..9_u128).map(Digest).collect();
         let mut batch = ExistenceBatch::new();
         let owner_of = |digest: Digest| [Some(PeerId(4)), None, Some(PeerId(1))][digest.0 as usize % 3];

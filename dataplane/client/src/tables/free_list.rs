@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_keep_what_was_there() {
+    fn positions_are_reused_and_keep_their_entries() {
         let mut list = FreeList::new();
         let places = ["a", "b", "c"].map(|name| list.add((name, 1)));
         assert_eq!(places, [0, 1, 2]);

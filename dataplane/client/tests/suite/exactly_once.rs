@@ -453,7 +453,7 @@ proptest! {
 
 /// Regression of the checker: two batches in flight together wrote to one place, and the earlier one was executed last.
 #[test]
-fn a_history_that_failed_once() {
+fn regression_of_overlapping_writes() {
     let mut world = World::new(3, 1);
     for step in include_str!("histories/overlapping_writes.txt").split_whitespace() {
         let (what, which) = step.split_once(':').expect("two numbers");

@@ -306,7 +306,7 @@ proptest! {
 }
 
 #[test]
-fn a_peer_that_does_not_heed_fences_would_be_found_out() {
+fn a_peer_that_ignores_fences_is_detected() {
     for shared in [false, true] {
         let (mut wrong, mut done) = (0, 0);
         for seed in 0..40 {

@@ -160,7 +160,7 @@ fn equal_scores_go_to_the_lower_node_id() {
 }
 
 #[test]
-fn the_greatest_score_wins_however_few_of_its_bits_were_needed() {
+fn the_greatest_score_wins_with_coarse_bounds() {
     let members: Vec<Member> = (1..=12).map(|node| member(node, 1 + (node as u32 * 7) % 5, "", 1)).collect();
     let table = OwnerTable::compute(&map(1, members.clone()));
     for slot in slots() {
@@ -204,7 +204,7 @@ fn shards_of_a_member_share_its_slots() {
 }
 
 #[test]
-fn who_cannot_own_does_not() {
+fn members_without_weight_own_no_slots() {
     let table = OwnerTable::compute(&map(3, vec![member(1, 0, "a", 2), member(2, 5, "b", 1)]));
     assert!(slots().all(|slot| table.owners(slot) == [Owner { member: 1, shard: ShardId(0) }]));
     let none = OwnerTable::compute(&map(3, vec![member(1, 0, "a", 2)]));
@@ -351,7 +351,7 @@ proptest! {
 
     /// After a member leaves, a slot keeps all its other owners, in order; only a replacement is new.
     #[test]
-    fn a_departure_moves_only_what_it_held(
+    fn a_departure_moves_only_the_slots_of_the_member(
         ids in prop::collection::btree_set(any::<u64>(), 4..10), gone: prop::sample::Index, weight in 1u32..5,
     ) {
         let gone = *ids.iter().nth(gone.index(ids.len())).unwrap();
@@ -412,7 +412,7 @@ proptest! {
 
     /// The former owners follow from the two layouts, and only owners that have not restarted may import from them.
     #[test]
-    fn former_owners_are_those_of_the_layout_before(
+    fn former_owners_follow_from_the_former_layout(
         before in prop::collection::btree_map(1..12u64, 1..4u32, 1..6),
         came in 20..30u64,
         restarted in any::<prop::sample::Index>(),

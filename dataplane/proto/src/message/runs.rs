@@ -160,7 +160,7 @@ mod tests {
         }
 
         #[test]
-        fn no_run_is_too_large_to_be_judged(words in any::<[u64; 4]>(), bytes in any::<u32>(), ranges in any::<u32>()) {
+        fn runs_of_any_size_do_not_overflow(words in any::<[u64; 4]>(), bytes in any::<u32>(), ranges in any::<u32>()) {
             let [offset, stride_bytes, segment_bytes, _] = words;
             let run = RunItem { segment: SEGMENT, offset, stride_bytes, bytes, ranges };
             let inside = |range: u64| {

@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_encoded_is_decoded(header in any_header()) {
+    fn headers_survive_the_round_trip(header in any_header()) {
         prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
     }
 

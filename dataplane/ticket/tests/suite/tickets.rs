@@ -48,7 +48,7 @@ const fn said<'a>(challenge: &'a [u8; CHALLENGE_BYTES], hello: &'a [u8]) -> Hand
 }
 
 #[test]
-fn a_holder_and_a_shard_believe_each_other() {
+fn a_holder_and_a_shard_authenticate_each_other() {
     let mint = mint("a", 1);
     let credential = mint.issue(&terms(), NOW);
     let said = said(&CHALLENGE, b"hello");
@@ -70,7 +70,7 @@ fn a_holder_and_a_shard_believe_each_other() {
 }
 
 #[test]
-fn a_change_of_any_bit_is_found() {
+fn a_change_of_any_bit_is_detected() {
     let mint = mint("a", 1);
     let keys = keys_of(&mint);
     let said = said(&CHALLENGE, b"hello");
@@ -84,7 +84,7 @@ fn a_change_of_any_bit_is_found() {
 }
 
 #[test]
-fn a_proof_is_good_for_its_connection_only() {
+fn a_proof_is_valid_for_its_connection_only() {
     let mint = mint("a", 1);
     let keys = keys_of(&mint);
     let proof = mint.issue(&terms(), NOW).prove(OWN, &said(&CHALLENGE, b"hello"));
@@ -94,7 +94,7 @@ fn a_proof_is_good_for_its_connection_only() {
 }
 
 #[test]
-fn other_clusters_and_made_up_tickets_are_not_believed() {
+fn foreign_and_forged_tickets_are_rejected() {
     let (ours, theirs) = (mint("a", 1), mint("b", 2));
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&ours);
@@ -127,7 +127,7 @@ fn other_clusters_and_made_up_tickets_are_not_believed() {
 }
 
 #[test]
-fn keys_are_known_before_their_first_ticket_and_until_their_last() {
+fn keys_are_published_before_their_first_ticket_and_until_their_last() {
     let mut mint = mint("a", 1);
     let mut draw = drawer(3);
     let said = said(&CHALLENGE, b"hello");
@@ -165,7 +165,7 @@ fn keys_do_not_grow_without_limit() {
 }
 
 #[test]
-fn a_key_of_a_former_incarnation_goes_on() {
+fn keys_of_a_former_incarnation_are_resumed() {
     let first = mint("a", 1);
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&first);

@@ -19,7 +19,7 @@ fn tell(time: &mut TicketTime, durable: &mut Option<u64>, now_ns: u64) -> u64 {
 }
 
 #[test]
-fn only_what_is_durable_is_told() {
+fn only_durable_values_are_published() {
     let mut time = TicketTime::begin(None, 1_000, LIFETIME_S, 5);
     assert_eq!((time.now(5), time.now(100 * SECOND_NS)), (1_000, 1_000), "nothing is reserved");
     assert_eq!(time.wanted(5), Some(1_000 + RESERVE_S));
@@ -36,7 +36,7 @@ fn only_what_is_durable_is_told() {
 }
 
 #[test]
-fn a_clock_that_was_ahead_locks_nobody_out() {
+fn a_clock_that_was_ahead_does_not_reject_new_tickets() {
     // A control plane of a version that used its wall clock is two hours ahead for a while, with the same key.
     let mut heard = HeardTime::default();
     let line = heard.hear(10_000, None, 0);
@@ -53,7 +53,7 @@ fn a_clock_that_was_ahead_locks_nobody_out() {
 }
 
 #[test]
-fn two_control_planes_whose_clocks_differ_do_not_end_each_others_tickets() {
+fn control_planes_with_different_clocks_do_not_expire_each_others_tickets() {
     let mut heard = HeardTime::default();
     let one = heard.hear(10_000, None, 0);
     // Another control plane takes over without the state of the first, with keys of its own; then the first is heard
@@ -71,7 +71,7 @@ fn two_control_planes_whose_clocks_differ_do_not_end_each_others_tickets() {
 }
 
 #[test]
-fn the_time_stands_while_nobody_is_heard_and_goes_on_with_who_is() {
+fn epoch_time_stops_without_news_and_follows_the_next_control_plane() {
     let mut heard = HeardTime::default();
     assert_eq!(heard.now(5 * SECOND_NS), 0);
     let line = heard.hear(1_000, None, 0);
@@ -107,7 +107,7 @@ fn happening() -> impl Strategy<Value = ClusterEvent> {
 
 proptest! {
     #[test]
-    fn what_is_made_now_is_good_now_and_for_no_longer_than_it_was_to(
+    fn new_tickets_are_valid_and_expire_in_time(
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
         let (mut now_s, mut clock_s, mut durable) = (1_000u64, 10_000u64, None);

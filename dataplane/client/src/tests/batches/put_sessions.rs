@@ -62,7 +62,7 @@ fn key_of(node: u64) -> u64 {
 }
 
 #[test]
-fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
+fn put_session_requests_go_to_the_incarnation_that_began_it() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(Config { lanes: 1, ..config }, 2);
         let incarnation = begin(&mut rig, 1);
@@ -98,7 +98,7 @@ fn what_is_said_of_a_put_session_goes_to_the_incarnation_that_began_it() {
 }
 
 #[test]
-fn nothing_is_said_of_a_put_session_to_the_next_owner_of_its_object() {
+fn put_session_requests_are_not_sent_to_the_next_owner() {
     let mut rig = Rig::new(stream_config(), 2);
     let (first, second) = (key_of(1), key_of(2));
     // Both shards assigned the same number.
@@ -119,7 +119,7 @@ fn nothing_is_said_of_a_put_session_to_the_next_owner_of_its_object() {
 }
 
 #[test]
-fn what_waits_when_its_owner_starts_again_is_not_sent_to_the_next_incarnation() {
+fn pending_put_session_requests_are_not_sent_to_a_restarted_owner() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let incarnation = begin(&mut rig, 1);
     let batch = rig.submit(&requests(1, incarnation));

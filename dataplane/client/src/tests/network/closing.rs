@@ -76,7 +76,7 @@ fn closed_peers_leave_nothing_behind() {
 }
 
 #[test]
-fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
+fn requests_to_a_closed_peer_end_when_its_lanes_are_gone() {
     let mut rig = Rig::new(stream_config(), 0);
     let peer = rig.client.open_peer(address(1));
     let batch = rig.submit(&reads(peer, 1));
@@ -95,7 +95,7 @@ fn what_a_closed_peer_was_asked_ends_when_its_lanes_are_gone() {
 }
 
 #[test]
-fn a_peer_that_is_opened_again_or_named_by_the_map_serves_on() {
+fn a_peer_reopened_or_named_by_the_map_continues_to_serve() {
     let mut rig = Rig::new(stream_config(), 1);
     let named = rig.client.router.placement.map().map(|map| map.members[0].clone()).expect("a map");
     let shard = &named.shards[0];

@@ -39,7 +39,7 @@ fn serve(rig: &mut Rig, sent: Vec<SentFrame>) {
 }
 
 #[test]
-fn a_greeting_names_the_connection_as_a_fence_will() {
+fn a_hello_has_the_connection_number_of_its_fence() {
     let mut rig = Rig::new(stream_config(), 1);
     let peer = rig.segment_peer(false);
     rig.submit(&[write(peer, 1)]);
@@ -52,7 +52,7 @@ fn a_greeting_names_the_connection_as_a_fence_will() {
 }
 
 #[test]
-fn each_lane_tells_once_before_it_asks_anything_more() {
+fn each_lane_sends_a_fence_once_before_its_next_request() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1), write(peer, 2)]);
@@ -83,7 +83,7 @@ fn each_lane_tells_once_before_it_asks_anything_more() {
 }
 
 #[test]
-fn what_was_answered_for_is_told_to_nobody_again() {
+fn acknowledged_fences_are_not_sent_on_other_lanes() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1)]);
@@ -100,7 +100,7 @@ fn what_was_answered_for_is_told_to_nobody_again() {
 }
 
 #[test]
-fn nothing_is_told_of_lanes_that_changed_nothing() {
+fn lanes_without_changes_are_not_fenced() {
     let requests = |peer| {
         let Request::Write(target, into) = write(peer, 1) else { unreachable!() };
         [
@@ -131,7 +131,7 @@ fn nothing_is_told_of_lanes_that_changed_nothing() {
 }
 
 #[test]
-fn puts_and_removes_are_told_of_too() {
+fn puts_and_removes_are_fenced_too() {
     for config in [stream_config(), shared_config()] {
         let put = Request::Put(digest(1), local(0, 0, 10));
         for (request, operation) in [(put, Operation::Put), (Request::Remove(digest(1)), Operation::Remove)] {
@@ -155,7 +155,7 @@ fn puts_and_removes_are_told_of_too() {
 }
 
 #[test]
-fn a_lane_that_writes_by_itself_waits_for_the_answer() {
+fn a_shared_lane_waits_for_the_acknowledgement_of_a_fence() {
     let mut rig = Rig::new(shared_config(), 1);
     let peer = rig.segment_peer(true);
     // The shared path is unavailable at first, so a write is sent over a stream, and is lost.
@@ -184,7 +184,7 @@ fn a_lane_that_writes_by_itself_waits_for_the_answer() {
 }
 
 #[test]
-fn a_peer_that_is_opened_again_is_told() {
+fn a_reopened_peer_gets_the_pending_fences() {
     let mut rig = Rig::new(two_lanes(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[write(peer, 1)]);
@@ -212,7 +212,7 @@ fn a_peer_that_is_opened_again_is_told() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_asked_nothing_more_in_the_end() {
+fn a_peer_that_acknowledges_no_fences_gets_no_further_requests() {
     let mut rig = Rig::new(Config { lanes: 1, ..two_lanes() }, 1);
     let peer = rig.segment_peer(false);
     let mut writes = 0;
@@ -238,7 +238,7 @@ fn a_peer_that_never_answers_is_asked_nothing_more_in_the_end() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_breaks_the_lane() {
+fn an_unsolicited_fence_reply_breaks_the_lane() {
     for (count, status) in [(2, Status::Ok), (u64::MAX, Status::Ok), (1, Status::BadRequest)] {
         let mut rig = Rig::new(two_lanes(), 1);
         let peer = rig.segment_peer(false);

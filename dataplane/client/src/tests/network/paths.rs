@@ -56,7 +56,7 @@ fn check_every_object_request(config: Config) {
 }
 
 #[test]
-fn what_is_wanted_next_is_asked_for_in_a_frame_of_its_own() {
+fn requests_of_another_kind_begin_a_new_frame() {
     let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
     let asked = [1, 2, 3, 4].map(|number| match number {
         2 | 3 => Request::Prefetch(digest(number)),
@@ -80,7 +80,7 @@ fn every_object_request_over_shared_memory() {
 }
 
 #[test]
-fn a_lane_is_connected_greeted_and_used() {
+fn a_lane_is_connected_after_a_handshake_and_used() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();
@@ -268,7 +268,7 @@ fn a_segment_is_opened() {
 }
 
 #[test]
-fn a_copy_that_fails_gives_back_what_was_held() {
+fn a_failed_copy_releases_its_pin_or_reservation() {
     let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 100)]);
     let requests = [Request::Get(digest(1), local(0, 0, 100)), Request::Put(digest(2), local(1, 0, 9_000))];
     let batch = rig.submit(&requests);

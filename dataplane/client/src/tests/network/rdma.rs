@@ -45,7 +45,7 @@ fn run(rig: &mut Rig, mut lost: impl FnMut(&mut Rig, LaneId, Path) -> bool) -> (
 }
 
 #[test]
-fn segments_are_the_device_s_and_objects_travel_as_frames() {
+fn the_device_copies_segments_and_objects_travel_as_frames() {
     let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[
@@ -64,7 +64,7 @@ fn segments_are_the_device_s_and_objects_travel_as_frames() {
 }
 
 #[test]
-fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
+fn segments_closed_to_the_device_travel_as_frames_on_the_same_connection() {
     let mut rig = Rig::new(config(1), 1);
     let peer = rig.segment_peer(false);
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
@@ -91,7 +91,7 @@ fn what_the_device_does_not_reach_travels_as_frames_on_the_same_connection() {
 }
 
 #[test]
-fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
+fn a_peer_without_rdma_is_reached_by_streams_and_retried_later() {
     let mut rig = Rig::new(config(2), 1);
     let peer = rig.segment_peer(false);
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
@@ -123,7 +123,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
 }
 
 #[test]
-fn each_device_is_a_rail_and_one_that_fails_leaves_its_work_to_the_others() {
+fn each_device_is_a_rail_and_a_failed_one_fails_over_to_the_others() {
     let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 1 << 20))]);
@@ -140,7 +140,7 @@ fn each_device_is_a_rail_and_one_that_fails_leaves_its_work_to_the_others() {
 }
 
 #[test]
-fn the_memory_of_answers_is_known_while_they_are_awaited() {
+fn reply_destinations_are_known_while_requests_are_in_flight() {
     let mut rig = Rig::new(config(1), 1).with_objects(&[(1, 5000)]);
     let batch = rig.submit(&[Request::Get(digest(1), local(2, 40, 6000))]);
     let frames = rig.frames();
@@ -158,7 +158,7 @@ fn the_memory_of_answers_is_known_while_they_are_awaited() {
 /// A write posted to a device may still be in the network when its lane ends; a posted read changes nothing on the
 /// peer.
 #[test]
-fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_asked() {
+fn a_lane_that_ends_during_a_device_write_is_fenced() {
     for write in [false, true] {
         let mut rig = Rig::new(config(1), 1);
         let peer = rig.segment_peer(false);
@@ -218,7 +218,7 @@ fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
 }
 
 #[test]
-fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
+fn memory_uses_the_devices_of_its_node_at_both_ends() {
     for ours in [0, 1] {
         for theirs in [0, 1] {
             let (mut rig, peer) = two_sockets();
@@ -234,7 +234,7 @@ fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
 }
 
 #[test]
-fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
+fn farther_devices_help_only_while_the_near_ones_are_unhealthy() {
     let (mut rig, peer) = two_sockets();
     let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
     let down = |rig: &mut Rig, lane: LaneId, _| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
@@ -261,7 +261,7 @@ fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
 }
 
 #[test]
-fn a_large_object_has_the_time_that_a_slow_way_takes() {
+fn stall_detection_allows_for_large_objects_on_slow_paths() {
     let mut rig = Rig::new(config(2), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 16 << 20))]);
     let put = loop {
@@ -303,7 +303,7 @@ fn a_large_object_has_the_time_that_a_slow_way_takes() {
 
 /// Each batch completes before the connection of the near device makes progress, and the host does not poll in between.
 #[test]
-fn a_device_comes_back_though_its_host_looks_rarely() {
+fn a_device_reconnects_although_its_host_polls_rarely() {
     let (mut rig, peer) = two_sockets();
     let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
     let near = |rig: &Rig, lane: LaneId| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
@@ -347,7 +347,7 @@ fn a_device_comes_back_though_its_host_looks_rarely() {
 }
 
 #[test]
-fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
+fn slices_queued_for_one_device_do_not_block_memory_of_another_node() {
     let (mut rig, peer) = two_sockets();
     let to = |node: usize| SegmentTarget { place: Place::at(node), ..at(peer, (node as u64) << 24) };
     let bulk = rig.submit(&[Request::Write(to(0), local(0, 0, 64 << 20))]);

@@ -36,7 +36,7 @@ fn touching(rig: &mut Rig) -> Vec<Request> {
 }
 
 #[test]
-fn requests_that_touch_share_slices_and_have_results_of_their_own() {
+fn adjacent_requests_share_slices_and_have_separate_results() {
     let mut rig = Rig::new(Config { lanes: 1, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests);
@@ -111,7 +111,7 @@ fn submit(rig: &mut Rig, requests: &[Request], options: SubmitOptions) -> BatchI
 }
 
 #[test]
-fn the_urgent_overtake_what_waits() {
+fn urgent_slices_overtake_queued_ones() {
     // One slice is in flight at a time.
     let config = Config { lanes: 1, lane_window_bytes: 1, merge: false, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
@@ -144,7 +144,7 @@ fn the_urgent_overtake_what_waits() {
 }
 
 #[test]
-fn small_requests_have_a_lane_that_bulk_keeps_off() {
+fn the_first_lane_is_reserved_for_small_requests() {
     let config = Config { lanes: 2, post_ahead_ns: 500_000, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let bulk = Request::Read(target(&mut rig, 0), local(0, 0, 64 << 20));

@@ -76,7 +76,7 @@ fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
 }
 
 #[test]
-fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
+fn an_unavailable_path_is_not_retried_for_a_while() {
     for other in [false, true] {
         let mut rig = Rig::new(shared_config(), 1);
         let peer = rig.segment_peer(true);
@@ -101,7 +101,7 @@ fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
 
 /// The only path of a peer is retried like any failed path.
 #[test]
-fn the_only_path_is_not_left() {
+fn the_only_path_is_retried() {
     let mut rig = Rig::new(Config { stream: false, ..shared_config() }, 1);
     let peer = rig.segment_peer(true);
     let batch = rig.submit(&[Request::Write(at(peer, 0, true), local(0, 0, 100))]);
@@ -151,7 +151,7 @@ fn the_cheapest_way_that_is_open_is_taken() {
 }
 
 #[test]
-fn a_closed_way_is_remembered_and_the_next_one_taken() {
+fn a_closed_way_is_recorded_and_the_next_one_used() {
     let mut rig = Rig::new(Config { lanes: 1, ..shared_config() }, 1);
     rig.cma = true;
     let peer = rig.segment_peer(true);
@@ -181,7 +181,7 @@ fn a_closed_way_is_remembered_and_the_next_one_taken() {
 }
 
 #[test]
-fn a_new_connection_finds_out_again() {
+fn a_new_connection_tries_closed_ways_again() {
     let mut rig = Rig::new(Config { lanes: 1, ..shared_config() }, 1);
     rig.cma = true;
     let peer = rig.segment_peer(true);
@@ -411,7 +411,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn every_batch_ends_once_whatever_becomes_of_its_ways(
+    fn every_batch_ends_once_under_failures_of_its_ways(
         cma: bool,
         steps in prop::collection::vec((0u8..70, 0usize..1000), 1..150),
     ) {

@@ -52,7 +52,7 @@ fn lose_every_connection(rig: &mut Rig, until_ns: u64) -> usize {
 /// An unreachable owner used to be retried within the budget of attempts only: four refused connections took a few
 /// milliseconds, so a put failed at once while its owner was being replaced.
 #[test]
-fn an_owner_that_cannot_be_had_is_tried_until_the_deadline() {
+fn an_unreachable_owner_is_retried_until_the_deadline() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1)), get(2), Request::Put(digest(3), local(1, 0, 5))]);
     let tried = lose_every_connection(&mut rig, 11 * SECOND_NS);
@@ -64,7 +64,7 @@ fn an_owner_that_cannot_be_had_is_tried_until_the_deadline() {
 }
 
 #[test]
-fn an_owner_that_comes_back_late_serves_what_waited_for_it() {
+fn an_owner_that_comes_back_late_serves_the_parked_requests() {
     for config in [stream_config(), one_lane(), shared_config()] {
         let mut rig = Rig::new(config, 1).with_objects(&[(1, 500)]);
         let requests = [Request::Exists(digest(1)), get(1), Request::Put(digest(3), local(1, 0, 5))];
@@ -81,7 +81,7 @@ fn an_owner_that_comes_back_late_serves_what_waited_for_it() {
 
 /// A peer that closes each connection when the request arrives: the request is not resent without backoff.
 #[test]
-fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
+fn a_put_backs_off_from_a_peer_that_closes_its_connections() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(3), local(1, 0, 5))]);
     let mut sent = 0;
@@ -102,7 +102,7 @@ fn a_peer_that_ends_its_connections_is_not_sent_a_put_all_the_time() {
 }
 
 #[test]
-fn a_timer_without_work_does_not_come_back() {
+fn a_timer_without_work_is_not_repeated() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 1_000_000, 0).expect("a valid batch");
     let seen = rig.drain();
@@ -117,7 +117,7 @@ fn a_timer_without_work_does_not_come_back() {
 }
 
 #[test]
-fn a_peer_that_never_greets_does_not_hold_the_lane() {
+fn a_handshake_timeout_frees_the_lane() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.client.submit(&[get(1)], 60 * SECOND_NS, 0).expect("a valid batch");
     let seen = rig.drain();
@@ -135,7 +135,7 @@ fn a_peer_that_never_greets_does_not_hold_the_lane() {
 }
 
 #[test]
-fn a_lost_lane_is_made_up_for() {
+fn slices_of_a_lost_lane_are_retried() {
     for config in [stream_config(), shared_config()] {
         let mut rig = Rig::new(config, 1).with_objects(&[(1, 500)]);
         let batch = rig.submit(&[get(1), Request::Put(digest(2), local(1, 0, 100)), Request::Exists(digest(1))]);
@@ -155,7 +155,7 @@ fn a_lost_lane_is_made_up_for() {
 }
 
 #[test]
-fn a_refusal_fails_at_once_and_says_why() {
+fn a_refusal_fails_at_once_with_its_reason() {
     for (status, version) in [(Some(Status::Incompatible), VERSION), (None, VERSION + 1)] {
         let mut rig = Rig::new(one_lane(), 1);
         let batch = rig.submit(&[get(1), Request::Exists(digest(2))]);
@@ -175,7 +175,7 @@ fn a_refusal_fails_at_once_and_says_why() {
 }
 
 #[test]
-fn another_incarnation_of_a_node_is_not_taken_for_the_one_that_was_meant() {
+fn another_incarnation_of_a_node_is_rejected_in_the_handshake() {
     let mut rig = Rig::new(one_lane(), 1);
     let peer = rig.segment_peer(false);
     let batch = rig.submit(&[Request::OpenSegment(peer)]);
@@ -298,7 +298,7 @@ fn others_are_not_charged_for_a_deadline_or_a_cancelled_batch() {
 }
 
 #[test]
-fn a_cancelled_batch_keeps_what_was_done() {
+fn a_cancelled_batch_keeps_its_completed_results() {
     let mut rig = Rig::new(one_lane(), 1).with_objects(&[(1, 5)]);
     let batch = rig.submit(&[Request::Exists(digest(1)), get(2)]);
     let frames = rig.frames();
@@ -334,7 +334,7 @@ fn stale_answers_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn bytes_that_do_not_match_are_asked_for_again_within_the_budget() {
+fn payloads_with_a_wrong_checksum_are_retried_within_the_budget() {
     for good_at in [1, u32::from(Limits::ATTEMPTS)] {
         let mut rig = Rig::new(one_lane(), 1).with_objects(&[(1, 5)]);
         let batch = rig.submit(&[get(1)]);
@@ -359,7 +359,7 @@ fn bytes_that_do_not_match_are_asked_for_again_within_the_budget() {
 }
 
 #[test]
-fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
+fn no_space_is_reported_and_a_busy_peer_is_retried() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 5)), Request::Put(digest(2), local(0, 5, 5))]);
     let frames = rig.frames();
@@ -374,7 +374,7 @@ fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
 
 /// A peer may stay busy: the wait is bounded by the deadline only, and the backoff stays short.
 #[test]
-fn a_busy_peer_is_asked_until_the_deadline() {
+fn a_busy_peer_is_retried_until_the_deadline() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 5))]);
     let mut longest_ns = 0;

@@ -58,7 +58,7 @@ fn took(rig: &mut Rig, gets: u64, each_ns: u64) {
 
 /// A hedged get confirms that the replica owner has the object, and says nothing about the owner.
 #[test]
-fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
+fn gets_from_the_replica_owner_do_not_confirm_the_owner() {
     let mut rig = rig(100 * MS);
     for hedged in [false, true] {
         let batch = submit(&mut rig);
@@ -77,7 +77,7 @@ fn what_a_replica_owner_gives_says_nothing_of_the_owner() {
 }
 
 #[test]
-fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
+fn a_silent_owner_is_hedged_after_its_99th_percentile() {
     let mut rig = rig(100 * MS);
     took(&mut rig, 100, MS);
     assert!(!asked_second(&mut rig, 49 * MS), "half of the setting at least");
@@ -97,7 +97,7 @@ fn a_silent_owner_is_left_after_what_its_slowest_gets_take() {
 }
 
 #[test]
-fn an_owner_that_answers_others_is_not_left() {
+fn an_owner_that_answers_other_requests_is_not_hedged() {
     let mut rig = rig(100 * MS);
     rig.objects.insert(digest(1), Object::new(BYTES, 7));
     let batch = submit(&mut rig);
@@ -141,7 +141,7 @@ fn an_owner_that_answers_others_is_not_left() {
 
 /// An owner that answers each get, but after the hedging delay: the number of added requests is bounded.
 #[test]
-fn an_owner_that_is_slow_all_the_time_gets_few_requests_twice() {
+fn hedges_of_a_slow_owner_are_bounded_by_the_budget() {
     let mut rig = rig(100 * MS);
     let gets = 2_000;
     let twice = (0..gets).filter(|_| asked_second(&mut rig, 120 * MS)).count();

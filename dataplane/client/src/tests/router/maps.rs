@@ -55,7 +55,7 @@ fn a_wrong_owner_parks_the_request_and_asks_for_a_map() {
 }
 
 #[test]
-fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
+fn a_wrong_owner_is_retried_until_the_deadline() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let mut asked = 0;
@@ -78,7 +78,7 @@ fn a_wrong_owner_is_a_matter_of_the_deadline_not_of_the_budget() {
 }
 
 #[test]
-fn what_waits_for_a_dead_member_goes_to_the_new_owner_at_once() {
+fn slices_queued_for_a_dead_member_go_to_the_new_owner_at_once() {
     let mut rig = Rig::new(one_lane(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     let seen = rig.drain();

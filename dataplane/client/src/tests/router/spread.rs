@@ -66,7 +66,7 @@ fn first(rig: &mut Rig) -> NodeId {
 }
 
 #[test]
-fn what_two_owners_have_is_asked_of_both() {
+fn gets_are_spread_over_owner_and_replica_owner() {
     for config in [stream_config(), shared_config()] {
         let mut rig = rig(config);
         let asked = gets(&mut rig, 100, 4);
@@ -79,7 +79,7 @@ fn what_two_owners_have_is_asked_of_both() {
 }
 
 #[test]
-fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
+fn gets_are_not_spread_without_a_lease_or_when_disabled() {
     let mut rig = rig(stream_config());
     rig.objects.insert(digest(0), Object::new(BYTES, 7));
     assert_eq!(gets(&mut rig, 50, 2).len(), 1);
@@ -101,7 +101,7 @@ fn only_the_first_is_asked_for_what_it_alone_has_and_by_who_does_not_spread() {
 }
 
 #[test]
-fn a_get_says_how_many_owners_have_the_object() {
+fn a_get_reports_the_number_of_replicas() {
     for config in [stream_config(), shared_config()] {
         for (object, replicas) in [(Object::replicated(BYTES, 7), 2), (Object::new(BYTES, 7), 1)] {
             let mut rig = rig(config.clone());
@@ -127,7 +127,7 @@ fn a_get_says_how_many_owners_have_the_object() {
 }
 
 #[test]
-fn a_lease_ends_with_its_time_and_with_the_map() {
+fn a_lease_expires_and_ends_with_the_map() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     // No get reaches the owner meanwhile, so no lease is renewed.
@@ -142,7 +142,7 @@ fn a_lease_ends_with_its_time_and_with_the_map() {
 
 /// The replica owner has evicted its replica: the owner serves the get, and for a while it alone is used.
 #[test]
-fn a_copy_that_is_gone_costs_one_question() {
+fn an_evicted_replica_costs_one_round_trip() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     let mut missed = 0;
@@ -173,7 +173,7 @@ fn a_copy_that_is_gone_costs_one_question() {
 
 /// An unreachable replica owner is not used, and its gets go to the owner.
 #[test]
-fn a_second_owner_that_dies_costs_nothing_but_a_try() {
+fn a_dead_replica_owner_costs_one_attempt() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     for _ in 0..50 {
@@ -192,7 +192,7 @@ fn a_second_owner_that_dies_costs_nothing_but_a_try() {
 }
 
 #[test]
-fn only_gets_want_leases_on_replicas() {
+fn only_gets_request_replica_leases() {
     let mut rig = rig(stream_config());
     first(&mut rig);
     let batch = rig.submit(&[Request::Exists(digest(0))]);

@@ -110,7 +110,7 @@ fn small_reads_do_not_wait_for_bulk() {
 }
 
 #[test]
-fn a_port_that_comes_back_is_in_use_within_50_ms() {
+fn a_recovered_port_is_in_use_within_50_ms() {
     let ports = vec![Port::sound(PORT), Port { up_ns: 300_000_000, down_ns: 700_000_000, ..Port::sound(PORT) }];
     let mut network = Network::new(ports, 20_000);
     let mut healed_ns = 0;
@@ -130,7 +130,7 @@ fn a_port_that_comes_back_is_in_use_within_50_ms() {
 }
 
 #[test]
-fn a_port_that_falls_silent_is_given_up_and_costs_little() {
+fn a_silent_port_is_detected_and_costs_little() {
     let span_ns = 2 * SECOND_NS;
     let mut ports = vec![Port::sound(PORT); 4];
     ports[1] = Port { up_ns: 500_000_000, down_ns: 500_000_000, silent: true, ..ports[1] };
@@ -148,7 +148,7 @@ fn a_port_that_falls_silent_is_given_up_and_costs_little() {
 }
 
 #[test]
-fn a_long_way_is_kept_full() {
+fn a_path_with_a_long_round_trip_is_kept_full() {
     // A round trip of 20 ms: ten times the work that is posted ahead by default.
     let mut network = Network::new(vec![Port::sound(PORT)], 10_000_000);
     let run = |network: &mut Network, until_ns| {
