@@ -14,10 +14,10 @@ impl FrameFlags {
     pub const CHECKSUM: Self = Self(1);
     /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads.
     pub const SUM_REPLIES: Self = Self(1 << 1);
-    /// `Exists`: prefetch from the SSD what is not in memory, within the deadline of the request.
+    /// `Exists`: objects on the SSD are prefetched into memory, within the deadline of the request.
     pub const PREFETCH: Self = Self(1 << 2);
-    /// `Get`, `Lookup`, `Remove`: stripe heads are read, or removed, like other objects. Without it the answer is
-    /// `Striped`.
+    /// `Get`, `Lookup`, `Remove`: stripe heads are read, or removed, like other objects. Without the flag the
+    /// reply is `Striped`.
     pub const HEADS: Self = Self(1 << 3);
     /// `GetRange`, `Peek`: ranges of put sessions may be read before their commit.
     pub const UNCOMMITTED: Self = Self(1 << 4);

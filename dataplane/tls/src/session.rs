@@ -129,7 +129,7 @@ impl Session {
     /// Returns the `close_notify` record, after which this end sends no more.
     ///
     /// # Errors
-    /// As [`Self::seal`].
+    /// Returns the error of the cipher, as [`Self::seal`] does.
     pub fn close(&mut self) -> Result<Vec<u8>, TlsError> {
         self.record(ContentType::Alert, &[1, AlertDescription::CloseNotify.into()])
     }
