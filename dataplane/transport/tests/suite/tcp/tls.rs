@@ -191,8 +191,8 @@ fn renewed_certificates_apply_to_new_connections() {
     sender.tcp.set_tls(std::sync::Arc::clone(&client));
     sender.tcp.connect(&sender.poller, address).expect("a socket");
     until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
-    assert!(text(&receiver.gone).contains("has ended"), "{}", text(&receiver.gone));
-    assert!(text(&sender.gone).contains("our certificate has ended"), "{}", text(&sender.gone));
+    assert!(text(&receiver.gone).contains("has expired"), "{}", text(&receiver.gone));
+    assert!(text(&sender.gone).contains("our certificate has expired"), "{}", text(&sender.gone));
     assert!(client.set(authority.issue("client")).expect("a good one"));
     sender.connections.clear();
     receiver.connections.clear();
@@ -240,7 +240,7 @@ fn tampered_or_truncated_tls_data_is_not_delivered() {
         sender.send(sender.connections[0], 0, b"put", &[200_000]);
         until(&mut [&mut sender, &mut receiver], |ends| !ends[1].gone.is_empty());
         assert!(receiver.payloads.is_empty(), "after {after}");
-        let wanted = if ends { "closed by the peer" } else { "changed on its way" };
+        let wanted = if ends { "closed by the peer" } else { "changed in transit" };
         assert!(text(&receiver.gone).contains(wanted), "{after}: {}", text(&receiver.gone));
     }
 }
