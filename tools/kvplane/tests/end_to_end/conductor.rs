@@ -35,7 +35,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let said = ctl(&["show"]).text();
     assert!(said.starts_with("requests are placed by load-balance\n"), "{said}");
     assert!(said.lines().any(|line| line.starts_with("first ") && line.contains(" takes ")), "{said}");
-    assert!(said.contains("hot prefixes are not copied: the cluster keeps one copy of everything\n"), "{said}");
+    assert!(said.contains("hot prefixes are not replicated: slots have one owner"), "{said}");
     let said = ctl(&["hold", "first"]).text();
     assert!(said.contains("instance first gets no new requests; 0 are booked there"), "{said}");
     let said = ctl(&["policy", "kvplane", "--promise-ttft-ms", "1500"]).text();

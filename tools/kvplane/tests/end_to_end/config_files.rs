@@ -48,15 +48,15 @@ fn what_is_wrong_with_a_file_is_said_with_its_line() {
     refused(
         "\n\npol = \"1G\"\n",
         &[],
-        &["settings.toml:3:", "\"pol\" is no setting of kvplane dev", "is \"pool\" meant?"],
+        &["settings.toml:3:", "\"pol\" is not a setting of kvplane dev", "did you mean \"pool\"?"],
     );
-    refused("node_id = 1", &[], &["settings.toml:1:", "is \"node-id\" meant?"]);
-    refused("config = \"x\"", &[], &["settings.toml:1:", "no setting"]);
+    refused("node_id = 1", &[], &["settings.toml:1:", "did you mean \"node-id\"?"]);
+    refused("config = \"x\"", &[], &["settings.toml:1:", "not a setting"]);
     refused("zzz = 1", &[], &["settings.toml:1:", "--help lists"]);
-    refused("[dev]\nsharts = 1", &[], &["settings.toml:2:", "is \"shards\" meant?"]);
-    refused("[nodes]\nshards = 1", &[], &["settings.toml:1:", "no command that takes settings"]);
-    refused("shards = true", &[], &["settings.toml:1:", "shards wants a text or a number"]);
-    refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants is true or false"]);
+    refused("[dev]\nsharts = 1", &[], &["settings.toml:2:", "did you mean \"shards\"?"]);
+    refused("[nodes]\nshards = 1", &[], &["settings.toml:1:", "not a command that takes settings"]);
+    refused("shards = true", &[], &["settings.toml:1:", "shards has to be a text or a number"]);
+    refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants has to be true or false"]);
     refused("a = 1\nshards 2", &[], &["settings.toml:2:"]);
     refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: see below", "--shards"]);
     // The file's value does not count, so it is not to blame.

@@ -35,5 +35,5 @@ fn members_and_maps_are_logged_as_wanted() {
     quiet.wait_for("serving by the last map");
     let mut command = place.command(&["control", "--state", text(&state)]);
     command.env("KVPLANE_LOG", "loud");
-    finish(command, &[]).failed(1, &["KVPLANE_LOG=\"loud\" is no level"]);
+    finish(command, &[]).failed(1, &["KVPLANE_LOG=\"loud\" is not a log level"]);
 }

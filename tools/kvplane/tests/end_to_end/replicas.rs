@@ -179,7 +179,7 @@ fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
     });
     assert_eq!(whole, Some(()), "of {OBJECTS} objects have a copy again: {:?}", copied(&control, 2));
     let shown = place.run(&["ctl", "shards"]).text();
-    assert!(shown.contains("copies: "), "{shown}");
+    assert!(shown.contains("replicas: "), "{shown}");
     // Each has two owners again, so that another node may die.
     nodes[0].kill();
     found(&mut client);

@@ -366,7 +366,7 @@ fn a_device_that_does_not_do_is_refused_in_words() {
     place.run(&["dev", "--ssd", "x:y"]).failed(2, &["K, M, G or T"]);
     refused(&format!("{}:18446744073709551615", text(&place.path("most"))), &["more than a file can have"]);
     let nowhere = place.path("nowhere").join("x");
-    refused(&format!("{}:64M", text(&nowhere)), &["there is no directory", "nowhere"]);
+    refused(&format!("{}:64M", text(&nowhere)), &["does not exist: create it", "nowhere"]);
     let left = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());
     let states: Vec<_> = left.filter(|name| text(Path::new(name)).ends_with(".control")).collect();
     assert!(states.is_empty(), "nothing is left behind: {states:?}");

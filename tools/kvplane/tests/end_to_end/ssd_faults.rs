@@ -130,7 +130,7 @@ fn ranges_that_cannot_be_read_are_misses_and_can_be_put_again() {
     recovered(&dev);
     disk.set(Faults { unreadable: Some(5 << 20..9 << 20), ..Faults::default() });
     // The scrubber finds them before anybody asks.
-    bed.place.run(&["ctl", "tier", "verify"]).failed(1, &["records were not whole"]);
+    bed.place.run(&["ctl", "tier", "verify"]).failed(1, &["records were damaged"]);
     let found = there(&bed, 0..64);
     assert!((1..64).contains(&found), "{found} of 64 are there");
     assert!(counted(&dev, "kvplane_tier_read_faults_total") >= 1.0);

@@ -42,7 +42,7 @@ fn records_are_checked_while_the_node_serves_and_room_is_made() {
     flip(&bed.place.path("ssd"));
     let (outcome, shown) = tier(&bed, &["verify", "--rate", "64M"]);
     let bad = number(&shown, "scrub/bad_records");
-    assert!(!outcome.status.success() && outcome.stderr.contains("not whole"), "{}", outcome.stderr);
+    assert!(!outcome.status.success() && outcome.stderr.contains("were damaged"), "{}", outcome.stderr);
     assert!((1..64).contains(&bad), "{shown}");
     // All of it is in memory still, so all is written again.
     let healed = wait_until(|| {
