@@ -24,7 +24,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["control", "--state", "s", "--replicas", "0"], &["0", "1..=2"]),
         (&["replay", "--generate", "conversation", "--block-bytes", "0"], &["--block-bytes", "0"]),
         (&["replay", "--generate", "conversation", "--speed", "-3"], &["-3"]),
-        (&["replay", "--generate", "conversation", "--speed", "0"], &["0", "no speed"]),
+        (&["replay", "--generate", "conversation", "--speed", "0"], &["0", "not a speed"]),
         (&["replay", "--generate", "chess"], &["chess"]),
         (&["replay", "--generate", "conversation", "--requests", "0"], &["--requests", "0"]),
         (&["replay"], &["--trace"]),
@@ -76,7 +76,7 @@ fn settings_that_cannot_be_are_named() {
     finish(place.bare(&nobody), &[]).failed(1, &["127.0.0.1:1"]);
     let name = ["tebench", "--target_seg_name=nowhere", "--total_buffer_size=1M", "--max_block_size=4K"];
     finish(place.bare(&name), &[]).failed(1, &["nowhere", "resolving its name"]);
-    finish(place.bare(&["tebench", "--target_seg_name=,"]), &[]).failed(1, &["\",\"", "names nobody"]);
+    finish(place.bare(&["tebench", "--target_seg_name=,"]), &[]).failed(1, &["\",\"", "names no target"]);
 }
 
 #[test]

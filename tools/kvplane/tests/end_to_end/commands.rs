@@ -61,7 +61,7 @@ fn caches_are_simulated_in_three_forms() {
     assert_eq!(figures["traces"][0]["sizes_tokens"], serde_json::json!([100_000, 1_000_000]));
     assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
     let nothing = ["sim", "cache", "--generate", "conversation", "--tokens", "0"];
-    finish(place.bare(&nothing), &[]).failed(2, &["no size of a cache"]);
+    finish(place.bare(&nothing), &[]).failed(2, &["not a cache size"]);
 }
 
 #[test]

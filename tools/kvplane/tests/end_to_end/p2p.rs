@@ -115,7 +115,7 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     let mut first = Process::start(place.command(&[&get[..], &["--download", "32KiB"]].concat()));
     // The last file that is made is the last of the object.
     wait_until(|| names(&slow).iter().any(|name| name.starts_with(".none")).then_some(())).unwrap();
-    finish(place.command(&get), &[]).failed(1, &["slow: ", "process", "fetches into it: wait until that has ended"]);
+    finish(place.command(&get), &[]).failed(1, &["slow: ", "process", "fetches into it: wait until it has ended"]);
     let get = ["p2p", "get", "a/model", text(&other), "--no-shared-memory", "--host", "other"];
     finish(place.command(&get), &[]).well();
     same(&source, &other);
@@ -123,12 +123,13 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     fs::write(slow.join("mine"), "x").unwrap();
     let put = ["p2p", "put", "partial", text(&slow), "--no-shared-memory"];
     let partial = Process::start(place.command(&put));
-    partial
-        .wait_for("slow: left out what a get or reshard has left that did not end, 4 in all, such as \".config.json");
+    partial.wait_for(
+        "slow: left out what a get or reshard has left of interrupted gets, 4 in all, such as \".config.json",
+    );
     partial.wait_for("1 B in 1 files");
     let part = slow.join(names(&slow).into_iter().find(|name| name.starts_with(".none")).unwrap());
     let one = ["p2p", "put", "partial", text(&part), "--no-shared-memory"];
-    finish(place.command(&one), &[]).failed(1, &["that did not end", "run that again, or rename it"]);
+    finish(place.command(&one), &[]).failed(1, &["of interrupted gets", "run that again, or rename it"]);
     let since = Instant::now();
     fs::remove_dir_all(&slow).unwrap();
     first.wait_for("No such file or directory (os error 2): no more is fetched");

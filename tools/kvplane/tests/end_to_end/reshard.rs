@@ -165,7 +165,7 @@ fn refuses(place: &Workplace, reshard: &[&str], source: &[Rank]) {
     // A directory that a get writes to.
     let get = fs::File::open(place.path("out")).unwrap();
     get.try_lock().unwrap();
-    refused(reshard, &["out: ", "fetches into it: wait until that has ended"]);
+    refused(reshard, &["out: ", "fetches into it: wait until it has ended"]);
     drop(get);
     refused(&[reshard, &["--participant", "tp9"]].concat(), &["no participant \"tp9\"", "pp0-tp0"]);
     // One rank is missing from the manifest, and then its bytes are.

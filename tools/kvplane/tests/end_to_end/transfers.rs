@@ -117,7 +117,7 @@ fn a_drive_is_measured_through_a_file_segment() {
         assert_eq!((transports.len(), &transports[0]["transport"]), (1, &Value::from("file")), "{rows}");
         assert!(transports[0]["bytes"].as_u64() > Some(4096), "{rows}");
     }
-    run(&["tebench", &directory, "--target_seg_name=local"]).failed(1, &["--tier makes a target of its own"]);
+    run(&["tebench", &directory, "--target_seg_name=local"]).failed(1, &["--tier creates a target of its own"]);
     run(&["tebench", "--tier=/nowhere"]).failed(1, &["--tier /nowhere: No such file"]);
     let left = std::fs::read_dir(&place.directory).unwrap().flatten();
     assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains("kvplane-tebench")).count(), 0);
