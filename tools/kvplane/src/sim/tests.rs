@@ -1,4 +1,4 @@
-//! The simulated caches against the independent models, by hand, and on the published traces.
+//! Tests of the simulated caches: against the independent models, by hand, and on the published traces.
 
 use super::*;
 use crate::model::{self, Policy};
@@ -15,7 +15,7 @@ fn policy(eviction: Eviction, tails: bool, leaves_first: bool) -> Keeper {
 #[test]
 fn the_store_finds_what_the_models_find() {
     let mut requests = generate(Shape::Conversation, 800, 5).unwrap().requests;
-    // The models charge every block the same.
+    // The models charge the same for every block.
     requests.iter_mut().for_each(|request| request.input_tokens = request.blocks.len() as u32 * 512);
     for blocks in [50, 400, 3_000] {
         for (eviction, judge) in [(Eviction::Lru, Policy::Lru), (Eviction::SegmentedLru, Policy::SegmentedLru)] {
@@ -47,7 +47,7 @@ fn tails_are_not_kept_and_leaves_go_first() {
     let requests = [tail.clone(), tail];
     assert_eq!(policy(Eviction::Lru, true, false).replay(&requests, 2048).hit_blocks, 2);
     assert_eq!(policy(Eviction::Lru, false, false).replay(&requests, 2048).hit_blocks, 1);
-    // Room for three blocks: 4 needs one. The oldest is 1, the last that depends on it is 3.
+    // The cache has room for three blocks, and 4 needs one. The oldest is 1, the last block that depends on it is 3.
     let requests = [request(&[1, 2, 3]), request(&[4]), request(&[1, 2, 3])];
     assert_eq!(policy(Eviction::Lru, true, false).replay(&requests, 3 * 512).hit_blocks, 0);
     assert_eq!(policy(Eviction::Lru, true, true).replay(&requests, 3 * 512).hit_blocks, 2);
@@ -55,13 +55,13 @@ fn tails_are_not_kept_and_leaves_go_first() {
 
 #[test]
 fn the_bound_keeps_what_is_wanted_soonest() {
-    // Room for one block: 1 is wanted sooner than 2, and 3 never again.
+    // The cache has room for one block: 1 is used sooner than 2, and 3 never again.
     let requests = [request(&[1]), request(&[2]), request(&[3]), request(&[1]), request(&[2])];
     assert_eq!(Keeper::Belady.replay(&requests, 512).hit_blocks, 1);
     assert_eq!(Keeper::Belady.replay(&requests, 1024).hit_blocks, 2);
 }
 
-/// Figures of an independent simulation of the published traces, by tokens.
+/// Hit rates by tokens of an independent simulation of the published traces.
 #[test]
 fn the_published_traces() {
     let cases = [

@@ -58,7 +58,7 @@ fn what_is_wrong_with_a_file_is_said_with_its_line() {
     refused("shards = true", &[], &["settings.toml:1:", "shards has to be a text or a number"]);
     refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants has to be true or false"]);
     refused("a = 1\nshards 2", &[], &["settings.toml:2:"]);
-    refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: see below", "--shards"]);
+    refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: invalid setting", "--shards"]);
     // The file's value does not count, so it is not to blame.
     refused("shards = 3", &["--shards", "x"], &["invalid value 'x'"]);
     let place = Workplace::new("none");

@@ -123,13 +123,11 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
     fs::write(slow.join("mine"), "x").unwrap();
     let put = ["p2p", "put", "partial", text(&slow), "--no-shared-memory"];
     let partial = Process::start(place.command(&put));
-    partial.wait_for(
-        "slow: left out what a get or reshard has left of interrupted gets, 4 in all, such as \".config.json",
-    );
+    partial.wait_for("slow: left out partial files of interrupted gets or reshards: 4, such as \".config.json");
     partial.wait_for("1 B in 1 files");
     let part = slow.join(names(&slow).into_iter().find(|name| name.starts_with(".none")).unwrap());
     let one = ["p2p", "put", "partial", text(&part), "--no-shared-memory"];
-    finish(place.command(&one), &[]).failed(1, &["of interrupted gets", "run that again, or rename it"]);
+    finish(place.command(&one), &[]).failed(1, &["of an interrupted get", "run that again, or rename it"]);
     let since = Instant::now();
     fs::remove_dir_all(&slow).unwrap();
     first.wait_for("No such file or directory (os error 2): no more is fetched");
@@ -172,7 +170,7 @@ fn names_of_all_kinds_arrive_and_are_shown() {
     let name = "red\u{1b}[31m\n";
     let put = ["p2p", "put", name, text(&source), "--no-shared-memory", "--host", "source"];
     let former = Process::start(place.command(&put));
-    former.wait_for("left out what is no file, 1 in all, such as \"link\", a link to no file");
+    former.wait_for("left out entries that are not files: 1, such as \"link\", a link to no file");
     former.wait_for("version 1: 262 B in 3 files");
     let get = ["p2p", "get", name, text(&copy), "--no-shared-memory", "--host", "copy"];
     let found = finish(place.command(&get), &[]);
@@ -188,7 +186,7 @@ fn names_of_all_kinds_arrive_and_are_shown() {
     let latter = Process::start(place.command(&put));
     latter.wait_for("version 2: 256 B in 2 files");
     let found = finish(place.command(&get), &[]);
-    let stays = "copy: what is no file of \"red\\u{1b}[31m\\n\" version 2 stays: 1, such as \"x.part\"";
+    let stays = "copy: files that do not belong to \"red\\u{1b}[31m\\n\" version 2 stay: 1, such as \"x.part\"";
     assert!(found.stderr.contains(stays), "{}", found.stderr);
     found.well();
     assert!(copy.join("x.part").exists());

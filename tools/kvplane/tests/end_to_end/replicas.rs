@@ -213,7 +213,7 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     let keys: Vec<String> = (0..100).map(name).chain(["large".to_owned()]).collect();
     let (mut command, names) = (vec!["ctl", "copy"], keys.iter().map(String::as_str));
     command.extend(names);
-    assert!(place.run(&command).text().contains("104 of 104 objects are copied"));
+    assert!(place.run(&command).text().contains("104 of 104 objects are replicated"));
     let task = task_of(&place, "101 keys");
     assert_eq!((&task["state"], &task["copied"]), (&"succeeded".into(), &104.into()), "{task}");
     // A scheduler may ask for that too.

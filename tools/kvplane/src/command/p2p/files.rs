@@ -269,8 +269,8 @@ fn found(path: &Path) -> Result<Vec<One>, Failure> {
     } else if kind.is_file() {
         let name = path.file_name().ok_or_else(|| format!("{}: the path has no file name", path.display()))?;
         if is_part(name) {
-            let text = "a get or reshard has left it that did not end, and what is missing in it is not known: run \
-                        that again, or rename it";
+            let text = "a partial file of an interrupted get or reshard, whose missing parts are unknown: run that \
+                        again, or rename it";
             return Err(at(path)(text));
         }
         below.files.push((text(Path::new(name))?, path.to_owned()));
@@ -291,7 +291,7 @@ fn name_of(kind: FileType) -> &'static str {
         _ if kind.is_socket() => "a socket",
         _ if kind.is_block_device() || kind.is_char_device() => "a device",
         _ if kind.is_symlink() => "a link to no file",
-        _ => "no file",
+        _ => "not a file",
     }
 }
 
@@ -332,12 +332,12 @@ impl Below<'_> {
     fn say_left_out(&self) {
         if let Some((path, kind)) = self.left_out.iter().min() {
             let (count, path) = (self.left_out.len(), path.strip_prefix(self.root).unwrap_or(path));
-            let text = format!("left out {count} entries that are not files, such as {path:?}, {kind}");
+            let text = format!("left out entries that are not files: {count}, such as {path:?}, {kind}");
             say(&at(self.root)(text).to_string());
         }
         if let Some(path) = self.parts.iter().min() {
             let (count, path) = (self.parts.len(), path.strip_prefix(self.root).unwrap_or(path));
-            let text = format!("left out {count} partial files of interrupted gets or reshards, such as {path:?}");
+            let text = format!("left out partial files of interrupted gets or reshards: {count}, such as {path:?}");
             say(&at(self.root)(text).to_string());
         }
     }

@@ -1,4 +1,4 @@
-//! What the forms of classes say, what is refused and how, and weights as the engine takes them.
+//! Tests of the formats of classes: parsing, errors, and the engine's weights.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -43,7 +43,7 @@ fn what_is_wrong_is_named() {
         assert!(error.contains(words), "{text:?}: {error}");
     }
     let cases = [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("{}", "array"),
         ("[]", "array"),
         ("[1]", "entry 0: name"),
@@ -80,7 +80,7 @@ fn workloads_say_what_moves() {
     };
     assert!(with("block_size", json!(0)).contains("block_size is 0"));
     assert!(with("batch_size", json!(-1)).contains("batch_size is -1"));
-    assert!(with("block_size", json!(u64::MAX)).contains("more bytes than there are"));
+    assert!(with("block_size", json!(u64::MAX)).contains("exceed 64 bits of bytes"));
     assert!(with("deadline_us", json!("soon")).contains("deadline_us is \"soon\""));
     assert!(with("intent_type", json!("fun")).contains("\"fun\" is none of unspec"));
 }
