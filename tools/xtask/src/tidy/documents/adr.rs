@@ -1,5 +1,4 @@
-//! Rule: decision records in `docs/adr` have numbers of their own, the sections that make them useful, and a place in
-//! the index.
+//! Rule: decision records in `docs/adr` have unique numbers, the required sections, and an entry in the index.
 
 use std::collections::BTreeMap;
 
