@@ -1,9 +1,9 @@
-//! Do the checkers bite? Each test puts one bug into a host of the world and wants a checker to find it within a few
-//! seeds, for the right reason. The pure code is untouched.
+//! Tests of the checkers: each test puts one bug into a host of the World and requires a checker to find it within a
+//! few seeds, for the right reason. The pure code is untouched.
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, run};
 
-/// Seeds that are tried; most bugs show in the first few.
+/// Number of seeds to try; most bugs show in the first few.
 const SEEDS: u64 = 400;
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
@@ -111,16 +111,16 @@ fn a_put_that_is_taken_where_its_slot_has_left() {
     caught(Mischief::KeepSlots, &[Rule::Commit]);
 }
 
-/// Not a host's bug at one instant but a rule that hosts owe: a shard that missed a map must not keep what it has.
+/// The bug is not a single wrong action but a duty of hosts: a shard that missed a map must not keep its objects.
 #[test]
 fn an_epoch_that_the_host_skips_is_noticed_by_the_shard() {
-    // Found by the seeds 4 and later before `Service::set_owned` looked for gaps: a slot left and came back unseen.
+    // Seeds from 4 on found this before `Service::set_owned` looked for gaps: a slot migrated away and back unseen.
     for seed in 0..30 {
         run(Scenario::with_mischief(seed, Mischief::SkipEpochs)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
-/// The same scenario without the bug.
+/// Runs the same scenario without the bug.
 #[test]
 fn missed_epochs_do_no_harm_where_they_are_noticed() {
     for seed in 0..20 {

@@ -37,7 +37,7 @@ impl World {
         PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
     }
 
-    /// Requests replication of an existing object: every shard is told, and its owner carries it out.
+    /// Requests replication of an existing object: every shard gets the request, and the owner carries it out.
     pub(crate) fn wish(&mut self, key: usize) {
         let (digest, now_ns) = (self.shadow.digest(key), self.now_ns);
         for incarnation in 0..self.incarnations.len() {

@@ -65,7 +65,7 @@ pub enum Mischief {
     SpoilCopies,
     /// Nodes report that all slots are imported as soon as they receive a map.
     SettleEarly,
-    /// A node that asks for changes during its absence is told that there were none.
+    /// The reply to a request for changes during an absence lists none.
     HideChanges,
     /// The shard's host makes every put replace existing objects.
     ReplaceAlways,

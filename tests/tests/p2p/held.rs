@@ -1,4 +1,4 @@
-//! Who holds an object: one thread of those that would, and no version that nobody has.
+//! Tests of holding an object: one of several concurrent threads succeeds, and unknown versions are refused.
 
 use kvplane::PublishOptions;
 

@@ -1,4 +1,4 @@
-//! How many shards an object has.
+//! Test of the number of an object's shards.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
     }
 }
 
-/// What a checkpoint of a terabyte is in shards of 64 MiB: in one buffer, for a store registers 1,024 of them.
+/// As many shards as a checkpoint of a terabyte has, of 64 MiB: in one buffer, because a store registers 1,024 of them.
 #[test]
 fn an_object_has_more_shards_than_a_store_has_buffers() {
     const SHARDS: usize = 16_384;

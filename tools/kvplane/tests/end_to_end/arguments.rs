@@ -1,5 +1,5 @@
-//! Command lines and files that make no sense: each gets a sentence that names the number or the file, and a status
-//! other than 0; 2 where the command line itself is wrong.
+//! Tests of invalid command lines and files: each gets a sentence that names the number or the file, and a status other
+//! than 0; 2 if the command line itself is wrong.
 
 use crate::support::{Workplace, finish, text};
 

@@ -1,8 +1,8 @@
-//! Settings in files: they are what flags would be, and what is wrong with them is said with its line.
+//! Tests of settings in files: they act like flags, and errors name their line.
 
 use crate::support::{Process, Workplace, finish};
 
-/// `kvplane dev` with this file and these arguments, which must not start.
+/// Runs `kvplane dev` with this file and these arguments, which must not start.
 fn refused(content: &str, more: &[&str], words: &[&str]) {
     let place = Workplace::new("refused");
     let file = place.file("settings.toml", content.as_bytes());
@@ -59,7 +59,7 @@ fn what_is_wrong_with_a_file_is_said_with_its_line() {
     refused("strict-tenants = 1", &[], &["settings.toml:1:", "strict-tenants has to be true or false"]);
     refused("a = 1\nshards 2", &[], &["settings.toml:2:"]);
     refused("pool = \"1G\"\nshards = 0\n", &[], &["settings.toml:2: invalid setting", "--shards"]);
-    // The file's value does not count, so it is not to blame.
+    // The flag overrides the file's value, so the error must not name the file.
     refused("shards = 3", &["--shards", "x"], &["invalid value 'x'"]);
     let place = Workplace::new("none");
     finish(place.command(&["dev", "--config", "/nonexistent.toml"]), &[]).failed(2, &["/nonexistent.toml", "read"]);

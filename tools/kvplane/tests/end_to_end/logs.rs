@@ -1,4 +1,4 @@
-//! What processes log: lines of text or JSON, as much as was asked for.
+//! Tests of logs: lines of text or JSON, at the requested level.
 
 use crate::support::{Process, Workplace, finish, text};
 
@@ -24,7 +24,7 @@ fn members_and_maps_are_logged_as_wanted() {
     assert!(node.stop().success());
     control.wait_for("a node leaves");
 
-    // Only what an operator should look at; the flag counts more than the variable.
+    // Only warnings and errors are logged; the flag overrides the variable.
     let mut command = place.command(&["node", "--pool", "8M", "--node-id", "4", "--shards", "1", "--log", "warn"]);
     command.env("KVPLANE_LOG", "debug");
     let quiet = Process::start(command);

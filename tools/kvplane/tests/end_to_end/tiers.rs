@@ -1,4 +1,4 @@
-//! Operating the SSDs of a running node: what is shown of them, checking every record, making room, reading ahead.
+//! Tests of operating the SSDs of a running node: status, verification of records, reclaim, prefetch.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn records_are_checked_while_the_node_serves_and_room_is_made() {
     let bad = number(&shown, "scrub/bad_records");
     assert!(!outcome.status.success() && outcome.stderr.contains("were damaged"), "{}", outcome.stderr);
     assert!((1..64).contains(&bad), "{shown}");
-    // All of it is in memory still, so all is written again.
+    // All objects are still in memory, so all are written again.
     let healed = wait_until(|| {
         let (_, shown) = tier(&bed, &["status"]);
         (number(&shown, "errors/rewritten") == bad && number(&shown, "objects") == 64).then_some(())

@@ -1,4 +1,5 @@
-//! `kvplane topology`: every form of this machine and of a saved one, and matrices that fit and that do not.
+//! Tests of `kvplane topology`: every format for this machine and for a saved one, and matrices that fit and that do
+//! not.
 
 use serde_json::Value;
 
