@@ -18,7 +18,8 @@ fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
     }
 }
 
-/// As many shards as a checkpoint of a terabyte has, of 64 MiB: in one buffer, because a store registers 1,024 of them.
+/// Number of shards of a checkpoint of a terabyte, of 64 MiB each: in one buffer, because a store registers 1,024 of
+/// them.
 #[test]
 fn an_object_has_more_shards_than_a_store_has_buffers() {
     const SHARDS: usize = 16_384;

@@ -14,8 +14,8 @@ use crate::disks::Disk;
 use crate::ssd::{Bed, counted, name, recovered, size_of};
 use crate::support::{Process, Way, Workplace, text, wait_until};
 
-/// Kills of one device: reclaim must not begin, as there is no promise for objects that it evicts. A restart costs up
-/// to two segments of 4 MiB, of 31.
+/// Number of kills of one device: reclaim must not begin, because nothing is promised of objects that it evicts. A
+/// restart costs up to two segments of 4 MiB, of 31.
 const ROUNDS: u64 = 6;
 /// Bytes that all writers of a round may put, for the same reason.
 const ROUND_BYTES: usize = 8 << 20;

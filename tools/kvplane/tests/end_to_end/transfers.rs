@@ -103,7 +103,7 @@ fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
     target.assert_alive();
 }
 
-/// The same load on a file segment, which leaves no file behind.
+/// Runs the same load on a file segment, which leaves no file behind.
 #[test]
 fn a_drive_is_measured_through_a_file_segment() {
     let place = Workplace::new("drive");
