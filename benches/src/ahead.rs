@@ -81,14 +81,14 @@ fn gets(
         *next += 1;
         let there = if ahead { client.batch_exists_ahead(&[key])? } else { client.batch_exists(&[key])? };
         if !there[0] {
-            return Err("an object is gone".into());
+            return Err("an object is missing".into());
         }
         std::thread::sleep(LEAD);
         let start = Instant::now();
         let got = client.get_into(&key, buffer.slice(0, bytes))?;
         times.push(start.elapsed().as_nanos() as f64 / 1e3);
         if got.is_none_or(|got| got.bytes != bytes as u64) {
-            return Err("an object is gone or has changed".into());
+            return Err("an object is missing or has changed".into());
         }
     }
     Ok(median(&mut times))

@@ -55,7 +55,7 @@ pub(crate) fn put_latency(rounds: usize) -> Result<(), Failure> {
 fn us(call: impl FnOnce() -> Result<bool, Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     if !call()? {
-        return Err("an object is gone".into());
+        return Err("an object is missing".into());
     }
     Ok(start.elapsed().as_nanos() as f64 / 1e3)
 }

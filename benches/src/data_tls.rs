@@ -87,7 +87,7 @@ fn measure(side: &mut Side, bytes: usize, count: usize, round: usize) -> Result<
         }
         for key in some {
             let start = Instant::now();
-            side.client.get_into(key.as_bytes(), slice)?.ok_or("an object is gone")?;
+            side.client.get_into(key.as_bytes(), slice)?.ok_or("an object is missing")?;
             gets_us.push(start.elapsed().as_nanos() as f64 / 1e3);
         }
     }

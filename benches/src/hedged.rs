@@ -134,7 +134,7 @@ fn gets_of(
                 for get in 0..TURN {
                     let key = &keys[(turn * TURN + get + number * 7) % keys.len()];
                     let begun = Instant::now();
-                    client.get_into(key.as_bytes(), *slice)?.ok_or("an object is gone")?;
+                    client.get_into(key.as_bytes(), *slice)?.ok_or("an object is missing")?;
                     took_us[at].push(begun.elapsed().as_nanos() as f64 / 1e3);
                 }
             }

@@ -77,7 +77,7 @@ pub(crate) fn shm(rounds: usize) -> Result<(), Failure> {
             let slice = memory.slice(0, BYTES);
             client.put_from(b"small", slice)?;
             series.push(p50_us(CALLS, || {
-                client.get_into(b"small", slice)?.ok_or("the object is gone")?;
+                client.get_into(b"small", slice)?.ok_or("the object is missing")?;
                 Ok(())
             })?);
         }

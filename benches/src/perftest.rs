@@ -290,7 +290,7 @@ impl Side {
             std::hint::spin_loop();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 16) && start.elapsed() > PATIENCE {
-                return Err(format!("message {number} did not come").into());
+                return Err(format!("message {number} did not arrive").into());
             }
         }
         Ok(())
@@ -307,9 +307,9 @@ pub(crate) fn serve(device: &str, pacing: &str, directory: &str) -> Result<(), F
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
         let [peer, there, way, bytes, first, count] = words[..] else {
-            return Err(format!("{line:?} is no order").into());
+            return Err(format!("{line:?} is not a command").into());
         };
-        let way = Way::of(way).ok_or("there is no such way")?;
+        let way = Way::of(way).ok_or("unknown way")?;
         (side.peer, side.there) = (side.engine.open_segment(peer)?, there.parse()?);
         side.prepare(way, peer)?;
         let (bytes, first, count): (usize, u64, u64) = (bytes.parse()?, first.parse()?, count.parse()?);

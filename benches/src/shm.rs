@@ -78,7 +78,7 @@ fn get(client: &mut Client, memory: &Buffer, keys: &[String]) -> Result<(), Fail
     for (at, part) in keys.chunks(BATCH).enumerate() {
         let items: Vec<_> = part.iter().enumerate().map(|(n, key)| (key, slice(memory, at * BATCH + n))).collect();
         for outcome in client.batch_get_into(&items)? {
-            outcome?.ok_or("an object is gone")?;
+            outcome?.ok_or("an object is missing")?;
         }
     }
     Ok(())

@@ -67,12 +67,12 @@ impl Objects for Ours {
     fn get(&mut self, _memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
         let slice = |item| self.found.slice(Memory::found_at(size, item), size);
         if let [key] = keys {
-            self.client.get_into(key, slice(0))?.ok_or("an object is gone")?;
+            self.client.get_into(key, slice(0))?.ok_or("an object is missing")?;
             return Ok(());
         }
         let items: Vec<(&Key, Slice)> = keys.iter().enumerate().map(|(item, key)| (key, slice(item))).collect();
         for outcome in self.client.batch_get_into(&items)? {
-            outcome?.ok_or("an object is gone")?;
+            outcome?.ok_or("an object is missing")?;
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ pub(crate) fn of(options: &Options) -> Result<Vec<Side>, Failure> {
     let mut sides = Vec::from(ALL);
     sides.retain(|side| options.only.is_empty() || options.only.iter().any(|name| *name == side.name));
     if let Some(unknown) = options.only.iter().find(|name| ALL.iter().all(|side| side.name != name.as_str())) {
-        return Err(format!("--only: {unknown:?} is none of {:?}", super::NAMES).into());
+        return Err(format!("--only: {unknown:?} is not one of {:?}", super::NAMES).into());
     }
     sides.retain(|side| match missing(side.server, options) {
         Some(problem) => {

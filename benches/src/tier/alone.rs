@@ -122,7 +122,7 @@ impl Alone {
         while !self.tier.is_idle() {
             self.round()?;
             if Instant::now() > until {
-                return Err("the tier does not come to rest".into());
+                return Err("the tier did not finish its work in time".into());
             }
         }
         Ok(())

@@ -184,7 +184,7 @@ fn refused(finished: &BatchOutcome) -> Result<Vec<usize>, Failure> {
     match finished {
         BatchOutcome::Gets(outcomes) => {
             for outcome in outcomes {
-                outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is gone")?;
+                outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is missing")?;
             }
             Ok(Vec::new())
         }

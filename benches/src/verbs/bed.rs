@@ -113,7 +113,7 @@ impl Stream {
                 return copied.outcome.map_err(|status| format!("the first copy: {status}").into());
             }
             if Instant::now() > until {
-                return Err("the segment's key did not come".into());
+                return Err("the segment's key did not arrive".into());
             }
         }
     }

@@ -105,7 +105,7 @@ impl Pipe {
 pub(crate) fn counted(words: &[String]) -> Result<(), Failure> {
     let [word, slices] = words else { return Err("give a way and a number of slices".into()) };
     let mut ways = Way::STREAMS.into_iter().chain([Way::Message]);
-    let way = ways.find(|way| way.word() == word).ok_or("there is no such way")?;
+    let way = ways.find(|way| way.word() == word).ok_or("unknown way")?;
     way.open()?.run(slices.parse()?)?;
     Ok(())
 }

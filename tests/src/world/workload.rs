@@ -1,5 +1,5 @@
 //! Workload of the clients' users: batches of all operations, on few keys or many, with short and long deadlines, some
-//! canceled.
+//! cancelled.
 
 use kvplane_client::{Local, PutBook, Request, SubmitOptions};
 use kvplane_proto::digest::tenant_number;

@@ -42,7 +42,7 @@ pub fn install_named(names: &[&str]) -> Result<(), Failure> {
     }
     let privilege = Privilege::find();
     if process::find_program("apt-get").is_none() || privilege == Privilege::None {
-        return Err(Failure::new(format!("needs {}; may not install by itself", missing.join(", "))));
+        return Err(Failure::new(format!("needs {}, which only root may install", missing.join(", "))));
     }
     eprintln!("setup: installing {} with apt-get", missing.join(", "));
     let arguments: Vec<&str> = ["install", "-y", "--no-install-recommends"].into_iter().chain(missing).collect();
@@ -141,7 +141,7 @@ fn advice(missing: &[&Package]) -> String {
     };
     let mut names: Vec<&str> = missing.iter().map(|&package| name(package)).collect();
     names.dedup();
-    format!("may not install by itself; as root run: {command} {}", names.join(" "))
+    format!("only root may install packages; as root run: {command} {}", names.join(" "))
 }
 
 #[cfg(test)]

@@ -371,13 +371,13 @@ impl Ctl {
         match client.put_replicas(key, value, options) {
             Ok((put, copies)) if copies < wanted => {
                 let why = "see `kvplane control --replicas`, the number of nodes and their free memory";
-                Ok((put, format!(", {copies} of {wanted} copies: {why}")))
+                Ok((put, format!(", {copies} of {wanted} replicas: {why}")))
             }
-            Ok((put, copies)) => Ok((put, format!(", {copies} copies"))),
+            Ok((put, copies)) => Ok((put, format!(", {copies} replicas"))),
             // An object over the limit of one shard is stored in stripes, whose replicas are not counted.
             Err(kvplane::Error::Status { status: kvplane::Status::TooLarge, .. }) => {
                 let put = client.put_with(key, value, options)?;
-                Ok((put, "; it is stored in stripes, whose copies are not counted".to_owned()))
+                Ok((put, "; it is stored in stripes, whose replicas are not counted".to_owned()))
             }
             Err(error) => Err(error.into()),
         }

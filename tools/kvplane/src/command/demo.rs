@@ -113,7 +113,7 @@ fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let file = if place.is_dir() { place.join(TRACE_FILE) } else { place };
     match file.exists() {
         true => Ok(file),
-        false => Err(format!("no trace found where $KVPLANE_TRACES says, {} does not exist", file.display())),
+        false => Err(format!("no trace found at $KVPLANE_TRACES: {} does not exist", file.display())),
     }
 }
 

@@ -285,7 +285,7 @@ fn watermarks(text: &str) -> Result<(u8, u8), String> {
         text.split_once(',').and_then(|(high, low)| Some((high.trim().parse().ok()?, low.trim().parse().ok()?)));
     match parts {
         Some((high @ 1..=100, low)) if low <= high => Ok((high, low)),
-        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: say 95,90")),
+        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: for example 95,90")),
     }
 }
 

@@ -237,7 +237,7 @@ impl Get {
             ..GetOptions::default()
         };
         let fetched = interrupt::watched(cannot_write, || store.get_replica(object, &files.regions(), &options));
-        // A write error is the cause of the canceled fetch.
+        // A write error is the cause of the cancelled fetch.
         if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(
                 format!("{error}: the fetch was stopped; fix the cause and repeat the get, which resumes it").into()

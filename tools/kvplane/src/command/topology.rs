@@ -183,7 +183,7 @@ fn as_json(peer: &str, found: &Explanation) -> serde_json::Value {
 }
 
 fn as_text(peer: &str, found: &Explanation) -> String {
-    let chosen = |transport: Option<&'static str>| transport.unwrap_or("no way");
+    let chosen = |transport: Option<&'static str>| transport.unwrap_or("no path");
     let mut text = format!(
         "{peer}\n  memory that can be mapped   {}\n  any other memory            {}\n\n",
         chosen(found.for_mapped()),

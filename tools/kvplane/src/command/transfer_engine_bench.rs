@@ -60,7 +60,7 @@ const UNITS: [Unit; 9] = [
 
 fn unit(text: &str) -> Result<Unit, String> {
     let names = || UNITS.map(|unit| unit.name).join(", ");
-    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| format!("{text:?} is none of {}", names()))
+    UNITS.into_iter().find(|unit| unit.name == text).ok_or_else(|| format!("{text:?} is not one of {}", names()))
 }
 
 /// Benchmark the transfer engine with the flags of Mooncake's transfer_engine_bench.

@@ -204,7 +204,7 @@ pub fn intent_named(name: &str) -> Result<Intent, String> {
         "staging_internal" => Intent::Staging,
         _ => {
             return Err(format!(
-                "{name:?} is none of unspec, foreground_get, background_prefetch, migration, checkpoint, \
+                "{name:?} is not one of unspec, foreground_get, background_prefetch, migration, checkpoint, \
                  weight_loading, staging_internal"
             ));
         }

@@ -40,7 +40,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["tebench", "--local_gpu_id", "3"], &["GPU 3 is not available"]),
         (&["tebench", "--backend", "ucx"], &["ucx", "mooncake"]),
         (&["tebench", "--metadata_type", "zookeeper"], &["zookeeper", "etcd"]),
-        (&["tebench", "--tent_intent_type", "fun"], &["\"fun\" is none of unspec"]),
+        (&["tebench", "--tent_intent_type", "fun"], &["\"fun\" is not one of unspec"]),
         (&["tebench", "--qos_link_capacity_gbps=-1"], &["-1", "capacity"]),
         (&["tebench", "--initiators", "0"], &["--initiators", "1..=64"]),
     ];

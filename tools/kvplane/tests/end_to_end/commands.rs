@@ -17,7 +17,7 @@ fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
     assert_eq!(run(&["ctl", "size", "key"]).text(), "3000000\n");
     // The cluster has one node: the requested second replica is missing, and the command reports that.
     let twice = finish(place.command(&["ctl", "put", "--replicas", "2", "twice", "-"]), b"value").text();
-    assert!(twice.contains("1 of 2 copies"), "{twice}");
+    assert!(twice.contains("1 of 2 replicas"), "{twice}");
     let again = finish(place.command(&["ctl", "put", "key", "-"]), b"other");
     assert!(again.text().contains("left as it is"));
     assert_eq!(run(&["ctl", "get", "key"]).well(), value);
@@ -93,7 +93,7 @@ fn an_interrupted_demo_leaves_no_directory() {
     // A folder without the trace does not keep the demo from starting.
     command.env("TMPDIR", &place.directory).env("KVPLANE_TRACES", &place.directory);
     let mut demo = Process::start(command);
-    demo.wait_for("no trace found where $KVPLANE_TRACES says");
+    demo.wait_for("no trace found at $KVPLANE_TRACES");
     demo.wait_for("dev | ");
     let directories = || {
         let names = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());

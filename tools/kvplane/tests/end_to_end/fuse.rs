@@ -109,7 +109,7 @@ fn serve(mut connection: File, backing: &dyn Backing) {
     loop {
         let length = match connection.read(&mut buffer) {
             Ok(length) if length >= HEADER => length,
-            // The request was canceled before it was read.
+            // The request was cancelled before it was read.
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::NotFound) => continue,
             _ => return,
         };

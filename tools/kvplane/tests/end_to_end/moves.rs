@@ -157,7 +157,7 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     place.run(&["ctl", "drain", "9"]).failed(1, &["node 9 is not known"]);
     assert!(place.run(&["ctl", "tasks"]).text().contains("drain of node 2: 0 objects"));
 
-    // The drain is canceled: the node gets its share, with the objects in it, again.
+    // The drain is cancelled: the node gets its share, with the objects in it, again.
     place.run(&["ctl", "drain", "9", "--cancel"]).failed(1, &["node 9 is not known"]);
     place.run(&["ctl", "drain", "2", "--cancel"]).well();
     let objects = || {

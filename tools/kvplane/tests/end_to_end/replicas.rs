@@ -67,7 +67,7 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     let mut shared = Client::connect(&place.client_config(Way::Shm)).unwrap();
     assert_eq!(shared.replicas(&keys).unwrap(), places);
     let by_hand = finish(place.command(&["ctl", "put", "--replicas", "2", "by-hand", "-"]), &value(7, 7)).text();
-    assert!(by_hand.contains(", 2 copies"), "{by_hand}");
+    assert!(by_hand.contains(", 2 replicas"), "{by_hand}");
     // Replaced or removed objects have no replica left that could come back.
     for key in 0..40 {
         put_twice(&mut client, key, 1);

@@ -141,7 +141,7 @@ fn the_binary_is_the_tool_whose_name_it_has() {
     run(&["-threads=1", "-local_server_name=192.0.2.7"]).well();
     run(&["-use_vram"]).failed(1, &["--use_vram", "GPU memory"]);
     run(&["-protocol=efa"]).failed(2, &["efa is not available"]);
-    run(&["-report_unit=TB"]).failed(2, &["\"TB\" is none of GB"]);
+    run(&["-report_unit=TB"]).failed(2, &["\"TB\" is not one of GB"]);
     finish(named(&place, "transfer_engine_bench", &[]), &[]).failed(1, &["--segment_id is missing"]);
 
     let arguments = [&format!("-target_seg_name={address}"), "-total_buffer_size=1M", "-duration=0.1", "-warm_up=0"];

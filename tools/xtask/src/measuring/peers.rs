@@ -48,7 +48,7 @@ fn parse(arguments: &[String]) -> Result<Request, Failure> {
             "--only" => {
                 let list = value().ok_or_else(|| Failure::new("--only takes names of peers"))?;
                 for name in list.split(',').filter(|name| *name != "raw") {
-                    let unknown = || Failure::new(format!("--only: `{name}` is no peer; known: {}", known()));
+                    let unknown = || Failure::new(format!("--only: unknown peer `{name}`; known: {}", known()));
                     request.peers.push(Peer::parse(name).ok_or_else(unknown)?);
                 }
                 request.rest.push(format!("--only={list}"));

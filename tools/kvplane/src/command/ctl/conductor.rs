@@ -140,7 +140,7 @@ fn table(link: &ControlLink) -> Result<InstanceTable, Failure> {
         let _ = tell.send(table);
         false
     })?;
-    told.recv_timeout(PATIENCE).map_err(|_| format!("no table of instances came within {PATIENCE:?}").into())
+    told.recv_timeout(PATIENCE).map_err(|_| format!("no table of instances arrived within {PATIENCE:?}").into())
 }
 
 /// Formats the state of replicas of hot prefixes as JSON.

@@ -46,8 +46,8 @@ pub(super) fn wait(link: &ControlLink, node: u64, within: Duration) -> Result<()
         }
         let waited = within.as_secs();
         return Err(format!(
-            "node {node} still has {left} objects after {waited} s: see `kvplane ctl tasks`; what does not go finds no \
-             room at the other nodes, or is longer than one of their shards takes"
+            "node {node} still has {left} objects after {waited} s: see `kvplane ctl tasks`; they find no free memory \
+             at the other nodes, or exceed the object limit of their shards"
         )
         .into());
     }

@@ -49,7 +49,7 @@ impl CopyKeys {
                     return Ok(());
                 }
                 TaskState::Failed => return Err(format!("task {id} failed: {}", task.message).into()),
-                TaskState::Cancelled => return Err(format!("task {id} was canceled").into()),
+                TaskState::Cancelled => return Err(format!("task {id} was cancelled").into()),
                 TaskState::Pending | TaskState::Running if Instant::now() >= until => {
                     println!("task {id}: {} of {} objects are replicated so far", task.copied, task.objects);
                     return Ok(());
@@ -64,7 +64,7 @@ impl Tasks {
     pub(super) fn run(&self, link: &ControlLink) -> Result<(), Failure> {
         if let Some(id) = self.cancel {
             link.call(CancelTask { tenant: link.own_tenant().map(str::to_owned), id })?;
-            println!("task {id} is canceled; the replicas that it has made stay");
+            println!("task {id} is cancelled; the replicas that it has made stay");
             return Ok(());
         }
         let status = link.call(Status)?;

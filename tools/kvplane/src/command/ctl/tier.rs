@@ -90,7 +90,7 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub_bad).sum();
             match bad {
                 1.. if wait => {
-                    let text = "those whose objects memory had were written again, the others are misses from now on";
+                    let text = "those with their objects in memory were rewritten, the others are misses now";
                     Err(format!("{bad} records were damaged: {text}").into())
                 }
                 _ => Ok(()),

@@ -50,7 +50,7 @@ pub(super) fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
 /// Registers the message that the process prints if it dies of an access to a part of a mapped file that is gone.
 fn explain_end(region: &Arc<Region>, path: &Path) -> std::io::Result<()> {
     let path = printable(&path.display().to_string());
-    let words = format!("kvplane: {path}: was made shorter while it is served, or cannot be read: {SHORTENED}\n");
+    let words = format!("kvplane: {path}: shrank while it was served, or cannot be read: {SHORTENED}\n");
     lost_pages::explain(Arc::clone(region), words)
 }
 

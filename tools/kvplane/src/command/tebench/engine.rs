@@ -147,7 +147,7 @@ impl EngineFlags {
         match self.seg_name.as_str() {
             "" => {}
             text if self.metadata_type == "p2p" => {
-                address = text.parse().map_err(|_| format!("--seg_name {text:?} is no address IP:PORT"))?;
+                address = text.parse().map_err(|_| format!("--seg_name {text:?} is not an address IP:PORT"))?;
             }
             text => name = Some(text.to_owned()),
         }

@@ -91,7 +91,7 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
         "local" => Transport::Local,
         _ => {
             return Err(format!(
-                "{}: there are tcp, rdma, shm, cma, iouring and local",
+                "{}: use tcp, rdma, shm, cma, iouring or local",
                 missing_transport(text)
                     .ok_or_else(|| format!("{text:?} is not a transport: use tcp, rdma, shm, cma, iouring or local"))?
             ));

@@ -82,7 +82,7 @@ fn workloads_say_what_moves() {
     assert!(with("batch_size", json!(-1)).contains("batch_size is -1"));
     assert!(with("block_size", json!(u64::MAX)).contains("exceed 64 bits of bytes"));
     assert!(with("deadline_us", json!("soon")).contains("deadline_us is \"soon\""));
-    assert!(with("intent_type", json!("fun")).contains("\"fun\" is none of unspec"));
+    assert!(with("intent_type", json!("fun")).contains("\"fun\" is not one of unspec"));
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl<'a> Walk<'a> {
                 self.stop_at(line, name, &named(self.tree, name), out);
             } else if let Some(file) = self.stop.filter(|_| is_beside(&self.behind) && is_name(name)) {
                 if !defines(file, name) {
-                    let message = format!("`{}` defines no `{name}`; mend the walk", file.path);
+                    let message = format!("`{}` defines no `{name}`; fix the walk", file.path);
                     out.push(Violation::new(DOCUMENT, line, message));
                 }
             } else {
@@ -93,7 +93,7 @@ impl<'a> Walk<'a> {
                 self.stop = Some(file);
                 return;
             }
-            [] => format!("there is no `{name}`; mend the walk"),
+            [] => format!("there is no `{name}`; fix the walk"),
             several => format!("`{name}` may be any of {} files; name more of its path", several.len()),
         };
         self.stop = None;

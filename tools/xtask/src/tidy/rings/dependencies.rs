@@ -168,8 +168,8 @@ fn objection(manifest: &Manifest<'_>, uses: &Uses, dependency: &Dependency) -> O
     if EDGES.iter().any(|(ours, _)| *ours == name) {
         return match uses {
             Uses::Only(allowed) if !allowed.contains(&name) => Some(format!(
-                "`{}` may not depend on `{name}`: dependencies run from the outer rings to the inner; ask through an \
-                 output and be told through an input, or move the code",
+                "`{}` may not depend on `{name}`: dependencies run from the outer rings to the inner; pass the \
+                 request as an output and the result as an input, or move the code",
                 manifest.name
             )),
             _ => None,

@@ -10,7 +10,8 @@ const SHORTEST_HEADER_CHARS: usize = 10;
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     for file in tree.rust() {
         if !file.text.starts_with("//!") {
-            let message = "does not open with `//!`; say in a sentence what this file is, then what it does not do";
+            let message =
+                "does not open with `//!`; begin with a noun phrase that names the component and what it does";
             out.push(Violation::new(&file.path, 1, message));
         } else if first_sentence(file).chars().count() < SHORTEST_HEADER_CHARS {
             out.push(Violation::new(&file.path, 1, "the `//!` header is too short; describe this file"));
