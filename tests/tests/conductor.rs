@@ -86,7 +86,7 @@ fn without_the_conductor_requests_go_by_the_last_table() {
 }
 
 #[test]
-fn who_waits_is_told_and_who_waits_too_long_is_refused() {
+fn queued_requests_are_placed_and_late_ones_are_rejected() {
     let handle = start();
     let engine = ControlLink::to(&control(&handle, Role::Client), Role::Client).expect("a line");
     engine.call(register("a")).expect("room");
@@ -142,7 +142,7 @@ fn blocks_in_the_store_are_known() {
 
 /// A prefix that many requests fetch from one node is replicated to a second one automatically.
 #[test]
-fn a_prefix_that_many_fetch_from_the_store_is_copied() {
+fn a_hot_prefix_is_replicated() {
     let bed = Bed::start_with(2, 16 << 20, |config| {
         config.cluster.replicas = 2;
         // The transfer of a block of 1 MiB takes a sixth of a second.

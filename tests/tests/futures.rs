@@ -68,7 +68,7 @@ fn striped_objects_are_put_got_and_removed_as_any_others() {
 }
 
 #[test]
-fn lists_pieces_and_sessions_go_beside_batches_that_are_under_way() {
+fn lists_ranges_and_sessions_run_beside_batches_in_flight() {
     let bed = Bed::start(2, 32 * MIB as u64);
     for shared in [true, false] {
         let (client, memory) = client(&bed, shared);

@@ -82,7 +82,7 @@ fn a_map_that_is_published_before_it_is_durable() {
 }
 
 #[test]
-fn a_timer_that_nobody_calls() {
+fn a_timer_that_is_never_called() {
     caught(Mischief::ForgetTimer, &[Rule::Deadline, Rule::Liveness]);
 }
 
@@ -92,22 +92,22 @@ fn a_batch_that_completes_twice() {
 }
 
 #[test]
-fn a_fence_that_is_answered_and_not_heeded() {
+fn a_fence_that_is_acknowledged_and_ignored() {
     caught(Mischief::SwallowFence, &[Rule::Bytes]);
 }
 
 #[test]
-fn a_connection_that_goes_on_after_a_fence() {
+fn a_connection_that_receives_after_a_fence() {
     caught(Mischief::GoOnAfterFence, &[Rule::Bytes]);
 }
 
 #[test]
-fn a_put_that_replaces_without_being_asked() {
+fn a_put_that_replaces_without_the_option() {
     caught(Mischief::ReplaceAlways, &[Rule::Commit]);
 }
 
 #[test]
-fn a_put_that_is_taken_where_its_slot_has_left() {
+fn a_put_that_is_accepted_after_its_slot_migrated() {
     caught(Mischief::KeepSlots, &[Rule::Commit]);
 }
 

@@ -308,7 +308,7 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
 
 /// A large object that lost stripes with a node is a miss, and its remains block no new put.
 #[test]
-fn what_lost_its_stripes_is_put_anew() {
+fn an_object_that_lost_stripes_can_be_put_again() {
     const LENGTH: usize = (2 << 20) + 77;
     for shared in [true, false] {
         let mut bed = Bed::start(2, 24 << 20);
@@ -360,7 +360,7 @@ fn objects(bed: &Bed) -> u64 {
 }
 
 #[test]
-fn thousands_of_questions_are_one_request() {
+fn thousands_of_lookups_are_one_request() {
     let bed = Bed::start(1, 16 << 20);
     for shared in [true, false] {
         let mut client = Client::connect(&bed.client_config(shared)).expect("a client");
@@ -383,7 +383,7 @@ fn thousands_of_questions_are_one_request() {
 }
 
 #[test]
-fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come() {
+fn lookups_are_answered_after_an_owner_left_and_another_joined() {
     for shared in [true, false] {
         let mut bed = Bed::start(2, 16 << 20);
         let mut client = Client::connect(&bed.client_config(shared)).expect("a client");

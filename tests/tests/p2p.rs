@@ -90,7 +90,7 @@ fn total() -> u64 {
 }
 
 #[test]
-fn everybody_gets_all_of_it_and_the_origin_sends_it_about_once() {
+fn all_members_get_the_object_and_the_origin_sends_it_about_once() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     let memory = filled(1);
@@ -170,7 +170,7 @@ fn shards_of_several_pieces_are_checked_to_their_last_byte() {
 }
 
 #[test]
-fn a_get_goes_on_where_another_ended_and_takes_what_is_wanted() {
+fn a_get_resumes_an_interrupted_one_and_fetches_selected_shards() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     origin.register("o", &filled(3), &publish()).expect("published");
@@ -191,7 +191,7 @@ fn a_get_goes_on_where_another_ended_and_takes_what_is_wanted() {
 }
 
 #[test]
-fn versions_do_not_mix_and_what_makes_no_sense_is_refused() {
+fn versions_do_not_mix_and_invalid_calls_are_refused() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     let (one, two) = (filled(4), filled(5));
@@ -224,7 +224,7 @@ fn versions_do_not_mix_and_what_makes_no_sense_is_refused() {
 
 /// The catalog is in memory: a restarted control plane is informed of everything again.
 #[test]
-fn a_control_plane_that_starts_again_learns_what_there_is() {
+fn a_restarted_control_plane_relearns_the_catalog() {
     let mut bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     origin.register("o", &filled(6), &publish()).expect("published");
@@ -244,7 +244,7 @@ fn a_control_plane_that_starts_again_learns_what_there_is() {
 
 /// With tickets, peers without one, or with one of another tenant, are rejected; and keys change while peers fetch.
 #[test]
-fn peers_prove_tickets_and_strangers_read_nothing() {
+fn peers_prove_tickets_and_others_read_nothing() {
     let tickets = TicketConfig { lifetime_s: 3, ..TicketConfig::default() };
     let bed = Bed::start_with(0, 0, |config| config.tickets = Some(tickets));
     let of = |tenant: &str, host: &str, shared: bool| {
@@ -351,7 +351,7 @@ fn overlapping_memory_is_refused() {
 /// Unregistering during a fetch waits for peers that were directed to this member; the others fetch elsewhere, or learn
 /// that no member is left. No peer gets wrong bytes.
 #[test]
-fn unregistering_during_a_pull_waits_and_mixes_nothing() {
+fn unregistering_during_a_fetch_waits_and_mixes_no_versions() {
     let bed = Bed::start(0, 0);
     let (origin, other) = (store(&bed, "a"), store(&bed, "b"));
     let memory = filled(9);
@@ -386,7 +386,7 @@ fn unregistering_during_a_pull_waits_and_mixes_nothing() {
 /// Ranges are read from the nearest members that have the buffer, in turn. The members stop holding it and write other
 /// bytes into it before the second of them is read, which then serves these: they are not accepted.
 #[test]
-fn ranges_are_not_those_of_who_went_meanwhile() {
+fn ranges_of_departed_members_are_not_accepted() {
     let bed = Bed::start(0, 0);
     let near = [store(&bed, "here"), store(&bed, "here")];
     let (far, reader) = (store(&bed, "elsewhere"), store(&bed, "here"));

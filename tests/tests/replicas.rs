@@ -89,7 +89,7 @@ fn caught(mischief: Mischief, rules: &[Rule], scenario: fn(u64, Mischief) -> Sce
 }
 
 #[test]
-fn a_copy_that_is_said_to_be_gone_and_is_not() {
+fn a_replica_that_is_reported_dropped_and_kept() {
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_replicas_with);
 }
 

@@ -34,7 +34,7 @@ fn counted(bed: &Bed, of: impl Fn(&kvplane::ShardSnapshot) -> u64) -> u64 {
 }
 
 #[test]
-fn nobody_has_to_set_anything() {
+fn tickets_need_no_settings() {
     let bed = guarded(2);
     for shared_memory in [true, false] {
         let mut client = Client::connect(&bed.client_config(shared_memory)).expect("a client");
@@ -65,7 +65,7 @@ fn keys_change_and_tickets_are_renewed_while_clients_work() {
 }
 
 #[test]
-fn with_the_control_plane_gone_data_goes_on() {
+fn data_operations_continue_without_the_control_plane() {
     let mut bed = guarded(1);
     let mut clients: Vec<Client> =
         (0..2).map(|_| Client::connect(&bed.client_config(false)).expect("a client")).collect();

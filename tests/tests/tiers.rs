@@ -159,16 +159,16 @@ fn tombstones_that_are_not_written() {
 }
 
 #[test]
-fn a_disk_that_is_believed_although_its_slots_changed_hands() {
+fn a_disk_that_is_trusted_although_its_slots_changed_owners() {
     caught(Mischief::BelieveDisks, &[Rule::Removed]);
 }
 
 #[test]
-fn an_incarnation_without_its_disk_that_nobody_hears_of() {
+fn an_unreported_incarnation_without_its_disk() {
     caught(Mischief::HideDisks, &[Rule::Removed]);
 }
 
 #[test]
-fn changes_that_whoever_comes_back_does_not_hear_of() {
+fn changes_that_a_returning_node_does_not_learn() {
     caught_among(Scenario::of_absences_with, Mischief::HideChanges, &[Rule::Removed], &[]);
 }

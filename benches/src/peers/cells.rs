@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn batches_beyond_the_buffer_are_reported() {
         let (cells, skipped) = of_size(64 << 20, &[1, 16, 128], BUFFER_BYTES);
         assert_eq!(cells.len(), 4);
         assert_eq!(cells[3].to_string(), "64 MiB x 16 read");

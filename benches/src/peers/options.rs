@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_words_are_named() {
         for (line, word) in [("--fast", "--fast"), ("--sizes 4Q", "4Q"), ("--rounds 0", "0"), ("--fast 1", "--fast")] {
             assert!(parsed(line).unwrap_err().to_string().contains(word), "{line}");
         }

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_halted_process_answers_when_it_goes_on() {
+    fn a_halted_process_answers_when_it_continues() {
         let mut process = Process::start(&mut tied("cat")).unwrap();
         process.halt().unwrap();
         process.say("hello").unwrap();

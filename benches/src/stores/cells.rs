@@ -87,14 +87,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_has_room_for_what_it_was_made_for() {
+    fn a_pool_is_large_enough_for_its_cell() {
         for bytes in [1, 4096, 2 << 30, 8 << 30] {
             assert!(share(pool_for(bytes)) >= bytes, "{bytes}");
         }
     }
 
     #[test]
-    fn cells_are_said_as_people_do() {
+    fn cells_are_formatted_with_units() {
         assert_eq!(Cell { size: 4096, batch: 16, clients: 1 }.to_string(), "4 KiB x 16, 1 client");
         assert_eq!(Cell { size: 1 << 20, batch: 1, clients: 4 }.to_string(), "1 MiB x 1, 4 clients");
     }

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_elsewhere_is_not_right() {
+    fn bytes_of_another_item_are_wrong() {
         let memory = Memory::new(3, 1 << 16).unwrap();
         memory.wipe();
         assert!(!memory.is_right(4096, 5, 2));

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_taken_and_what_makes_no_sense_is_named() {
+    fn words_are_parsed_and_invalid_ones_are_named() {
         let parsed = |line: &str| parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let options = parsed("--sizes 4K,1M --clients=2 --rounds 5").unwrap();
         assert_eq!((options.sizes, options.clients, options.rounds), (vec![4096, 1 << 20], vec![2], 5));

@@ -71,7 +71,7 @@ mod tests {
     use super::counted;
 
     #[test]
-    fn totals_are_found() {
+    fn totals_are_parsed() {
         let said = "==7== I   refs:      1,299,440\n==7== I1  misses:        2,330\n\
             ==7== D   refs:        399,014  (299,332 rd + 99,682 wr)\n==7== D1  misses:       10,205  (7 rd + 8 wr)\n";
         assert_eq!(counted(said, "I", "refs:"), Some(1_299_440));

@@ -20,7 +20,7 @@ fn sent(store: &P2pStore) -> f64 {
 }
 
 #[test]
-fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
+fn no_rank_sends_more_than_the_object() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(1), &publish()).expect("published");
@@ -46,7 +46,7 @@ fn nobody_sends_more_than_the_object_and_nothing_is_ordered() {
 }
 
 #[test]
-fn what_a_missing_rank_was_to_send_comes_from_others() {
+fn shards_of_a_missing_rank_come_from_others() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(2), &publish()).expect("published");
@@ -64,7 +64,7 @@ fn what_a_missing_rank_was_to_send_comes_from_others() {
 }
 
 #[test]
-fn a_source_with_wrong_bytes_is_left_and_named() {
+fn a_source_with_wrong_bytes_is_excluded_and_named() {
     let bed = Bed::start(0, 0);
     let [bad, good, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     let memory = filled(3);
@@ -82,7 +82,7 @@ fn a_source_with_wrong_bytes_is_left_and_named() {
 }
 
 #[test]
-fn ranks_that_make_no_sense_are_refused() {
+fn invalid_ranks_are_refused() {
     let bed = Bed::start(0, 0);
     let [origin, reader, other] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(4), &publish()).expect("published");

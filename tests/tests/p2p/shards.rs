@@ -7,7 +7,7 @@ use kvplane::{PublishOptions, Region};
 use super::{Bed, byte, check, get, region, store};
 
 #[test]
-fn shards_follow_the_object_where_nobody_says_how_long_they_are() {
+fn the_default_shard_size_follows_the_object() {
     let bed = Bed::start(0, 0);
     let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
     for (name, bytes, shards) in [("small", 100_000, 2), ("larger", 32 << 20, 256), ("odd", (20 << 20) + 1, 321)] {

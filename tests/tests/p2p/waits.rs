@@ -17,7 +17,7 @@ fn who_has_little(bed: &Bed, origin: &P2pStore) -> P2pStore {
 
 /// An origin is away for longer than a call without a deadline waits, and comes back.
 #[test]
-fn a_deadline_says_how_long_an_origin_is_waited_for() {
+fn a_missing_origin_is_waited_for_until_the_deadline() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(21), &publish()).expect("published");

@@ -19,7 +19,7 @@ fn have(store: &P2pStore) -> Vec<u32> {
 }
 
 #[test]
-fn a_replica_of_some_shards_gets_the_others_while_it_serves() {
+fn a_partial_replica_fetches_more_shards_while_it_serves() {
     let bed = Bed::start(0, 0);
     let [origin, some_first, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(31), &publish()).expect("published");
@@ -48,7 +48,7 @@ fn a_replica_of_some_shards_gets_the_others_while_it_serves() {
 
 /// Held shards stay and are served when the others are not available; and no more are requested then.
 #[test]
-fn what_is_held_stays_when_the_others_are_not_to_be_had() {
+fn held_shards_stay_when_the_others_are_unavailable() {
     let bed = Bed::start(0, 0);
     let [origin, holder, reader] = ["a", "b", "c"].map(|host| store(&bed, host));
     origin.register("o", &filled(32), &publish()).expect("published");
@@ -72,7 +72,7 @@ fn what_is_held_stays_when_the_others_are_not_to_be_had() {
 }
 
 #[test]
-fn what_cannot_be_widened_is_said() {
+fn invalid_widening_is_refused() {
     let bed = Bed::start(0, 0);
     let [origin, holder] = ["a", "b"].map(|host| store(&bed, host));
     let whole = filled(33);

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_take_what_they_take() {
+    fn commands_parse_their_arguments() {
         assert_eq!(parsed("setup bench"), Ok(Task::Setup(vec![Group::Bench])));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy { write_map: false }));
         assert_eq!(parsed("tidy --write-map"), Ok(Task::Tidy { write_map: true }));

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_goes_to_the_target_directory_unless_said_otherwise() {
+    fn the_report_goes_to_the_target_directory_by_default() {
         let plain = words(&["--trace", "t.jsonl"]);
         assert_eq!([&plain[0], &plain[1]], ["demo", "--out"]);
         assert!(plain[2].ends_with("/demo"));

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_no_rust_fails() {
+    fn an_invalid_source_fails() {
         let found =
             testing::found(check_syntax, &[("a.rs", "fn a() {}\nfn b( {}\n"), ("b.rs", "fn a() {}\n"), ("c.md", "(")]);
         assert_eq!(found.len(), 1);

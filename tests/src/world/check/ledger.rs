@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_excludes_everybody_and_readers_only_writers() {
+    fn a_writer_excludes_all_others_and_readers_only_writers() {
         let mut ledger = Ledger::default();
         ledger.lend(1, Use::Read, 0, 100).unwrap();
         ledger.lend(2, Use::Read, 50, 100).unwrap();

@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_are_made_only_by_policies_that_keep_them() {
+    fn objectives_need_a_policy_that_supports_them() {
         let conductor = |policy, promise_ttft_ms| Conductor {
             hosted: true,
             blocks: 1 << 10,

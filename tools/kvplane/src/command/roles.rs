@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_needs_less_than_who_changes() {
+    fn reading_needs_fewer_rights_than_changing() {
         assert_eq!(of("status"), [Role::Admin, Role::Scheduler]);
         assert_eq!(of("events"), [Role::Admin, Role::Scheduler, Role::Client]);
         assert_eq!(of("put"), [Role::Client, Role::Admin]);

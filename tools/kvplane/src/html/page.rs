@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_is_put_in_is_escaped() {
+    fn all_input_is_escaped() {
         let bad = "</style><img src=x onerror=\"a\">&";
         let mut page = Page::new(bad, bad);
         page.heading(bad);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_and_nothing_runs() {
+    fn pages_have_no_external_resources_and_no_scripts() {
         let html = Page::new("t", "s").finish();
         for word in ["http:", "https:", "<script", "<link", "url(", "@import"] {
             assert!(!html.contains(word), "{word}");

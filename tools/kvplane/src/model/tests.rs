@@ -31,7 +31,7 @@ fn only_the_prefix_is_a_hit_and_the_rest_is_accessed() {
 }
 
 #[test]
-fn a_scan_does_not_wash_out_what_was_accessed_twice() {
+fn a_scan_does_not_evict_blocks_accessed_twice() {
     let scan: Vec<Vec<u64>> = (10..30).map(|block| vec![block]).collect();
     let mut requests: Vec<&[u64]> = vec![&[1], &[1]];
     requests.extend(scan.iter().map(Vec::as_slice));
@@ -43,7 +43,7 @@ fn a_scan_does_not_wash_out_what_was_accessed_twice() {
 }
 
 #[test]
-fn what_protected_pushes_out_is_the_most_recent_of_probation() {
+fn blocks_demoted_from_protected_are_most_recent_in_probation() {
     // The cache has room for five blocks, one of them protected. 2 takes the place of 1, which goes behind 3, 4 and 5:
     // those are evicted first.
     let requests: &[&[u64]] = &[&[1], &[2], &[3], &[4], &[5], &[1], &[2], &[6], &[7], &[8], &[1]];

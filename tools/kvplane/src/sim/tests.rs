@@ -13,7 +13,7 @@ fn policy(eviction: Eviction, tails: bool, leaves_first: bool) -> Keeper {
 }
 
 #[test]
-fn the_store_finds_what_the_models_find() {
+fn the_store_has_the_hits_of_the_models() {
     let mut requests = generate(Shape::Conversation, 800, 5).unwrap().requests;
     // The models charge the same for every block.
     requests.iter_mut().for_each(|request| request.input_tokens = request.blocks.len() as u32 * 512);
@@ -26,7 +26,7 @@ fn the_store_finds_what_the_models_find() {
 }
 
 #[test]
-fn nothing_finds_more_than_the_bound_and_an_endless_cache_finds_all() {
+fn no_policy_exceeds_the_bound_and_an_unlimited_cache_finds_all() {
     let trace = generate(Shape::Conversation, 800, 7).unwrap();
     let infinite = crate::trace::TraceStats::of(&trace).infinite_cache;
     for keeper in Keeper::all() {
@@ -54,7 +54,7 @@ fn tails_are_not_kept_and_leaves_go_first() {
 }
 
 #[test]
-fn the_bound_keeps_what_is_wanted_soonest() {
+fn the_bound_keeps_the_block_with_the_soonest_use() {
     // The cache has room for one block: 1 is used sooner than 2, and 3 never again.
     let requests = [request(&[1]), request(&[2]), request(&[3]), request(&[1]), request(&[2])];
     assert_eq!(Keeper::Belady.replay(&requests, 512).hit_blocks, 1);

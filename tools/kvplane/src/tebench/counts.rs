@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_with_deadlines_are_told_apart() {
+    fn threads_are_grouped_by_deadline() {
         let case = Case { threads: 3, block_bytes: 1000, batch: 1 };
         let thread = |deadline_ns| {
             let promises = Promises { deadline_ns, ..Promises::default() };

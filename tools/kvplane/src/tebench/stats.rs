@@ -179,8 +179,8 @@ impl RankedDurations {
         Self(values)
     }
 
-    /// Returns the percentile, interpolated linearly between ranks: of n values of weight 1 the rank is `quantile * (n
-    /// - 1)`, and each value covers the ranks from its own to the next's.
+    /// Returns the percentile, interpolated linearly between ranks: the rank of n values of weight 1 is
+    /// `quantile * (n - 1)`, and each value covers the ranks from its own to the next's.
     fn percentile_ns(&self, quantile: f64) -> f64 {
         let total: f64 = self.0.iter().map(|value| value.1).sum();
         let rank = quantile * (total - 1.0).max(0.0);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_zero_not_nonsense() {
+    fn statistics_without_samples_are_zero() {
         let stats = CaseStats::new(CASE, &[thread(&[], 0)], Some(1.0));
         assert_eq!((stats.bandwidth_gb_s, stats.p99_transfer_us, stats.average_latency_us), (0.0, 0.0, 0.0));
         assert!(CaseStats::new(CASE, &[thread(&[0], 0)], None).average_instant_gb_s.is_finite());

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_skipped_with_the_numbers() {
+    fn cases_beyond_the_buffer_are_skipped_with_the_numbers() {
         let sweep = Sweep::new(range(2, 2), range(1 << 20, 1 << 21), range(4, 4), 8 << 20).unwrap();
         let steps: Vec<_> = sweep.steps().collect();
         assert!(matches!(steps[0], Step::Run(_)), "exactly full still runs");

@@ -82,7 +82,7 @@ fn nodes_that_are_stopped_and_started_one_after_the_other_lose_nothing() {
 
 /// A new owner that has a copy in memory already writes it before the drained node frees the object on its SSD.
 #[test]
-fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
+fn objects_on_the_ssd_of_a_drained_node_move_to_ssds_of_others() {
     let place = Workplace::new("heirs");
     let (_control, mut nodes, mut client) = cluster(&place, 2);
     place.run(&["ctl", "drain", "1", "--wait", "60"]).well();
@@ -95,7 +95,7 @@ fn what_a_drained_node_had_on_its_ssd_its_heirs_have_on_theirs() {
 
 /// Objects of several stripes exceed the memory of the nodes that import them: some wait for memory there.
 #[test]
-fn long_objects_of_a_drained_node_find_room_at_the_others_one_after_the_other() {
+fn long_objects_of_a_drained_node_migrate_one_after_the_other() {
     let place = Workplace::new("long-moves");
     let control = Process::start(place.command(&["control", "--state", text(&place.path("state"))]));
     control.wait_for("metrics on");
@@ -131,7 +131,7 @@ fn nodes_that_are_all_drained_and_stopped_at_once_lose_nothing() {
 
 /// Objects that a node has yet to fetch from a stopping one would be lost.
 #[test]
-fn a_node_that_is_stopped_lets_others_fetch_what_moved_to_them() {
+fn a_stopping_node_waits_until_others_have_fetched_their_slots() {
     let place = Workplace::new("finish");
     let (_control, mut nodes, mut client) = cluster(&place, 1);
     // The transfer of its quarter takes half a second.
@@ -159,7 +159,7 @@ fn a_drain_beside_a_node_that_restarts_loses_nothing() {
 }
 
 #[test]
-fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
+fn a_returning_node_serves_objects_that_did_not_change() {
     let place = Workplace::new("away");
     let (control, mut nodes, mut client) = cluster(&place, 1);
     nodes[1].kill();
@@ -190,7 +190,7 @@ fn a_node_that_was_away_gives_what_nobody_changed_meanwhile() {
 /// The list retries at the killed node until another one owns its slots. The nodes that it listed before own some of
 /// these, too.
 #[test]
-fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
+fn a_list_during_a_node_death_has_all_objects_of_the_others() {
     // One of them is listed last.
     for number in 1..=3 {
         let place = Workplace::new("list-death");
@@ -216,7 +216,7 @@ fn a_list_beside_a_death_has_all_objects_that_the_others_have() {
 }
 
 #[test]
-fn copies_that_were_promised_are_made_again_when_all_nodes_were_killed() {
+fn replicas_are_restored_after_all_nodes_were_killed() {
     // The nodes come back at once, or after the control plane has expelled all of them.
     for given_up in [false, true] {
         let place = Workplace::new("copies-again");

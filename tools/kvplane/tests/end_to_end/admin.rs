@@ -78,7 +78,7 @@ fn shards_and_the_times_of_their_requests_are_shown() {
 }
 
 #[test]
-fn the_objects_that_are_asked_for_most_are_shown_with_their_names() {
+fn hot_objects_are_listed_with_their_names() {
     let place = Workplace::new("hot");
     let _dev = place.dev("32M", &["--shards", "2"]);
     fill(&place, Way::Tcp, 0..20);

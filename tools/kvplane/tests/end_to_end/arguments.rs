@@ -50,7 +50,7 @@ fn wrong_command_lines_are_usage_errors() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_named() {
+fn invalid_settings_are_named() {
     let place = Workplace::new("settings");
     let cases: &[(&[&str], &[&str])] = &[
         (&["dev", "--pool", "0"], &["0 bytes"]),

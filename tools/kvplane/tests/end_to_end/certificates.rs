@@ -119,7 +119,7 @@ fn file(place: &Workplace) -> &'static str {
 }
 
 #[test]
-fn another_authority_takes_over_from_one_that_leaked() {
+fn a_new_authority_key_replaces_a_leaked_one() {
     let place = Workplace::new("rotated");
     let ca = authority(&place);
     cert(&place, &["init", "--authority", &ca]).well();

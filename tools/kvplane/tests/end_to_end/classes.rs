@@ -73,7 +73,7 @@ fn classes_that_move_different_things_run_side_by_side() {
 }
 
 #[test]
-fn threads_with_a_deadline_are_told_apart() {
+fn threads_are_reported_by_deadline() {
     let place = Workplace::new("deadlines");
     let (_target, address) = target(&place);
     let flags = ["--deadline_us=100000", "--deadline_tight_threads=1", "--deadline_bw_arbitration"];

@@ -107,7 +107,7 @@ fn an_interrupted_demo_leaves_no_directory() {
 }
 
 #[test]
-fn a_second_dev_of_the_same_name_is_refused_and_the_first_goes_on() {
+fn a_second_dev_of_the_same_name_is_refused() {
     let place = Workplace::new("twice");
     let mut dev = place.dev("8M", &[]);
     place.run(&["dev", "--pool", "8M"]).failed(1, &["cluster twice already runs", "twice.lock"]);

@@ -11,7 +11,7 @@ fn refused(content: &str, more: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_file_sets_what_flags_set_and_the_command_line_counts_more() {
+fn a_file_sets_flags_and_the_command_line_overrides_it() {
     let place = Workplace::new("by-file");
     let file = place.file(
         "settings.toml",
@@ -44,7 +44,7 @@ fn a_file_sets_what_flags_set_and_the_command_line_counts_more() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said_with_its_line() {
+fn errors_in_a_file_name_the_line() {
     refused(
         "\n\npol = \"1G\"\n",
         &[],

@@ -66,7 +66,7 @@ fn metrics_are_scraped_from_both_sides_of_a_run() {
 }
 
 #[test]
-fn shards_are_scraped_where_that_was_asked_for() {
+fn shards_export_metrics_on_the_metrics_port() {
     let place = Workplace::new("shards");
     let dev = place.dev("16M", &["--shards", "2", "--metrics-port", "0"]);
     let address = dev.address("counters of the shards on http://");

@@ -26,7 +26,7 @@ fn exercise(client: &mut Client, round: usize) {
 }
 
 #[test]
-fn a_node_that_requires_tls_serves_sealed_clients_and_tells_others_why_not() {
+fn a_node_that_requires_tls_refuses_plain_clients_with_the_reason() {
     let place = Workplace::new("sealed");
     let _dev = place.dev("128M", &["--shards", "2", "--data-tls", "require"]);
     exercise(&mut client(&place, DataTls::Require).unwrap(), 0);
@@ -66,7 +66,7 @@ fn node(place: &Workplace, number: usize, tls: &str) -> Option<Process> {
 }
 
 #[test]
-fn nodes_that_require_tls_bring_copies_to_each_other_and_not_to_one_that_does_not_seal() {
+fn nodes_that_require_tls_replicate_only_among_each_other() {
     if over_rdma() {
         return;
     }

@@ -67,7 +67,7 @@ fn settings<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
 
 /// A stop of a node with an SSD drains nothing, and the unit may write to the SSD's file.
 #[test]
-fn the_nodes_unit_lets_an_ssd_be_written_and_keeps_it_over_a_stop() {
+fn the_nodes_unit_may_write_the_ssd_and_keeps_it_over_a_stop() {
     assert_eq!(settings(NODE, "ProtectSystem"), ["strict"]);
     let [directory] = settings(NODE, "StateDirectory")[..] else { panic!("the unit has no StateDirectory") };
     let start = settings(NODE, "ExecStart").concat();

@@ -79,7 +79,7 @@ impl Writer {
 }
 
 #[test]
-fn a_session_of_a_node_that_started_again_touches_no_other() {
+fn a_put_session_of_a_restarted_node_harms_no_other() {
     let place = Workplace::new("drafts-again");
     let (control, mut nodes) = control(&place, 1);
     for way in Way::BOTH {
@@ -100,7 +100,7 @@ fn a_session_of_a_node_that_started_again_touches_no_other() {
 }
 
 #[test]
-fn a_session_whose_slot_goes_to_another_node_touches_no_session_there() {
+fn a_put_session_whose_slot_migrates_harms_no_session_there() {
     let place = Workplace::new("drafts-moved");
     let (control, nodes) = control(&place, 2);
     for way in Way::BOTH {

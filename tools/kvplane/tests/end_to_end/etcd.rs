@@ -121,7 +121,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
+fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     let Some(mut cluster) = Cluster::start("turns", &[]) else { return };
     let first = cluster.leader();
     assert_eq!(first, 0, "who came first leads");
@@ -172,7 +172,7 @@ fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
 }
 
 #[test]
-fn an_etcd_that_is_away_costs_nobody_its_membership() {
+fn members_stay_while_etcd_is_away() {
     let Some(mut cluster) = Cluster::start("away", &[]) else { return };
     let before = cluster.epoch();
     // etcd is away for a moment: the leader stays.
@@ -209,7 +209,7 @@ fn an_etcd_that_is_away_costs_nobody_its_membership() {
 }
 
 #[test]
-fn an_etcd_that_was_wiped_or_is_full_is_survived() {
+fn the_cluster_survives_a_wiped_or_full_etcd() {
     // The quota is 16 MiB, so that etcd is soon full.
     let Some(mut cluster) = Cluster::start("wiped", &["--quota-backend-bytes", "16777216"]) else { return };
     cluster.etcd.kill();
@@ -237,7 +237,7 @@ fn an_etcd_that_was_wiped_or_is_full_is_survived() {
 }
 
 #[test]
-fn who_was_taken_over_from_changes_nothing_any_more() {
+fn a_former_leader_changes_no_state() {
     let Some(cluster) = Cluster::start("fenced", &[]) else { return };
     let (gateway, base) = (cluster.etcd.gateway(), format!("/kvplane/{}/", cluster.place.cluster));
     let key = |name: &str| format!("{base}{name}").into_bytes();

@@ -245,7 +245,7 @@ fn resident_bytes(process: &Process) -> u64 {
 }
 
 #[test]
-fn broken_frames_harm_nobody() {
+fn broken_frames_do_no_harm() {
     let (seconds, seed) = (environment("KVPLANE_FUZZ_SECONDS", 5), environment("KVPLANE_SEED", 1));
     let place = Workplace::new("fuzzed");
     let mut dev = place.dev("32M", &["--shards", "2", "--conductor"]);

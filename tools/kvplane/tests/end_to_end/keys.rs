@@ -62,7 +62,7 @@ fn keys_are_kept_listed_and_removed_by_pattern() {
 }
 
 #[test]
-fn removal_by_pattern_leaves_what_has_no_name_and_others_have() {
+fn removal_by_pattern_leaves_nameless_objects_and_those_of_other_tenants() {
     let place = Workplace::new("nameless");
     let dev = place.dev("64M", &["--shards", "2"]);
     for way in [Way::Shm, Way::Tcp] {

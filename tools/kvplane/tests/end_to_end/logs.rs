@@ -3,7 +3,7 @@
 use crate::support::{Process, Workplace, finish, text};
 
 #[test]
-fn members_and_maps_are_logged_as_wanted() {
+fn members_and_maps_are_logged_at_the_set_level() {
     let place = Workplace::new("logs");
     let state = place.path("state");
     let control =

@@ -229,7 +229,7 @@ fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
 
 /// Other nodes learn from the control plane that they own the slots now: without it the node need not wait.
 #[test]
-fn a_node_that_is_told_to_stop_while_no_control_plane_answers_ends() {
+fn a_node_stops_without_a_control_plane() {
     let place = Workplace::new("alone");
     let mut control = control(&place);
     let number = "1".to_owned();

@@ -43,7 +43,7 @@ fn put(place: &Workplace, directory: &Path) -> Process {
 }
 
 #[test]
-fn a_directory_goes_on_from_those_who_have_it() {
+fn a_directory_spreads_from_its_members() {
     let place = Workplace::new("p2p");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -80,7 +80,7 @@ fn a_directory_goes_on_from_those_who_have_it() {
 }
 
 #[test]
-fn what_cannot_be_put_or_got_is_said() {
+fn errors_of_put_and_get_give_the_reason() {
     let place = Workplace::new("p2p-wrong");
     let _dev = place.dev("16M", &[]);
     let missing = place.path("missing");
@@ -103,7 +103,7 @@ fn what_cannot_be_put_or_got_is_said() {
 
 /// A long get locks its directory, and ends at once when the directory is removed and cannot be written.
 #[test]
-fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
+fn a_get_locks_its_directory_and_ends_when_it_cannot_write() {
     let place = Workplace::new("p2p-lock");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -138,7 +138,7 @@ fn a_directory_is_one_gets_own_until_it_cannot_be_written() {
 /// A file that shrinks while it is served ends the serving process, with its name: lengths are checked at intervals. A
 /// file that was removed, or replaced by another one, is still served.
 #[test]
-fn a_file_that_is_made_shorter_is_named() {
+fn a_file_that_shrinks_is_named() {
     let place = Workplace::new("p2p-shorter");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -204,7 +204,7 @@ fn rank(place: &Workplace, rank: u32, patience: &str) -> (Process, std::path::Pa
 }
 
 #[test]
-fn four_ranks_have_it_all() {
+fn four_ranks_fetch_the_whole_object() {
     let place = Workplace::new("p2p-ranks");
     let _dev = place.dev("16M", &[]);
     let source = place.path("source");
@@ -224,7 +224,7 @@ fn four_ranks_have_it_all() {
 /// Rank 1 is killed when it is known and has nothing yet, as it waits for rank 3; or it never starts. The others wait
 /// for it, and then fetch its part elsewhere.
 #[test]
-fn a_rank_that_is_killed_or_missing_is_done_without() {
+fn ranks_continue_without_a_killed_or_missing_rank() {
     for killed in [true, false] {
         let place = Workplace::new("p2p-rank-gone");
         let _dev = place.dev("16M", &[]);

@@ -123,7 +123,7 @@ fn broken_before_hello(exists: &Header, good: &[u8]) -> Vec<(&'static str, Vec<u
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
+fn a_peer_that_breaks_the_protocol_is_disconnected() {
     let place = Workplace::new("peers");
     let mut dev = place.dev("16M", &["--shards", "1"]);
     let data = dev.data();
@@ -184,7 +184,7 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
 }
 
 #[test]
-fn whoever_says_nothing_is_cut_off_in_time() {
+fn a_silent_connection_times_out() {
     let place = Workplace::new("silent");
     let dev = place.dev("8M", &["--shards", "1"]);
     assert!(say(dev.data(), &[]).is_empty());
@@ -207,7 +207,7 @@ fn not_taken(data: SocketAddr, cluster: &str, key: &str, bytes: u64) -> TcpStrea
 }
 
 #[test]
-fn a_pool_that_is_full_of_pinned_bytes_says_so_until_they_come_back() {
+fn a_pool_full_of_pinned_bytes_refuses_puts_until_they_are_unpinned() {
     let place = Workplace::new("pinned");
     let mut dev = place.dev("64M", &["--shards", "1"]);
     // An object may take a quarter of the pool; together they leave a MiB.

@@ -48,7 +48,7 @@ fn gap(run: &Value) -> f64 {
 }
 
 #[test]
-fn one_client_hits_as_the_model_says() {
+fn one_client_has_the_hit_rate_of_the_model() {
     for way in Way::BOTH {
         let place = Workplace::new("replay");
         // The pool is smaller than the blocks of the trace, so that there are evictions.

@@ -152,7 +152,7 @@ fn copied(control: &Process, node: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
+fn a_killed_node_that_restarts_gets_its_objects_from_the_others() {
     let place = Workplace::new("replicas-again");
     let control = control(&place);
     let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();

@@ -88,7 +88,7 @@ fn work(clients: &mut [kvplane::Client; 2], round: &str, seconds: u64) -> usize 
 
 /// `KVPLANE_AWAY_SECONDS` sets the time; it is longer than the deadline for heartbeats, 6 s.
 #[test]
-fn a_control_plane_that_stands_still_or_is_gone_expels_nobody_and_costs_no_operation() {
+fn a_halted_or_dead_control_plane_expels_no_member_and_fails_no_operation() {
     let seconds = std::env::var("KVPLANE_AWAY_SECONDS").map_or(8, |text| text.parse().expect("seconds"));
     let place = Workplace::new("still");
     let mut plane = control(&place, "127.0.0.1:0");

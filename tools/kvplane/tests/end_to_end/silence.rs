@@ -162,7 +162,7 @@ fn signalled(ssd: bool, signal: &str, round: usize) -> Slowest {
 
 /// Calls do not wait until a node's heartbeats are missed for 6 s: their deadlines are shorter.
 #[test]
-fn a_node_that_is_stopped_or_killed_is_left_before_its_heartbeats_are_missed_for_long() {
+fn a_halted_or_killed_node_is_failed_over_before_its_heartbeats_time_out() {
     for (what, ssd, signal) in [
         ("stopped", false, "STOP"),
         ("stopped, with an SSD", true, "STOP"),
@@ -188,7 +188,7 @@ fn callers() {
 }
 
 #[test]
-fn a_node_whose_cable_is_cut_is_left_before_its_heartbeats_are_missed_for_long() {
+fn a_disconnected_node_is_failed_over_before_its_heartbeats_time_out() {
     let mut all = Vec::new();
     for round in 0..rounds() {
         let Some(cluster) = Cluster::start() else { return };

@@ -374,7 +374,7 @@ fn a_device_that_does_not_do_is_refused_in_words() {
 
 /// Foreign data on a disk is nowhere near the locations of superblocks; the second shard's part is blank.
 #[test]
-fn what_others_keep_on_a_disk_is_refused_and_not_touched() {
+fn a_disk_with_foreign_data_is_refused_and_not_changed() {
     /// Offset and content.
     type Mark = (u64, &'static [u8]);
     const BYTES: u64 = 64 << 20;
@@ -419,7 +419,7 @@ impl Drop for NoDirectIo {
 }
 
 #[test]
-fn a_file_system_without_direct_io_works_and_says_so() {
+fn a_file_system_without_direct_io_works_and_is_reported() {
     let place = Workplace::new("ramfs");
     let Some(mounted) = NoDirectIo::mount(place.path("mount")) else { return };
     let ssd = format!("{}:64M", text(&mounted.0.join("ssd")));

@@ -89,7 +89,7 @@ fn over_disk(name: &str, more: &[&str]) -> Option<(Disk, Bed)> {
 }
 
 #[test]
-fn a_disk_that_takes_no_more_writes_serves_what_it_has() {
+fn a_disk_that_takes_no_more_writes_still_serves_reads() {
     let fails = |writes: Option<i32>, flushes: Option<i32>| Faults { writes, flushes, ..Faults::default() };
     for (faults, why) in [
         (fails(Some(ENOSPC), None), "no space left"),
@@ -147,7 +147,7 @@ fn ranges_that_cannot_be_read_are_misses_and_can_be_put_again() {
 
 /// This is how the power failures of `ssd.rs` would show a node that does not flush.
 #[test]
-fn a_disk_that_lies_about_flushes_loses_objects_and_gives_nothing_wrong() {
+fn a_disk_that_lies_about_flushes_loses_objects_and_serves_no_wrong_bytes() {
     let Some((disk, bed)) = over_disk("lies", &["--ssd-ack", "durable"]) else { return };
     let mut dev = bed.start();
     put(&mut bed.client(Way::Tcp), 0..32);
@@ -244,7 +244,7 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
 }
 
 #[test]
-fn a_disk_that_forgets_what_it_acknowledged_is_found_out() {
+fn a_disk_that_loses_acknowledged_writes_is_detected() {
     let Some((disk, bed)) = over_disk("forgets", &["--ssd-ack", "buffered", "--ssd-promote", "15"]) else { return };
     let mut dev = bed.start();
     let mut client = bed.client(Way::Tcp);
@@ -298,7 +298,7 @@ fn devices_that_are_read_only_are_served_as_they_are() {
 }
 
 #[test]
-fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
+fn a_full_file_system_is_reported_at_start_or_later() {
     let place = Workplace::new("small");
     let Some(small) = SmallFileSystem::new(&place.directory, 64 << 20) else { return };
     let file = small.directory.join("ssd");
@@ -327,7 +327,7 @@ fn a_small_file_system_is_full_at_once_or_later_and_says_so() {
 }
 
 #[test]
-fn a_limit_of_file_sizes_is_told_and_kills_nobody() {
+fn a_limit_of_file_sizes_is_reported_and_not_fatal() {
     let place = Workplace::new("limit");
     let file = place.path("ssd");
     let ssd = format!("{}:64M", text(&file));
@@ -366,7 +366,7 @@ fn blocks_of_512_and_of_4096_bytes_will_do() {
 }
 
 #[test]
-fn a_small_limit_of_locked_memory_is_said_and_does_no_harm() {
+fn a_small_limit_of_locked_memory_is_reported_and_not_fatal() {
     let able = ["--bounding-set=-ipc_lock", "prlimit", "--memlock=65536", "true"];
     if let Err(why) = run("setpriv", &able) {
         skipped::<()>("a small limit of locked memory", &why);

@@ -191,7 +191,7 @@ fn kills_under_load_lose_nothing_that_was_promised() {
 /// The device is full and memory small: the kills meet reclaim, writes on eviction, and objects that are not written at
 /// all. `KVPLANE_FULL_KILLS` sets their number.
 #[test]
-fn full_devices_that_are_killed_give_nothing_that_was_replaced_or_removed() {
+fn full_devices_that_are_killed_bring_back_no_replaced_or_removed_object() {
     let kills = count_of("KVPLANE_FULL_KILLS");
     let ways: [&[&str]; 3] =
         [&["--ssd-ack", "buffered"], &["--ssd-write", "back"], &["--ssd-write", "selective", "--ssd-ack", "durable"]];
@@ -207,7 +207,7 @@ fn full_devices_that_are_killed_give_nothing_that_was_replaced_or_removed() {
 
 /// Like the kills above, with a power failure each time: of the unflushed writes, some are lost, some torn, some done.
 #[test]
-fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
+fn power_failures_under_load_lose_no_durable_object() {
     let kills = count_of("KVPLANE_POWER_FAILURES");
     let mut unflushed = 0;
     for first in (0..kills).step_by(ROUNDS as usize) {

@@ -12,7 +12,7 @@ use crate::support::{Way, wait_until};
 
 /// One object is longer than a record of the SSD may be, which is 2 MiB here, and one is as long as that.
 #[test]
-fn what_is_too_long_for_one_record_outlives_its_node_too() {
+fn objects_longer_than_a_record_outlive_their_node() {
     const LENGTHS: [usize; 3] = [2 << 20, (2 << 20) + 1, (3 << 20) + 123];
     for ack in ["buffered", "memory"] {
         let bed = Bed::new(&format!("long-{ack}"), &["--ssd-ack", ack]);
@@ -77,7 +77,7 @@ impl Drop for Over<'_> {
 
 /// Connections that break while a large object is put: the reply of the put always holds.
 #[test]
-fn a_large_put_that_says_it_is_there_is_there() {
+fn an_acknowledged_large_put_can_be_read() {
     const LENGTH: usize = (3 << 20) + 5;
     const ROUNDS: u64 = 80;
     if !Command::new("ss").args(["-K", "dport", "=", "1"]).output().is_ok_and(|done| done.status.success()) {
@@ -124,7 +124,7 @@ fn a_large_put_that_says_it_is_there_is_there() {
 
 /// There are more concurrent gets than reads that a shard has in flight, all of objects that only the SSD has.
 #[test]
-fn a_batch_larger_than_what_is_read_at_a_time_has_every_answer() {
+fn a_batch_with_more_gets_than_reads_in_flight_completes() {
     const OBJECTS: usize = 2500;
     const BYTES: usize = 4096;
     let bed = Bed::new("batch", &["--ssd-ack", "durable"]);
@@ -161,7 +161,7 @@ fn a_batch_larger_than_what_is_read_at_a_time_has_every_answer() {
 
 /// The object is longer than memory, which is 16 MiB: even without a promise of the SSD, it has to be there.
 #[test]
-fn what_is_longer_than_memory_is_on_the_ssd() {
+fn an_object_longer_than_memory_is_on_the_ssd() {
     let bed = Bed::new("longer", &[]);
     let dev = bed.start();
     let mut bytes = vec![0; 40 << 20];

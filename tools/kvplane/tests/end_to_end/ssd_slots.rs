@@ -27,7 +27,7 @@ fn there(client: &mut Client, key: usize) -> bool {
 }
 
 #[test]
-fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kept() {
+fn objects_removed_at_another_owner_do_not_come_back_and_others_are_kept() {
     let place = Workplace::new("ssd-slots");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
@@ -73,7 +73,7 @@ fn small_node(place: &Workplace, number: &str) -> Process {
 
 /// There is one replica of an object, so damage at its node makes it a miss; a new put restores it.
 #[test]
-fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
+fn damage_at_one_node_of_two_is_a_miss_there_only() {
     let place = Workplace::new("one-of-two");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
@@ -104,7 +104,7 @@ fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
 
 /// A node that is started without its SSD, or with another one, may remove and replace objects on it.
 #[test]
-fn what_was_removed_in_an_incarnation_without_the_ssd_does_not_come_back() {
+fn objects_removed_in_an_incarnation_without_the_ssd_do_not_come_back() {
     let place = Workplace::new("ssd-without");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));

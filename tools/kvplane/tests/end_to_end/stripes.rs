@@ -172,7 +172,7 @@ fn asked(client: &mut Client, key: &str) -> Vec<bool> {
 /// A long object loses more and more stripes to evictions. Exists and size agree with a get; and a get that finds the
 /// object broken removes the rest, so that it can be put again.
 #[test]
-fn a_long_object_that_lost_a_stripe_is_there_for_nobody() {
+fn a_long_object_that_lost_a_stripe_is_a_miss_for_every_operation() {
     let place = Workplace::new("broken");
     let _cluster = cluster(&place, &["64M"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -206,7 +206,7 @@ fn a_long_object_that_lost_a_stripe_is_there_for_nobody() {
 
 /// Like above, but no get touches the broken object before another one is put under its key, in every way.
 #[test]
-fn a_short_value_is_put_over_what_is_left_of_a_long_one() {
+fn a_short_object_replaces_the_remains_of_a_long_one() {
     let place = Workplace::new("remains");
     let _cluster = cluster(&place, &["64M"]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -93,7 +93,7 @@ fn what_is_prefetched_is_in_memory_and_leaves_it_when_nobody_asks() {
 }
 
 #[test]
-fn beyond_the_budget_only_what_was_promised_is_written() {
+fn beyond_the_budget_only_promised_objects_are_written() {
     let bed = Bed::new("budget", &["--ssd-budget", "8M"]);
     let dev = bed.start();
     let mut client = bed.client(Way::Shm);

@@ -42,7 +42,7 @@ fn either_protocol_finds_what_the_other_wrote() {
 }
 
 #[test]
-fn a_way_that_was_asked_for_is_the_way_taken() {
+fn a_requested_transport_is_used() {
     let place = Workplace::new("ways");
     let (_target, address) = target(&place);
     let seed = ["--op_type=write_seed"];
@@ -66,7 +66,7 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
 }
 
 #[test]
-fn kinds_of_memory_are_buffers_that_threads_take_in_turn() {
+fn types_of_memory_are_buffers_that_threads_use_in_turn() {
     let place = Workplace::new("kinds");
     let target = Process::start(place.bare(&["tebench", "--total_buffer_size=1M", "--seg_type_mix=dram,DRAM"]));
     let address = target.address("--target_seg_name=").to_string();
@@ -77,7 +77,7 @@ fn kinds_of_memory_are_buffers_that_threads_take_in_turn() {
 }
 
 #[test]
-fn segments_are_found_in_a_store_of_metadata() {
+fn segments_are_found_in_a_metadata_store() {
     let place = Workplace::new("metadata");
     let dev = place.dev("8M", &["--shards", "1", "--mooncake-metadata"]);
     let store = format!("http://{}/metadata", dev.http());

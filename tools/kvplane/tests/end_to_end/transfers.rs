@@ -78,7 +78,7 @@ fn the_table_is_the_known_one() {
 }
 
 #[test]
-fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
+fn an_initiator_that_dies_or_exceeds_the_segment_does_no_harm() {
     let place = Workplace::new("too-much");
     let (mut target, address) = target(&place);
     let beyond = ["--target_offset=4M", "--max_block_size=4096"];

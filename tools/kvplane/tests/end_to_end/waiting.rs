@@ -65,7 +65,7 @@ fn a_node_waits_for_a_control_plane_that_starts_after_it() {
 }
 
 #[test]
-fn http_reaches_objects_with_a_clients_certificate_and_says_so_without() {
+fn http_accesses_objects_only_with_a_clients_certificate() {
     let place = Workplace::new("http-objects");
     cert(&place, &["init", "--authority", &authority(&place)]).well();
     issue(&place, "plane", "control", &[]);

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_left() {
+    fn other_messages_are_ignored() {
         let no_program = LINE.replace(r#""executable":"/t/rig-1""#, r#""executable":null"#);
         let no_test = LINE.replace(r#"checks":true,"test":true"#, r#"checks":true,"test":false"#);
         let escaped = LINE.replace("/t/rig-1", r"/t/a\\b");

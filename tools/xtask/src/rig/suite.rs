@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_ask_get_a_machine() {
+    fn only_rig_arguments_start_a_machine() {
         assert_eq!(request("slot -- --rig").unwrap(), None);
         assert_eq!(request("--short").unwrap(), None);
         let found = request("--rig --short --machine nvme-tcp drives -- --exact").unwrap().unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_machine_that_stood_still_is_tried_again() {
+    fn only_a_stalled_machine_is_retried() {
         for (status, again) in [(TIMEOUT, true), (BROKEN, true), (1, false), (2, false)] {
             assert_eq!(stood_still(&Failure { status, ..Failure::new("x") }), again, "{status}");
         }

@@ -85,7 +85,7 @@ fn without_root() -> bool {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused_with_the_reason() {
+fn invalid_arguments_are_refused_with_the_reason() {
     let bed = Bed::new();
     for (line, words) in [
         ("", "no command was given"),
@@ -152,7 +152,7 @@ fn output_and_exit_status_are_the_commands() {
 }
 
 #[test]
-fn a_machine_that_hangs_or_dies_is_told_from_a_command_that_fails() {
+fn a_hung_or_dead_machine_differs_from_a_failed_command() {
     if without_root() {
         return;
     }
@@ -178,7 +178,7 @@ fn a_machine_that_hangs_or_dies_is_told_from_a_command_that_fails() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_tools_are_named() {
     if without_root() {
         return;
     }
@@ -201,7 +201,7 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn another_user_than_root_is_told_so() {
+fn other_users_than_root_are_refused_with_the_reason() {
     let bed = Bed::new();
     let inner = bed.command(&["--", "true"]);
     let mut command = inner;

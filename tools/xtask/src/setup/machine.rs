@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_machine_has_nothing_to_note() {
+    fn a_full_machine_has_no_restrictions() {
         let kernel = Some((6, 18));
         let machine =
             Machine { kernel, io_uring_disabled: Some(0), memlock_bytes: Some(u64::MAX), ..Machine::default() };

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_tests_start_is_not_installed_for_a_build_or_the_demo() {
+    fn packages_of_tests_are_not_installed_for_a_build_or_the_demo() {
         let built: Vec<&str> =
             ALL.iter().filter(|package| package.group == Group::Build).map(|package| package.debian).collect();
         assert_eq!(built, ["gcc", "libc6-dev"]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_package_says_what_it_is_for() {
+    fn every_package_has_a_purpose() {
         for package in &ALL {
             assert!(package.purpose.len() > 20, "{}", package.debian);
         }

@@ -165,7 +165,7 @@ error: test run failed";
     }
 
     #[test]
-    fn ends_of_tests_get_their_time_where_that_is_asked() {
+    fn ends_of_tests_are_timed_on_request() {
         let mut filter = Filter::timed(Runner::Cargo);
         assert!(filter.time_of("test a ... ok").is_some_and(|seconds| seconds >= 0.0));
         for line in ["running 2 tests", "test result: ok. 2 passed", "a test ... b", ""] {

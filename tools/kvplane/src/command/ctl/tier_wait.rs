@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_ends_or_says_why_it_never_will() {
+    fn an_order_is_done_or_fails_with_the_reason() {
         assert_eq!(look(&node(|shard| shard.scrub_passes = 4), VERIFY), Ok(true));
         assert_eq!(look(&node(|shard| shard.scrub = "verify".to_owned()), VERIFY), Ok(false));
         assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_on_is_not_waited_for() {
+    fn an_order_without_progress_times_out() {
         let mut patience = Patience::new(VERIFY);
         let nodes = [node(|shard| shard.scrub_records = 8)];
         patience.look(&nodes).expect("it went on");

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_refused() {
+    fn conflicting_names_are_refused() {
         for outside in ["../x", "/x", "d/../../x", "./x", "", "a\0b"] {
             assert!(refusal(&[outside]).contains("not below"), "{outside:?}");
         }

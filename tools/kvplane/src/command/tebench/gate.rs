@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_pass_together_or_nobody_does() {
+    fn all_threads_pass_together_or_none() {
         for bad in [None, Some("fails"), Some("panics"), Some("never comes")] {
             let gate = Gate::new(3);
             let passed = std::thread::scope(|scope| {

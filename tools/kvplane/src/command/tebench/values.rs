@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gives_memory_beyond_loopback_says_so_and_who_asks_opens_nothing() {
+    fn serving_beyond_loopback_needs_the_flag_and_initiators_open_no_port() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let error = reached("--seg_name", at("192.0.2.7:5"), true, false).unwrap_err();
         assert!(error.contains("--seg_name 192.0.2.7:5") && error.contains("--open_to_network"), "{error}");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_by_name() {
+    fn unavailable_values_are_refused_by_name() {
         for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "not a transport")] {
             let error = transport(text).unwrap_err();
             assert!(error.contains(words) && error.contains("tcp"), "{error}");

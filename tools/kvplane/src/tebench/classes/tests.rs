@@ -22,7 +22,7 @@ fn the_short_form_and_json_say_the_same() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_fault() {
     let cases = [
         ("", "\"\" is not name:threads"),
         ("a:1:2", "\"a:1:2\" is not name:threads"),
@@ -59,7 +59,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn workloads_say_what_moves() {
+fn workloads_are_parsed() {
     let one = json!({
         "name": "kv", "threads": 2, "slo_us": 0, "weight": 1, "block_size": 4096, "batch_size": 8,
         "intent_type": "foreground_get", "deadline_us": 300,
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,60}") {
+    fn arbitrary_text_does_not_panic(text in ".{0,60}") {
         let _ = (parse(&text), parse_json(&text), parse_workloads(&text));
     }
 }

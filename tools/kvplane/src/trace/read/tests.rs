@@ -86,7 +86,7 @@ fn the_iterator_ends_after_an_error() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let words = load(Path::new("/nowhere/at/all.jsonl")).unwrap_err().to_string();
     assert!(words.starts_with("cannot open trace /nowhere/at/all.jsonl: "), "{words}");
 }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_there_in_an_empty_folder() {
+    fn an_empty_folder_has_no_peers() {
         let folder = std::env::temp_dir().join("kvplane-no-peers-here");
         for peer in [Peer::Mooncake, Peer::Nixl, Peer::Ucx] {
             assert!(!is_there(peer, &folder));

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn missing_files_and_names_are_named() {
         let cases = [
             ("`a/src/z.rs` `get`", "4 there is no `a/src/z.rs`"),
             ("`src/x.rs` `get`", "4 `src/x.rs` may be any of 2 files"),

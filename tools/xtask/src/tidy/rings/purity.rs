@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_in_is_clean() {
+    fn passed_in_values_are_clean() {
         let source = "use std::collections::BTreeMap;\nuse std::time::Duration;\nuse std::net::SocketAddr;\n\
                       /// Like `Instant::now()`.\nfn a(now_ns: u64) { let s = \"std::fs\"; self.process(x);
                       /// crate::env::x(); }\n\

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_most_is_listed() {
+    fn long_files_and_functions_are_listed() {
         assert_eq!(places(check, &[("a.rs", &function(70))]), Vec::<String>::new());
         assert_eq!(places(check, &[("a.rs", &function(71))]), ["a.rs:2"]);
         assert_eq!(places(check, &[("a.rs", &"//\n".repeat(500))]), Vec::<String>::new());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_itself_has_few_fields() {
+    fn types_that_change_themselves_have_few_fields() {
         let record = with_fields("A", 16);
         assert!(places(check_fields, &in_lib(&record)).is_empty());
         for impls in [

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_only_in_tests_is_known() {
+    fn test_only_items_are_marked() {
         let outline =
             of("fn a() {}\n#[cfg(all(test, unix))]\n#[allow(x)]\nmod tests { fn b() { std::fs::read(); } }\n\
                           #[cfg(not(test))]\nfn c() {}\n#[test]\nfn d() {}\nimpl S {\n  #[cfg(test)]\n  fn e() {}\n}\n\
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rust_is_an_error_with_its_line() {
+    fn an_invalid_source_is_an_error_with_its_line() {
         for (text, line) in [("fn a() {}\nfn b( {}\n", "line 2"), ("\n\"open", "line 2"), ("fn a() { 1 + }", "line 1")]
         {
             let fault = Outline::of(text).unwrap_err();

@@ -133,7 +133,7 @@ mod tests {
     use kvplane::rpc::message::HotFigures;
 
     #[test]
-    fn the_hottest_of_all_nodes_come_first_with_their_names() {
+    fn the_hottest_objects_of_all_nodes_are_first_with_their_names() {
         let hot = |digest, gets| HotFigures { digest, gets, bytes: gets * 100 };
         let names = vec![ObjectFigures { digest: 1, tenant: b"acme".to_vec(), key: b"a\x01".to_vec() }];
         let one = HotShard { shard: 0, over_ns: 2_000_000_000, hot: vec![hot(1, 30), hot(2, 10)], names };

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_incarnation_begins_at_nothing() {
+    fn rates_of_a_new_incarnation_begin_at_zero() {
         let mut other = node(0, 5, &[]);
         other.incarnation = 2;
         let shown = rates(&[node(0, 300, &[])], &[other], Duration::from_secs(1), &[]);
