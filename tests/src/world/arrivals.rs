@@ -35,14 +35,14 @@ impl World {
         let body = &bytes[HEADER_BYTES..];
         let to = self.clients[client].client.frame(lane, &header, body, self.now_ns);
         self.detail(header.request.to_bits(), || {
-            format!("client {client} hears {:?} {:?}", header.kind, header.status)
+            format!("client {client} receives {:?} {:?}", header.kind, header.status)
         });
         if header.payload_bytes > 0 {
             let destination = match to {
                 PayloadTo::Discard => Destination::Discard,
                 PayloadTo::Local { local, slice } => Destination::Local { local, slice },
                 PayloadTo::Scatter { .. } => {
-                    self.violate(broken(Rule::Protocol, "ranges are read, but none were asked for".to_owned()));
+                    self.violate(broken(Rule::Protocol, "ranges are read, but none were requested".to_owned()));
                     return;
                 }
             };

@@ -113,7 +113,7 @@ impl World {
                     self.copy_segment(index, lane, slice, offset, local);
                 }
                 Output::CopySegment { .. } | Output::FileTransfer { .. } => {
-                    self.violate(broken(Rule::Protocol, "a copy that nobody asked for".to_owned()));
+                    self.violate(broken(Rule::Protocol, "a copy without a request".to_owned()));
                 }
                 Output::Reset { lane } => self.reset_lane(index, lane),
                 Output::Done { batch } if !self.is_user(index) => self.fetch_done(index, batch),
@@ -183,7 +183,7 @@ impl World {
             }
         }
         self.detail(u64::from(header.kind.code()), || {
-            format!("client {index} asks {:?} x{}", header.kind, header.items)
+            format!("client {index} sends {:?} x{}", header.kind, header.items)
         });
         self.send(connection, Way::ToServer, OutgoingFrame::new(&header, body, payload.map(Source::Local)));
         self.repeat_frame(connection, &header, body);

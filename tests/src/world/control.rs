@@ -128,7 +128,7 @@ impl World {
                 Output::Adopt { state, changes } => {
                     self.control.persist(&changes);
                     self.trouble.forgot = false;
-                    self.detail(state, || format!("the control plane goes on with state {state}"));
+                    self.detail(state, || format!("the control plane adopts state {state}"));
                     self.statistics.adoptions += 1;
                 }
                 Output::MemberLost { node, incarnation } => {

@@ -43,7 +43,7 @@ impl World {
         for incarnation in 0..self.incarnations.len() {
             if self.incarnations[incarnation].alive && self.nodes[self.incarnations[incarnation].node].up {
                 let wished = self.incarnations[incarnation].service.control().want_copy(digest, now_ns);
-                self.detail(key as u64, || format!("incarnation {incarnation} is to copy key {key}: {wished:?}"));
+                self.detail(key as u64, || format!("incarnation {incarnation} is to replicate key {key}: {wished:?}"));
                 self.drain_service(incarnation, None);
             }
         }
@@ -89,12 +89,12 @@ impl World {
         let pushed = self.clients[client].fetcher.as_ref().and_then(|fetcher| fetcher.pushed.get(&digest));
         let fits = |version: &&u64| self.shadow.check_read(key, **version, &bytes).is_ok();
         let Some(origin) = pushed.and_then(|pushed| pushed.iter().rev().find(fits)).copied() else {
-            let what = format!("incarnation {incarnation} took a copy of key {key} that its first owner never had");
+            let what = format!("incarnation {incarnation} took a replica of key {key} that its owner never had");
             self.violate(broken(Rule::Commit, what));
             return;
         };
         let (version, lineage) = (view.version.0, self.lineage(incarnation));
-        self.detail(version, || format!("incarnation {incarnation} takes a copy of {origin} as {version}"));
+        self.detail(version, || format!("incarnation {incarnation} takes a replica of {origin} as {version}"));
         // The version that it replaces there is gone.
         self.shadow.removed(key, lineage, version, self.trace.events);
         let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
@@ -148,8 +148,9 @@ impl World {
             self.shadow.commit_of(origin).filter(|commit| commit.incarnation == lineage && commit.removed.is_some());
         let older = gone.is_some() && origin < floor;
         if older {
-            let what =
-                format!("incarnation {incarnation} has a copy of version {origin} of key {key}, which {first} removed");
+            let what = format!(
+                "incarnation {incarnation} has a replica of version {origin} of key {key}, which {first} removed"
+            );
             self.violate(broken(Rule::Removed, what));
         }
     }
@@ -210,7 +211,7 @@ impl World {
         let service = &self.incarnations[incarnation].service;
         let counters = service.inspect().copy_counters();
         if counters.owed > 0 {
-            return Some(format!("incarnation {incarnation} waits for copies to go: {counters:?}"));
+            return Some(format!("incarnation {incarnation} waits for replicas to be dropped: {counters:?}"));
         }
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
             return None;
@@ -224,6 +225,6 @@ impl World {
         let uncopied = on_ssd.filter(|digest| !store.is_copied(*digest));
         let lack =
             lack.into_iter().chain(uncopied).find(|digest| service.inspect().second_of(digest.slot()).is_some())?;
-        Some(format!("incarnation {incarnation} has no copy made of {lack}, although all is well: {counters:?}"))
+        Some(format!("incarnation {incarnation} has no replica of {lack}, although all faults are over: {counters:?}"))
     }
 }

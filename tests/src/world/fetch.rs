@@ -139,7 +139,7 @@ impl World {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
             return;
         };
-        self.detail(token, || format!("incarnation {incarnation} asks {source:?} for {want:?}"));
+        self.detail(token, || format!("incarnation {incarnation} requests {want:?} from {source:?}"));
         let options = SubmitOptions::until(now_ns + within_ns);
         match self.clients[index].client.submit_puts(&requests, &book, &options, now_ns) {
             Ok(batch) => {
@@ -148,7 +148,7 @@ impl World {
                 }
                 self.drain_client(index);
             }
-            Err(error) => self.violate(broken(Rule::Protocol, format!("a good question was refused: {error}"))),
+            Err(error) => self.violate(broken(Rule::Protocol, format!("a valid request was refused: {error}"))),
         }
     }
 
@@ -211,7 +211,7 @@ impl World {
         let page = host.client.take_description(batch);
         host.client.release(batch);
         let first = results.first().map_or(Status::Unreachable, |result| result.status);
-        self.detail(first as u64, || format!("incarnation {incarnation} hears of {want:?}: {results:?}"));
+        self.detail(first as u64, || format!("incarnation {incarnation} completes {want:?}: {results:?}"));
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (&want, broken) {
@@ -274,7 +274,7 @@ impl World {
         };
         let version = view.version;
         self.statistics.imports += 1;
-        self.detail(version.0, || format!("incarnation {incarnation} takes over version {origin} as {version}"));
+        self.detail(version.0, || format!("incarnation {incarnation} imports version {origin} as {version}"));
         let grown = self.incarnations[incarnation].see_version(version);
         self.require(grown);
         let bytes = self.incarnations[incarnation].bytes(place.offset, view.extent.bytes).to_vec();
@@ -284,7 +284,7 @@ impl World {
         let key = self.shadow.key(digest);
         if let Some(key) = key.filter(|key| self.incarnations[incarnation].changed.contains(key)) {
             let what = format!(
-                "incarnation {incarnation} took over key {key} although it was put or removed there since its slot came"
+                "incarnation {incarnation} imported key {key} although it was put or removed there since its slot came"
             );
             self.violate(broken(Rule::Removed, what));
         }

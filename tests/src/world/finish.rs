@@ -102,7 +102,8 @@ impl World {
         let until_ns = self.now_ns + 2 * PROBE_NS;
         self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
         if count(self) != before + 1 {
-            let what = format!("client {client}, key {key}: {what:?} did not end with {good:?} although all is well");
+            let what =
+                format!("client {client}, key {key}: {what:?} did not end with {good:?} although all faults are over");
             for (index, incarnation) in
                 self.incarnations.iter().enumerate().filter(|(_, incarnation)| incarnation.alive)
             {
@@ -123,7 +124,7 @@ impl World {
             let (moves, limits) = (incarnation.service.inspect().move_counters(), Self::fetch_limits(&self.scenario));
             let idle = self.clients[incarnation.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
-                let what = format!("incarnation {index} has not fetched all that there is: {moves:?}, idle {idle}");
+                let what = format!("incarnation {index} has not imported all objects: {moves:?}, idle {idle}");
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }

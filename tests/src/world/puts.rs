@@ -46,7 +46,7 @@ impl World {
         // A second put of the same frame finds the object.
         let first = connection.held.there.insert(room.digest);
         if !first && !room.replace {
-            let what = format!("version {version} took the place of an object that it was not to replace: {room:?}");
+            let what = format!("version {version} replaced an object without the option to replace: {room:?}");
             return Err(broken(Rule::Commit, what));
         }
         let (epoch, slot) = (self.incarnations[incarnation].epoch, room.digest.slot());
@@ -55,7 +55,7 @@ impl World {
             return Ok(());
         }
         let what = format!(
-            "incarnation {incarnation} made version {version} of {slot:?}, which is {owner:?}'s at epoch {epoch}"
+            "incarnation {incarnation} committed version {version} of {slot:?}, which {owner:?} owns at epoch {epoch}"
         );
         Err(broken(Rule::Commit, what))
     }

@@ -117,7 +117,7 @@ impl World {
     ) -> CheckResult {
         self.statistics.hits += 1;
         if result.bytes > capacity {
-            return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
+            return Err(broken(Rule::Bytes, format!("{} bytes were received into {capacity}", result.bytes)));
         }
         let bytes = self.clients[client].memory.peek(offset, result.bytes);
         let version = result.version.0;

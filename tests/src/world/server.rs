@@ -112,7 +112,7 @@ impl World {
         let to = self.incarnations[incarnation].service.request(peer, &header, told, self.now_ns);
         self.write_tails(incarnation);
         self.detail(u64::from(header.kind.code()), || {
-            format!("incarnation {incarnation} is asked {:?}: {to:?}", header.kind)
+            format!("incarnation {incarnation} receives {:?}: {to:?}", header.kind)
         });
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,

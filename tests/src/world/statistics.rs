@@ -122,17 +122,17 @@ impl fmt::Display for Statistics {
             ..
         } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
-        write!(f, "{imports} objects taken over, {copies} copied, {chosen} asked of second owners, ")?;
+        write!(f, "{imports} objects imported, {copies} replicated, {chosen} gets sent to replica owners, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames, {} times maps were missed", self.missed)?;
         if self.disk_ops > 0 {
             let Self { disk_ops, crashes, without, recovered, kept, degraded, audited, .. } = self;
             write!(
                 f,
-                "{disk_ops} operations of disks, {crashes} crashes over them, {without} incarnations without them, "
+                "{disk_ops} operations of disks, {crashes} crashes with them, {without} incarnations without them, "
             )?;
-            write!(f, "{recovered} objects recovered, {} slots compared and {} void, ", kept.0, kept.1)?;
-            writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
+            write!(f, "{recovered} objects recovered, {} slots reconciled and {} void, ", kept.0, kept.1)?;
+            writeln!(f, "{degraded} tiers without writes, {audited} promises audited after the last crash")?;
         }
         f.write_str("requests by outcome:")?;
         for &status in Status::ALL {

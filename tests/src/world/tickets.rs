@@ -149,7 +149,7 @@ impl World {
         if refused && self.scenario.tickets {
             return Err(broken(
                 Rule::Tickets,
-                format!("client {client} was refused although it may come in: {status}"),
+                format!("client {client} was refused although its ticket is valid: {status}"),
             ));
         }
         Ok(())

@@ -264,7 +264,7 @@ impl World {
         let drops = self.scenario.has(Mischief::DropTombstones);
         if honest && !drops && report.lost_removals > 0 {
             let what = format!(
-                "incarnation {incarnation} takes removals for lost that its disk has, or was not to have: {report}"
+                "incarnation {incarnation} reports lost removals that its disk has, or that were not durable: {report}"
             );
             self.violate(broken(Rule::Durable, what));
         }
@@ -460,7 +460,7 @@ impl World {
         self.statistics.audited += 1;
         if self.statistics.with_status(Status::Ok) != before + 1 {
             let what = format!(
-                "version {version} of key {key} was acknowledged and is not there: {:?}",
+                "version {version} of key {key} was acknowledged and does not exist: {:?}",
                 self.shadow.commit_of(version)
             );
             self.violate(broken(Rule::Durable, what));

@@ -113,7 +113,7 @@ impl World {
                 let open = OpenBatch { asked, started_ns: now_ns, deadline_ns, cancelled: false, fell_over };
                 let former = self.clients[client].batches.insert(batch, open);
                 if former.is_some() {
-                    self.violate(broken(Rule::Batch, format!("{batch:?} was given while it was open")));
+                    self.violate(broken(Rule::Batch, format!("{batch:?} was assigned while it was open")));
                 }
                 if !self.trouble.calm && self.streams.workload.chance(self.scenario.chances.cancel) {
                     let wait_ns = self.streams.workload.below(30 * MS);
@@ -124,7 +124,7 @@ impl World {
                 Some(batch)
             }
             Err(error) => {
-                self.violate(broken(Rule::Protocol, format!("a good batch was refused: {error}")));
+                self.violate(broken(Rule::Protocol, format!("a valid batch was refused: {error}")));
                 None
             }
         }

@@ -120,7 +120,7 @@ impl Memory {
         match bytes.iter().position(|&byte| byte != poison) {
             None => Ok(()),
             Some(at) => {
-                let what = format!("slot {slot}: byte {} changed while it was nobody's to write", from + at);
+                let what = format!("slot {slot}: byte {} changed while no request could write it", from + at);
                 Err(broken(Rule::Memory, what))
             }
         }

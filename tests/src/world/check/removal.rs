@@ -134,7 +134,7 @@ impl Removals {
             Some(Removal { started_ns, acked_ns, .. }) => {
                 let what = format!(
                     "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} \
-                     answered from {started_ns} to {acked_ns} ns that it is gone"
+                     answered from {started_ns} to {acked_ns} ns as removed"
                 );
                 Err(broken(Rule::Removed, what))
             }
@@ -153,7 +153,10 @@ impl Removals {
         let answers = self.gets.get(&(client, version)).map_or(&[][..], Vec::as_slice);
         let least = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).min();
         let Some(least) = least else {
-            return Err(broken(Rule::Bytes, format!("version {version} of key {key} came without a shard's answer")));
+            return Err(broken(
+                Rule::Bytes,
+                format!("version {version} of key {key} was returned without a shard's reply"),
+            ));
         };
         let forbids = |removal: &&Removal| {
             removal.acked_ns < started_ns

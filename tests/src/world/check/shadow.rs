@@ -103,7 +103,7 @@ impl Shadow {
         bytes: &[u8],
     ) -> CheckResult {
         let Some(key) = self.key(digest) else {
-            return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
+            return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which no client put")));
         };
         let length = bytes.len() as u64;
         let fits = |&write: &usize| {
@@ -111,7 +111,7 @@ impl Shadow {
         };
         let candidates: Vec<usize> = self.by_key[key].iter().copied().filter(fits).collect();
         let Some(&any) = candidates.first() else {
-            let what = format!("version {version} of key {key}: its {length} bytes are of no put of that key");
+            let what = format!("version {version} of key {key}: its {length} bytes are not of any put of that key");
             return Err(broken(Rule::Commit, what));
         };
         let open = |write: &usize| self.writes[*write].commits < self.writes[*write].sends;
@@ -140,7 +140,7 @@ impl Shadow {
             is_copy: false,
         };
         if let Some(former) = self.commits.insert(version, commit) {
-            return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
+            return Err(broken(Rule::Version, format!("version {version} was assigned twice: {former:?}, {commit:?}")));
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Shadow {
         let Some(former) = self.commits.get(&origin).copied() else {
             return Err(broken(
                 Rule::Commit,
-                format!("version {version} was taken over from {origin}, which is not there"),
+                format!("version {version} was imported from {origin}, which does not exist"),
             ));
         };
         let key = self.key(digest).unwrap_or(usize::MAX);
@@ -174,7 +174,7 @@ impl Shadow {
         };
         let commit = Commit { is_copy: false, ..commit };
         match self.commits.insert(version, commit) {
-            Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
+            Some(former) => Err(broken(Rule::Version, format!("version {version} was assigned twice: {former:?}"))),
             None => Ok(()),
         }
     }
@@ -200,7 +200,7 @@ impl Shadow {
         let Some(commit) = self.commits.get_mut(&version) else {
             return Err(broken(
                 Rule::Commit,
-                format!("write {write} was acked as version {version}, which is not there"),
+                format!("write {write} was acked as version {version}, which does not exist"),
             ));
         };
         let mut expected = vec![0; bytes as usize];
@@ -221,7 +221,7 @@ impl Shadow {
         let Some(commit) = self.commits.get(&version) else {
             return Err(broken(
                 Rule::Bytes,
-                format!("a get of key {key} returned version {version}, which is not there"),
+                format!("a get of key {key} returned version {version}, which does not exist"),
             ));
         };
         if commit.key != key || commit.bytes != bytes.len() as u64 {
