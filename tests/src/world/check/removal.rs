@@ -133,8 +133,8 @@ impl Removals {
             None => Ok(()),
             Some(Removal { started_ns, acked_ns, .. }) => {
                 let what = format!(
-                    "client {client} got {root} of key {key} from the copy {version}, and incarnation {incarnation} \
-                     answered from {started_ns} to {acked_ns} ns as removed"
+                    "client {client} got {root} of key {key} from the replica {version}, and incarnation {incarnation} \
+                     acknowledged its removal from {started_ns} to {acked_ns} ns"
                 );
                 Err(broken(Rule::Removed, what))
             }
